@@ -19,5 +19,4 @@ def learned_from(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def anomalous(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask (n,): labelled as something else than normal."""
     return np.asarray(labels >= ANOMALOUS)

@@ -68,13 +68,15 @@ def check_records(
     job."""
     shape = tuple(training.x.shape[1:])
     y = np.concatenate([training.y, evaluation.y])
-    finite = np.concatenate([_finite(training), _finite(evaluation)])
+    rows = [flat_rows(part.x) for part in (training, evaluation)]
+    finite = np.concatenate([np.isfinite(one).all(axis=1) for one in rows])
     outside = (y < 0) if classes is None else (y < 0) | (y >= classes)
     if anomaly:
         outside = ~(learned_from(y) | anomalous(y))
     beyond = np.zeros(len(y), dtype=np.bool_)
     if input_range is not None:
-        beyond = np.concatenate([_beyond(part, input_range) for part in (training, evaluation)])
+        low, high = input_range
+        beyond = np.concatenate([((one < low) | (one > high)).any(axis=1) for one in rows])
     fits = input_shape is None or shape == tuple(input_shape)
     usable = finite & ~outside & fits
     labels, counts = np.unique(y[usable], return_counts=True)
@@ -101,21 +103,15 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     alone."""
     ranges = {name: one.number for one in schema.columns or () for name in one.names}
     told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
-    if found.unknown_labels and schema.target is not None:
+    if found.unknown_labels:
+        are = f"none of the classes {', '.join(schema.label.names[:8])}"
+        if schema.target is not None:
+            are = "missing or no number"
+        elif schema.anomaly:
+            are = "neither normal nor anomalous by the schema"
         told.append(
             f"{found.unknown_labels} of {len(found.records)} labels in column"
-            f" '{schema.label.column}' are missing or no number: dropped"
-        )
-    elif found.unknown_labels and schema.anomaly:
-        told.append(
-            f"{found.unknown_labels} of {len(found.records)} labels in column"
-            f" '{schema.label.column}' are neither normal nor anomalous by the schema: dropped"
-        )
-    elif found.unknown_labels:
-        told.append(
-            f"{found.unknown_labels} of {len(found.records)} labels in column"
-            f" '{schema.label.column}' are none of the classes"
-            f" {', '.join(schema.label.names[:8])}: dropped"
+            f" '{schema.label.column}' are {are}: dropped"
         )
     return told
 
@@ -135,14 +131,3 @@ def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> It
         fix = "; check the list's spelling" if nearly else ""
         text = f"{one.unknown} of {given} values are none of its categories: read as unknown"
         yield f"column '{one.name}': {text}{fix}"
-
-
-def _finite(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.asarray(np.isfinite(flat_rows(records.x)).all(axis=1))
-
-
-def _beyond(
-    records: Records, bounds: tuple[float, float]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    rows = flat_rows(records.x)
-    return np.asarray(((rows < bounds[0]) | (rows > bounds[1])).any(axis=1))

@@ -37,8 +37,6 @@ _SPARE_ROWS = 64  # beyond a limit, so that not each row further is a sorting
 
 @dataclass(frozen=True)
 class ColumnTally:
-    """What was found in one column. Private: for the owner's own console alone."""
-
     name: str
     rows: int
     missing: int  # empty, or what the schema says stands for it
@@ -225,8 +223,6 @@ def _label_reader(schema: DataSchema) -> Callable[[str], int]:
 
 
 class _ColumnReader:
-    """One column's cells as they come, and their values in the end."""
-
     def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
         self._name, self._column, self._missing = name, column, missing
         self.width, category = column.width, column.category or ()
@@ -246,7 +242,6 @@ class _ColumnReader:
         self._values.append(value)
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
-        """Keep these cells alone."""
         if self._column.category is not None:
             self._codes = _chosen(self._codes, chosen)
         else:
@@ -284,7 +279,6 @@ class _ColumnReader:
 
 
 def number_in(cell: str) -> float:
-    """The number that a cell holds; NaN for what is none."""
     try:
         return float(cell)
     except ValueError:

@@ -38,7 +38,6 @@ class Records:
         return self.x if self.stored is None else self.stored
 
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """The records at indices, or of a mask, copied."""
         stored = None if self.stored is None else self.stored[chosen]
         return Records(self.x[chosen], self.y[chosen], stored)
 
@@ -139,7 +138,6 @@ def number_in_text(text: str) -> float:
 
 
 def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x (n, ...) as (n, values in a record); also for n = 0."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -61,12 +62,10 @@ class Column(Block):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that it is about."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
     @property
     def width(self) -> int:
-        """How many values one of them becomes."""
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1
@@ -98,14 +97,12 @@ class Label(Block):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each class is called."""
         if self.normal:
             return anomaly.NAMES
         return tuple(one if isinstance(one, str) else one[0] for one in self.classes)
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The class that each name means."""
         if self.normal:
             bad = dict.fromkeys(self.anomalous, anomaly.ANOMALOUS)
             return {**dict.fromkeys(self.normal, anomaly.NORMAL), **bad}
@@ -157,7 +154,6 @@ class DataSchema(Block):
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one record as it is learned from."""
         if self.image is not None:
             colours = (self.image.channels,) if self.image.channels > 1 else ()
             return (*colours, *self.image.size)
@@ -170,12 +166,10 @@ class DataSchema(Block):
 
     @property
     def anomaly(self) -> bool:
-        """Whether labels say what is normal, and what is not."""
         return bool(self.label.normal)
 
     @property
     def target(self) -> TargetRange | None:
-        """The range of a label that is a number."""
         return None if self.label.number is None else TargetRange(*self.label.number)
 
     @property
@@ -191,7 +185,6 @@ METADATA_BYTES = 1 << 17
 
 
 def schema_metadata(schema: DataSchema) -> dict[str, str]:
-    """The properties of an ONNX model that reads records by this schema."""
     properties = {SCHEMA: schema.model_dump_json()}
     if schema.target is None:
         properties[NAMES] = json.dumps(list(schema.label.names), ensure_ascii=False)
@@ -230,7 +223,6 @@ def schema_in(
 
 
 def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
-    """Why the schema that stands at key `at` cannot be."""
     if schema.origin == "own_records":
         yield Mix(
             (f"{at}.origin",),
@@ -250,26 +242,23 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         for key in ("header", "missing"):
             if getattr(schema, key):
                 yield Mix((f"{at}.{key}",), "is for tables, not for pictures; leave it out")
-        if schema.label.column is not None:
-            text = "is for tables: pictures lie in a folder for each class; leave it out"
-            yield Mix((f"{at}.label.column",), text)
-        if schema.label.number is not None:
-            text = "is for tables: pictures lie in a folder for each class; name classes"
-            yield Mix((f"{at}.label.number",), text)
-        if schema.label.normal:
-            text = "is for tables: pictures lie in a folder for each class; name classes"
-            yield Mix((f"{at}.label.normal",), text)
+        for key, fix in (
+            ("column", "leave it out"),
+            ("number", "name classes"),
+            ("normal", "name classes"),
+        ):
+            if getattr(schema.label, key) not in (None, ()):
+                text = f"is for tables: pictures lie in a folder for each class; {fix}"
+                yield Mix((f"{at}.label.{key}",), text)
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 
 
 def _labels(label: Label, at: str) -> Iterator[Mix]:
     said = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
-    twice = _twice(said)
-    if twice is not None:
+    if (twice := _twice(said)) is not None:
         yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
-    twice = _twice([*label.normal, *label.anomalous])
-    if twice is not None:
+    if (twice := _twice([*label.normal, *label.anomalous])) is not None:
         keys = (f"{at}.label.normal", f"{at}.label.anomalous")
         yield Mix(keys, f"'{twice}' stands twice; a label says one thing of a record")
     if label.anomalous and not label.normal:
@@ -310,8 +299,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
     if schema.header is None:
         return
-    again = _twice(schema.header)
-    if again is not None:
+    if (again := _twice(schema.header)) is not None:
         yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
     needed = label if label is not None and not schema.anomaly else None
     wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
@@ -336,8 +324,7 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.number", at), text)
         return
     if column.category is not None:
-        twice = _twice(column.category)
-        if twice is not None:
+        if (twice := _twice(column.category)) is not None:
             yield Mix((f"{at}.category",), f"'{twice}' stands twice; name each once")
         for name in column.category:
             if name in missing or not name.strip():
@@ -361,11 +348,6 @@ def _not_a_range(given: tuple[float, float], at: str) -> Mix:
     return Mix((at,), text)
 
 
-def _twice(names: tuple[str, ...] | list[str]) -> str | None:
-    """The first name that stands there again."""
-    seen = set[str]()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+def _twice(names: Sequence[str]) -> str | None:
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)

@@ -32,7 +32,6 @@ class TargetRange:
 
     @property
     def told_in_float32(self) -> bool:
-        """Whether float32 tells the steps apart."""
         return self.half / STEPS > max(abs(self.low), abs(self.high)) * 2.0**-24
 
     def label(self, value: float) -> int | None:
@@ -43,7 +42,6 @@ class TargetRange:
         return round(((within - self.middle) / self.half + 1.0) * (STEPS // 2))
 
     def values(self, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The numbers that labels (n,) stand for, in the range's own unit."""
         return self.middle + self.half * scaled(labels)
 
 

@@ -77,7 +77,6 @@ def short_label(phase: str, number: int) -> str:
 
 
 def exchanges(preparation: Sequence[str], rounds: int) -> tuple[Exchange, ...]:
-    """All exchanges of a job: one for each preparatory phase, then the training rounds."""
     first = len(preparation)
     return (
         *(Exchange(index, phase, 0) for index, phase in enumerate(preparation, start=1)),
@@ -146,8 +145,6 @@ def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) ->
 
 
 class DeviceMethod(Protocol):
-    """The half that runs where the records are."""
-
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The events an answer to this exchange costs. Never reads a record."""
         ...
@@ -168,21 +165,15 @@ class DeviceMethod(Protocol):
 class CloudMethod(Protocol):
     """The half that runs in the cloud; its state is a plain mapping of arrays, so it is stored."""
 
-    def plan(self) -> tuple[Exchange, ...]:
-        """All exchanges of the job, in order."""
-        ...
+    def plan(self) -> tuple[Exchange, ...]: ...
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """What a device uploads in this exchange (the softmax upload aside)."""
         ...
 
-    def initial_state(self) -> dict[str, Array]:
-        """State before the first exchange."""
-        ...
+    def initial_state(self) -> dict[str, Array]: ...
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """Tensors broadcast to the selected devices."""
-        ...
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]: ...
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
         """The weights that this exchange's segments change; None where they are noised sums."""

@@ -65,7 +65,6 @@ def check(part: Part) -> list[Verdict]:
 
 
 def example_of(part: BlockPart) -> Any:
-    """The parameters that the part's example names."""
     value: Any = yaml.safe_load(part.example)
     for step in part.key.removesuffix(".method").split("."):
         value = value[step]
@@ -109,7 +108,6 @@ class Opened(Sequence[NDArray[np.float32]]):
 
 
 def _rule(part: Any) -> tuple[AggregationRule, int]:
-    """The rule, and enough uploads for it."""
     rule: AggregationRule = part.rule(example_of(part))
     return rule, max(UPLOADS, rule.least + 1)
 
@@ -131,7 +129,6 @@ def _combined(rule: AggregationRule, arrays: Sequence[NDArray[Any]]) -> NDArray[
 
 
 def _uploads(count: int) -> list[NDArray[np.float32]]:
-    """Larger and larger, so that no two turn as many signs."""
     rng = np.random.default_rng(0)
     return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
 
@@ -149,7 +146,6 @@ def the_order_of_arrival_changes_nothing(part: Any) -> str:
 
 
 def the_result_lies_between_the_uploads(part: Any) -> str:
-    """Value by value, so that uploads that agree are the result."""
     rule, count = _rule(part)
     arrays = _uploads(count)
     found = _combined(rule, arrays)
@@ -279,7 +275,6 @@ def _records(count: int) -> Records:
 
 
 def _odd() -> Records:
-    """Records that hold anything: NaN, the largest numbers, labels that are no class."""
     kept = _records(8)
     x, y = kept.x.copy(), kept.y.copy()
     x[0], x[1], x[2], y[3], y[4] = np.nan, _LARGEST, -_LARGEST, -1, 99
@@ -308,7 +303,6 @@ def _played(part: Any, records: Records) -> Iterator[tuple[Any, Exchange, Answer
 
 
 def the_plan_counts_exchanges_and_rounds(part: Any) -> str:
-    """From 1, the training rounds among them."""
     plan = [exchange for _, exchange, _ in _played(part, _records(8))]
     rounds = [exchange.number for exchange in plan if exchange.phase == TRAIN]
     if [exchange.index for exchange in plan] != list(range(1, len(plan) + 1)):
@@ -317,7 +311,6 @@ def the_plan_counts_exchanges_and_rounds(part: Any) -> str:
 
 
 def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> str:
-    """Some, none, and records that hold anything."""
     for records in (_records(8), _records(0), _odd()):
         for cloud, exchange, answer in _played(part, records):
             wanted = {one.name: (one.shape, one.dtype) for one in cloud.segments(exchange)}
@@ -360,7 +353,6 @@ def _shapes(arrays: Any) -> dict[str, tuple[int, ...]]:
 
 
 def an_update_keeps_its_form(part: Any) -> str:
-    """float32 of the weights' names and shapes, finite, for any update and for no records."""
     for records, scale in ((_records(8), 0.1), (_records(0), 0.1), (_records(8), 0.0)):
         _, given, found = _staged(part, records, scale)
         if _shapes(found) != _shapes(given):
@@ -372,7 +364,6 @@ def an_update_keeps_its_form(part: Any) -> str:
 
 
 def what_protects_has_a_price(part: Any) -> str:
-    """And what adds to the price says that it protects."""
     stage, _, _ = _staged(part, _records(8), 0.1)
     return "" if bool(stage.price(Exchange(1, TRAIN, 1))) == stage.protects else "they differ"
 
@@ -392,7 +383,6 @@ def _built(part: Any) -> tuple[Network, tuple[int, ...]]:
 
 
 def weights_are_named_once_and_begin_finite(part: Any) -> str:
-    """float32, of the shapes that the network states."""
     network, _ = _built(part)
     names = [weight.name for weight in network.weights]
     first = network.initial()
@@ -431,7 +421,6 @@ def the_graph_answers_for_each_record_alone(part: Any) -> str:
 
 
 def without_its_files_it_is_refused_by_name(part: SourcePart) -> str:
-    """With DataError, which says where and what to do."""
     if not part.place:
         return ""
     with tempfile.TemporaryDirectory() as folder:
@@ -456,7 +445,6 @@ def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
 
 
 def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
-    """Of a published data set."""
     y = np.arange(200) % 5
     shares, again = (
         part.deal(y, 7, Partition.model_construct(kind=part.name), 1) for _ in range(2)

@@ -87,7 +87,6 @@ class MethodContext:
 
     @property
     def kept(self) -> int | None:
-        """d where there is a PCA, else None, as `build_graph` takes it."""
         return None if self.projection is None else self.dimension
 
 
@@ -139,5 +138,4 @@ def network_of(setting: MethodContext) -> Network:
 
 
 def size_of(setting: MethodContext) -> int:
-    """d, the number of all values of an update."""
     return value_count(network_of(setting).weights)

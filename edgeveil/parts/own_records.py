@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
@@ -71,7 +70,7 @@ def own_records(
     records, shares = dealt_records(
         data.source, origin, shard.devices, shard.partition, shard.seed, shard.classes
     )
-    return take(records, shares[shard.index])
+    return records.at(shares[shard.index])
 
 
 @lru_cache(maxsize=1)
@@ -120,9 +119,8 @@ def device_records(
 
 
 def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, Records]:
-    """(training, evaluation), by each record as it is stored."""
     training, evaluation = split_once(records.places, share, split_key)
-    return take(records, training), take(records, evaluation)
+    return records.at(training), records.at(evaluation)
 
 
 def at_most(
@@ -133,7 +131,7 @@ def at_most(
     if len(training) + len(evaluation) <= most:
         return training, evaluation
     chosen = kept_places((training.places, evaluation.places), most, split_key)
-    return take(training, chosen[0]), take(evaluation, chosen[1])
+    return training.at(chosen[0]), evaluation.at(chosen[1])
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
@@ -151,19 +149,6 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
     )
 
 
-def take(records: Records, indices: NDArray[np.int64]) -> Records:
-    return records.at(indices)
-
-
 def origin_of(data: DataSource, schema: DataSchema | None = None) -> Origin:
-    return Origin(
-        path=data.path,
-        labels_path=data.labels_path,
-        header=data.header,
-        label_column=data.label_column,
-        images=data.images,
-        test_records=data.test_records,
-        test_share=data.test_share,
-        test_fold=data.test_fold,
-        schema=schema,
-    )
+    named = {one.name for one in fields(Origin)} & set(type(data).model_fields) - {"schema"}
+    return Origin(**{name: getattr(data, name) for name in named}, schema=schema)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
@@ -19,6 +20,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
@@ -48,6 +50,20 @@ class WithSettled(PartBlock):
         if not isinstance(given, dict):
             return given
         return {k: v for k, v in given.items() if cls.settled.get(k, ...) != v}
+
+
+def file_block(given: Any, info: ValidationInfo, *tuples: str) -> tuple[Any, Path | None]:
+    """A block, its `tuples` no lists, as JSON has them, and the folder of its job file where it
+    names a `file`. Raises ValueError for one in a sent job."""
+    if not isinstance(given, dict):
+        return given, None
+    given = {k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in given.items()}
+    if not isinstance(given.get("file"), str):
+        return given, None
+    folder = (info.context or {}).get("folder")
+    if folder is None:
+        raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+    return given, Path(folder)
 
 
 def says_nothing(default: object) -> Callable[[object], bool]:
@@ -141,7 +157,8 @@ class PartTable(Table[P], Generic[P]):
         if self._state != now:
             with self._lock:
                 joined, refused = join(self.kind, self.built_in)
-                self.refused = GONE.get(self.kind.family, {}) | refused
+                gone = GONE.get(self.kind.family, {}).items()
+                self.refused = {n: why for n, why in gone if n not in joined} | refused
                 self._entries = {**self.built_in, **joined}
                 self._state = now
         return self._entries
@@ -167,12 +184,10 @@ class PartTable(Table[P], Generic[P]):
         return list(self._found())
 
     def known(self) -> list[str]:
-        """All names, also those that cannot join."""
         return [*self._found(), *self.refused]
 
 
 def declared_in(module: object) -> tuple[Any, ...]:
-    """The parts that a file declares."""
     single = getattr(module, "PART", None)
     return (*(() if single is None else (single,)), *getattr(module, "PARTS", ()))
 

@@ -28,22 +28,21 @@ from edgeveil.privacy.sampler import RandomBytes
 
 CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # no weight has a name like that
 SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # what a norm can become
+CLIP_RATE = 0.2  # η: it moves by a factor of e^η at most
+BIT_SHARE = 0.05  # s: of the squared sensitivity; the update has the rest
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """`quantile` γ, `rate` η, `share` s of the squared sensitivity that the bit has; `first`
-    round's C."""
+    """`quantile` γ, and the `first` round's C."""
 
     first: float
     quantile: float
-    rate: float
-    share: float
     sensitivity_steps: int
 
     @property
     def bit_steps(self) -> int:
-        return math.isqrt(int(self.share * self.sensitivity_steps**2))
+        return math.isqrt(int(BIT_SHARE * self.sensitivity_steps**2))
 
     @property
     def update_steps(self) -> int:
@@ -61,9 +60,8 @@ class AdaptiveClip:
         return clip_norm / self.update_steps
 
     def moved(self, clip_norm: float, mean_bit: float) -> float:
-        """The next clip norm, from the mean of the noised bits in steps."""
         within = (mean_bit / self.bit_steps + 1) / 2
-        factor = math.exp(-self.rate * (min(max(within, 0.0), 1.0) - self.quantile))
+        factor = math.exp(-CLIP_RATE * (min(max(within, 0.0), 1.0) - self.quantile))
         return min(max(clip_norm * factor, SMALLEST_CLIP), LARGEST_CLIP)
 
 
@@ -109,8 +107,6 @@ USUAL_GRID = FixedPoint(20, 64 << 20)  # changes of up to 64: 32 bits a value fo
 
 
 class Trainer(Protocol):
-    """A training method's local half."""
-
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What an update of this round costs before any stage; reads no record."""
         ...
@@ -136,6 +132,9 @@ class BaseStage:
     shares = False
     wire: str = "float32"
 
+    def __init__(self, parameters: Any = None, setting: Any = None) -> None:
+        self.parameters, self.setting = parameters, setting
+
     @property
     def grid(self) -> FixedPoint | None:
         """Grid of its noise, so that noised integers (`steps`) are summed; None: the usual grid."""
@@ -155,7 +154,6 @@ class BaseStage:
         return None
 
     def apply(self, task: Task, update: Update) -> Update:
-        """The update after this stage."""
         raise NotImplementedError
 
     def steps(self, task: Task, update: Update) -> Int64:
@@ -174,7 +172,6 @@ def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[S
 def segments_of(
     network: Network, update: Mapping[str, NDArray[np.generic]], *, whole: bool
 ) -> dict[str, NDArray[np.float32]]:
-    """An update's segments."""
     values = np.concatenate(
         [np.asarray(update[w.name], np.float32).ravel() for w in network.weights]
     )
@@ -182,7 +179,6 @@ def segments_of(
 
 
 def split(network: Network, values: NDArray[S], *, whole: bool) -> dict[str, NDArray[S]]:
-    """The segments of all values (d,), in the weights' order."""
     if whole:
         return {WHOLE: values}
     result, start = {}, 0
@@ -194,7 +190,6 @@ def split(network: Network, values: NDArray[S], *, whole: bool) -> dict[str, NDA
 
 
 def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float64]]:
-    """The update of (aggregated) segments, in either form."""
     if WHOLE not in segments:
         return {w.name: np.asarray(segments[w.name], np.float64) for w in network.weights}
     return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
@@ -223,7 +218,6 @@ def flat(update: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
 
 
 def shaped(update: Mapping[str, NDArray[np.float32]], values: NDArray[np.float64]) -> Update:
-    """`values` (d,) in the shapes of `update`, float32."""
     result, start = {}, 0
     for name, array in update.items():
         part = values[start : start + array.size].reshape(array.shape)

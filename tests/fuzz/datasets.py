@@ -14,8 +14,9 @@ import numpy as np
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.cifar import read_cifar10, read_cifar100
-from edgeveil.parts.sources.images import image_faults, read_images
+from edgeveil.parts.sources.images import PART, read_images
 from edgeveil.parts.sources.parquet import read_parquet
+from edgeveil.parts.sources.source import Origin
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16
@@ -83,7 +84,8 @@ def _picture(data: bytes) -> None:
     _sound(records)
     demand(records.y.tolist() == [0], "one picture, one record")
     dropped = bool(np.isnan(records.x).any())
-    demand(dropped == bool(image_faults(_pictures(), form)), "what is dropped is told")
+    told = PART.faults(Origin(path=_pictures(), images=form))
+    demand(dropped == bool(told), "what is dropped is told")
 
 
 def _picture_seeds() -> Iterable[bytes]:

@@ -89,21 +89,12 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_noise_has_the_deviation_that_is_priced",
     ),
     Mutant(
-        name="pca-residual-half-noise",
-        decides="noise scale",
-        where="edgeveil.parts.methods.pca_residual:PcaResidualDevice.answer",
-        find="noised(total, self.budget.events[exchange.phase], random_bytes)",
-        put="total + noised(0 * total, self.budget.events[exchange.phase], random_bytes) // 2",
-        of=("pca_residual",),
-        killed_by="tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
-    ),
-    Mutant(
         name="fm-half-noise",
         decides="noise scale",
         where="edgeveil.parts.methods.fm:FmDevice.answer",
         find="noised(total, self.budget.events[exchange.phase], random_bytes)",
         put="total + noised(0 * total, self.budget.events[exchange.phase], random_bytes) // 2",
-        of=("fm",),
+        of=("fm", "pca_residual"),
         killed_by="tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
     ),
     Mutant(

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from edgeveil.parts.aggregation.rule import (
-    AggregationPart,
-    AggregationRule,
-    ChoosingParameters,
-    Combined,
-    RuleParameters,
-    Uploads,
-)
+from edgeveil.parts.aggregation.rule import AggregationPart as AggregationPart
+from edgeveil.parts.aggregation.rule import AggregationRule as AggregationRule
+from edgeveil.parts.aggregation.rule import ChoosingParameters as ChoosingParameters
+from edgeveil.parts.aggregation.rule import Combined as Combined
+from edgeveil.parts.aggregation.rule import RuleParameters as RuleParameters
+from edgeveil.parts.aggregation.rule import Uploads as Uploads
 from edgeveil.parts.part import PartTable
-
-__all__ = [
-    "AGGREGATIONS",
-    "AggregationPart",
-    "AggregationRule",
-    "ChoosingParameters",
-    "Combined",
-    "RuleParameters",
-    "Uploads",
-    "build_rule",
-]
 
 AGGREGATIONS = TABLE = PartTable(__name__, AggregationPart)
 
 
 def build_rule(parameters: RuleParameters) -> AggregationRule:
-    """The rule of a job's `aggregation` block."""
     rule: AggregationRule = AGGREGATIONS[parameters.name].rule(parameters)
     return rule

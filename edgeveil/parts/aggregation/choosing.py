@@ -48,8 +48,6 @@ class MinDivergenceParameters(ChoosingParameters):
 
 
 class MinDivergence(ChoosingRule):
-    """Layer by layer: which device a layer came from plays no part."""
-
     def combine(self, uploads: Uploads) -> Combined:
         """The mean of each layer's k. Raises JobFailed for sums, which turn no signs."""
         if uploads.aim is None:
@@ -97,8 +95,6 @@ class SecProbeParameters(ChoosingParameters):
 
 
 class SecProbe(ChoosingRule):
-    """Needs whole updates: half a device's layers are no model to score."""
-
     whole = True
 
     def __init__(self, parameters: SecProbeParameters) -> None:

@@ -57,7 +57,6 @@ class Krum(AggregationRule):
 
 
 def squared_distances(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.float64]:
-    """(n, n) squared L2 distances between the arrays."""
     products = np.zeros((len(arrays), len(arrays)))
     for _, block in blocks(arrays):
         block -= block.mean(axis=0)  # far from 0 the differences below would lose their digits
@@ -67,7 +66,6 @@ def squared_distances(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.float
 
 
 def krum_scores(distances: NDArray[np.float64], malicious: int) -> NDArray[np.float64]:
-    """Per upload the sum of the n − f − 2 smallest of its distances (n, n) to others."""
     others = np.sort(distances + np.diag(np.full(len(distances), np.inf)), axis=1)
     scores: NDArray[np.float64] = others[:, : len(distances) - malicious - 2].sum(axis=1)
     return scores

@@ -77,7 +77,6 @@ class ExactSum:
         return self
 
     def join(self, other: ExactSum) -> ExactSum:
-        """Add another part, on the same grids."""
         # One that came from another process may be read alone.
         own = [part if part.flags.writeable else part.copy() for part in self._parts]
         for part, more in zip(own, other._parts, strict=True):
@@ -93,7 +92,6 @@ class ExactSum:
         return grids == self._grids or (not self.rounded and self._grids.covers(grids))
 
     def integers(self) -> NDArray[np.int64]:
-        """The sum of integers, (size,)."""
         (whole,) = self._parts
         return whole
 

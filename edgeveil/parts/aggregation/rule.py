@@ -86,8 +86,6 @@ class AggregationRule:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationPart(BlockPart):
-    """The declaration of a rule: an `AggregationRule` that is made of its parameters alone."""
-
     family: ClassVar[str] = "aggregation"
     key: ClassVar[str] = "aggregation"
     what: ClassVar[str] = "aggregation"
@@ -102,8 +100,6 @@ class AggregationPart(BlockPart):
 
 @dataclass(frozen=True)
 class Chosen(Sequence[NDArray[np.generic]]):
-    """Some of the arrays, looked up when they are asked for."""
-
     arrays: Sequence[NDArray[np.generic]]
     indices: Sequence[int]
 
@@ -117,7 +113,6 @@ class Chosen(Sequence[NDArray[np.generic]]):
 
 
 def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
-    """The mean of the uploads at `indices`, the same ones in every segment."""
     return mean({name: Chosen(arrays, indices) for name, arrays in segments.items()})
 
 
@@ -152,8 +147,6 @@ class ChoosingParameters(RuleParameters):
 
 
 class ChoosingRule(AggregationRule):
-    """A rule that averages k of the uploads."""
-
     @property
     def least(self) -> int:
         return int(self.parameters.k)

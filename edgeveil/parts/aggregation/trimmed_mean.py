@@ -30,8 +30,6 @@ class TrimmedMeanParameters(RuleParameters):
 
 
 class TrimmedMean(AggregationRule):
-    """Bears up to a share β of uploads that say anything."""
-
     sums = True
 
     def counted(self, uploads: int) -> int:

@@ -5,57 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeveil.errors import UsageError
-from edgeveil.parts.features.feature_map import (
-    Artifacts,
-    Concatenation,
-    FeatureMap,
-    FeatureParameters,
-    FeaturePart,
-    MapParameters,
-    finite_records,
-    prepare,
-    valid_records,
-)
-from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.features.onnx import (
-    NONE,
-    OnnxMap,
-    OnnxParameters,
-    backbone_digests,
-    cached_backbone,
-    check_backbones,
-    match_artifacts,
-    read_backbones,
-)
-from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.features.feature_map import Artifacts as Artifacts
+from edgeveil.parts.features.feature_map import Concatenation as Concatenation
+from edgeveil.parts.features.feature_map import FeatureMap as FeatureMap
+from edgeveil.parts.features.feature_map import FeatureParameters as FeatureParameters
+from edgeveil.parts.features.feature_map import FeaturePart as FeaturePart
+from edgeveil.parts.features.feature_map import MapParameters as MapParameters
+from edgeveil.parts.features.feature_map import finite_records as finite_records
+from edgeveil.parts.features.feature_map import prepare as prepare
+from edgeveil.parts.features.feature_map import valid_records as valid_records
+from edgeveil.parts.features.identity import Identity as Identity
+from edgeveil.parts.features.identity import IdentityParameters as IdentityParameters
+from edgeveil.parts.features.onnx import NONE as NONE
+from edgeveil.parts.features.onnx import OnnxMap as OnnxMap
+from edgeveil.parts.features.onnx import OnnxParameters as OnnxParameters
+from edgeveil.parts.features.onnx import backbone_digests as backbone_digests
+from edgeveil.parts.features.onnx import cached_backbone as cached_backbone
+from edgeveil.parts.features.onnx import check_backbones as check_backbones
+from edgeveil.parts.features.onnx import match_artifacts as match_artifacts
+from edgeveil.parts.features.onnx import read_backbones as read_backbones
+from edgeveil.parts.features.pca import PcaParameters as PcaParameters
 from edgeveil.parts.part import PartTable
-
-__all__ = [
-    "FEATURES",
-    "NONE",
-    "Artifacts",
-    "Concatenation",
-    "FeatureMap",
-    "FeatureParameters",
-    "FeaturePart",
-    "Identity",
-    "IdentityParameters",
-    "MapParameters",
-    "OnnxMap",
-    "OnnxParameters",
-    "PcaParameters",
-    "backbone_digests",
-    "build_features",
-    "build_map",
-    "cached_backbone",
-    "check_backbones",
-    "finite_records",
-    "match_artifacts",
-    "prepare",
-    "projection_of",
-    "read_backbones",
-    "valid_records",
-]
 
 FEATURES = TABLE = PartTable(__name__, FeaturePart)
 
@@ -82,5 +52,4 @@ def build_map(entry: MapParameters, artifacts: Artifacts = NONE) -> FeatureMap:
 
 
 def projection_of(entries: Sequence[FeatureParameters]) -> PcaParameters | None:
-    """The PCA that follows the maps, if the job names one."""
     return next((entry for entry in entries if isinstance(entry, PcaParameters)), None)

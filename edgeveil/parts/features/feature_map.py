@@ -102,7 +102,6 @@ def valid_records(x: NDArray[np.float32], y: NDArray[np.int64], classes: int) ->
 
 
 def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Mask (n,): all values finite. Each row decides alone."""
     return np.asarray(np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1))
 
 

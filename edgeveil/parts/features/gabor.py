@@ -64,7 +64,6 @@ class Gabor:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """Colours times channels times pooling windows; DataError unless a record is an image."""
         grid, p = self._grid(input_shape), self.parameters
         return grid.colours * (1 + p.orientations * p.scales) * grid.windows
 
@@ -139,7 +138,6 @@ class Windows:
         self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)
 
     def summed(self, channels: Float32) -> Float64:
-        """Sums (n, c, windows) over the windows of integers (n, c, *padded)."""
         n, c, rows, columns = channels.shape
         s = self.stride
         blocks = channels.reshape(n, c, rows // s, s, columns // s, s).sum(axis=(3, 5))
@@ -243,7 +241,6 @@ def onnx_channels(graph: NodeList, levels: str, grid: Windows, bank: Bank) -> st
 
 
 def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
-    """The moduli (N, orientations, …) of one scale, in whole steps of pool²."""
     parts = []
     for taps in (bank.even, bank.odd):
         weights = graph.constant(taps[:, None].astype(np.float32))

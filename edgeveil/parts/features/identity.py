@@ -83,7 +83,6 @@ class Identity:
         return self._normed(flat / self.parameters.input_scale + self.parameters.shift)
 
     def _normed(self, rows: Float64) -> Float64:
-        """Rows (n, d) within norm 1; zeros for one that is not finite."""
         if self.parameters.norm == "unit":
             return unit_rows(rows)
         valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))

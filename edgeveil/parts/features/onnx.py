@@ -28,6 +28,7 @@ from edgeveil.parts.features.feature_map import (
     usable,
 )
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from edgeveil.parts.part import file_block
 from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
@@ -57,17 +58,10 @@ class OnnxParameters(MapParameters):
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
-        """Fill in what `file` says, where a job file is read; nowhere else is a file opened."""
-        if not isinstance(given, dict):
-            return given
-        if isinstance(given.get("input_form"), list):  # JSON knows no tuples
-            given = {**given, "input_form": tuple(given["input_form"])}
-        if not isinstance(given.get("file"), str):
-            return given
-        folder = (info.context or {}).get("folder")
+        given, folder = file_block(given, info, "input_form")
         if folder is None:
-            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
-        path = backbone_path(given["file"], Path(folder))
+            return given
+        path = backbone_path(given["file"], folder)
         try:
             filled = _facts(read_backbone(path))
         except DataError as error:
@@ -85,15 +79,9 @@ class OnnxParameters(MapParameters):
 
 
 def _facts(graph: bytes) -> dict[str, Any]:
-    """What a job says of a backbone. Raises DataError for one that cannot be used."""
-
-    form = opened(graph).form
+    form, digest = opened(graph).form, sha256_hex(graph)
     check_batches(graph)
-    return {
-        "sha256": sha256_hex(graph),
-        "input_form": form.input_shape,
-        "output_dim": form.output_dim,
-    }
+    return {"sha256": digest, "input_form": form.input_shape, "output_dim": form.output_dim}
 
 
 class OnnxMap:
@@ -202,8 +190,6 @@ def sha256_hex(graph: bytes) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """What a backbone takes and gives for one record: shapes without the batch axis."""
-
     input_shape: tuple[int, ...]
     output_dim: int
 
@@ -243,7 +229,6 @@ class Backbone:
 
 @lru_cache(maxsize=4)
 def opened(graph: bytes) -> Backbone:
-    """The backbone of these bytes, opened once in a process."""
     return Backbone(graph)
 
 

@@ -49,7 +49,6 @@ class NodeList:
         return output
 
     def unit_rows(self, rows: str) -> str:
-        """(N, d) divided by the L2 norm of each row."""
         # Mul, ReduceSum, Sqrt: the same at every opset from 13 on, unlike ReduceL2 with axes.
         squares = self.add("Mul", rows, rows)
         norms = self.add("Sqrt", self.add("ReduceSum", squares, self.whole(1), keepdims=1))
@@ -62,7 +61,6 @@ class NodeList:
 
 
 def serialise(graph: Any) -> bytes:
-    """The model of one graph; the checker's error for a graph that is none."""
     from onnx import helper
 
     opset = [helper.make_opsetid("", OPSET)]

@@ -76,7 +76,6 @@ def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0
 
 
 def _palette(chance: Chance, count: int, size: int, colours: int) -> Float64:
-    """(count, size, colours): for each picture colours around one of its own."""
     if colours == 1:
         around = chance.uniform(0, 1, (count, 1, 1))
         return around + chance.uniform(0.1, 0.5, (count, 1, 1)) * chance.standard_normal(
@@ -140,7 +139,6 @@ def _leaves(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
 
 
 def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
-    """Up to three cubic curves of one pen, light on dark, or of any two colours."""
     colours, rows, columns = shape
     y, x = np.mgrid[:rows, :columns].astype(np.float64)
     pen = chance.uniform(0.02, 0.07, (count, 1, 1)) * min(rows, columns)
@@ -359,7 +357,6 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
 
 
 def projected(sums: Float64, common: Axes) -> Float64:
-    """φ (n, d) of pooled sums (n, channels, windows)."""
     steps = roots(sums, common.units)
     products = exact_matmul(steps - common.middle, common.axes)
     return unit_rows(products.astype(np.float64))

@@ -59,8 +59,6 @@ AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # of the norm that is scaled to; of the
 
 
 class RecordSums:
-    """Sums of what each of one device's records gives by itself."""
-
     def __init__(self, records: Records, processor: str, random_bytes: RandomBytes) -> None:
         import torch
 
@@ -184,8 +182,6 @@ def noised_steps(
 
 
 class NoisedSums:
-    """Noised sums over fresh samples of one device's records."""
-
     def __init__(self, task: Task, event: PoissonSampled) -> None:
         self.processor = chosen_processor(task.processor)
         self._sums = RecordSums(task.records, self.processor, task.random_bytes)
@@ -216,7 +212,6 @@ class View:
         return gradients
 
     def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The gradient (d,) that a noised sum of rows stands for."""
         return total
 
 
@@ -251,7 +246,6 @@ class NoisedSgd:
 
 
 def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
-    """What `weights` change of the global ones."""
     return {name: value.cpu().numpy() - task.weights[name] for name, value in weights.items()}
 
 
@@ -273,7 +267,6 @@ class DpSgd:
         return size_of(self.setting)
 
     def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
-        """What each step sees of the gradients, made at the `weights` of that step."""
         return repeat(View(self.parameters.clip_norm))
 
     @cached_property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +129,8 @@ HEAD = "head.weight"
 
 
 class FmDevice:
+    parameters: Any  # `pca_residual` releases its sums in the same way
+
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
@@ -153,20 +156,22 @@ class FmDevice:
         processor: str = "auto",
     ) -> Answer:
         """Noised sums in preparatory phases, ΔW in training; float32, or integers where summed."""
-        check_package(exchange, tensors, self.parameters, self.setting)
+        self.check(exchange, tensors)
         total = self.sums(exchange, tensors, records)
         result = noised(total, self.budget.events[exchange.phase], random_bytes)
-        segments = self.finish(exchange, tensors, result, processor)
-        return Answer(segments, self.price(exchange))
+        return Answer(self.finish(exchange, tensors, result), self.price(exchange))
 
     @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         """The exact sum before noise, in steps of the phase's grid. Never leaves the device. Where
         uploads are summed it is cut to the room of one."""
-        total = self._sums(exchange, tensors, records)
+        total = self.exact(exchange, tensors, records)
         return self.budget.on_grid(exchange.phase, total, self.setting)
 
-    def _sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+    def check(self, exchange: Exchange, tensors: Tensors) -> None:
+        check_package(exchange, tensors, self.parameters, self.setting)
+
+    def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         if exchange.phase == COVARIANCE:
             return covariance_sum(self._cache.features(records))
         if exchange.phase == CENTRE:
@@ -205,7 +210,6 @@ class FmDevice:
         exchange: Exchange,
         tensors: Tensors,
         noised_sum: NDArray[np.generic],
-        processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment to upload, by post-processing; where uploads are summed the noised
         integers."""
@@ -215,7 +219,7 @@ class FmDevice:
             return {exchange.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
         linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
-        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting, processor)}
+        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting)}
 
 
 def local_minimum(
@@ -223,7 +227,6 @@ def local_minimum(
     tensors: Tensors,
     parameters: FmParameters,
     setting: MethodContext,
-    processor: str = "auto",
 ) -> NDArray[np.float32]:
     """ΔW after the steps on a noised polynomial: a linear image of its coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
@@ -231,8 +234,7 @@ def local_minimum(
         return (linear / -high).astype(np.float32)
     rows = head_shape(parameters, setting)[0]
     curvature = unpacked(np.asarray(tensors["curvature"], np.float32), rows)
-    steps = parameters.local_steps
-    return minimise_quadratic(linear, curvature, (low, high), steps, processor)
+    return minimise_quadratic(linear, curvature, (low, high), parameters.local_steps)
 
 
 # Cloud half of `fm`: curvature and ridge from the noised sums, and the weights' averages.
@@ -241,8 +243,6 @@ UNIT = 2.0**GRID_BITS
 
 
 class FmCloud(CloudMethod):
-    """Cloud half: sees only the mean of the devices' noised segments."""
-
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
@@ -270,7 +270,6 @@ class FmCloud(CloudMethod):
         return (summed_spec(name, shapes[phase], largest, self.setting.summed),)
 
     def initial_state(self) -> dict[str, Array]:
-        """Zero centre and weight; unit curvature; the first axes where there is a PCA."""
         d, head = self.setting.dimension, self.head
         state: dict[str, Array] = {
             "centre": np.zeros(d, np.float32),
@@ -294,7 +293,6 @@ class FmCloud(CloudMethod):
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
         if exchange.phase == COVARIANCE:
             s = self.setting
@@ -318,7 +316,7 @@ class FmCloud(CloudMethod):
         if not self.setting.summed:
             return mean[HEAD].astype(np.float64)
         linear = self._in_units(mean, TRAIN, HEAD)
-        change = local_minimum(linear, state, self.parameters, self.setting, "cpu")
+        change = local_minimum(linear, state, self.parameters, self.setting)
         return change.astype(np.float64)
 
     def _stepped(

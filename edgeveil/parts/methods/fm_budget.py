@@ -86,7 +86,6 @@ class FmParameters(MethodParameters):
 
     @property
     def bias(self) -> bool:
-        """Whether the head has a bias."""
         return self.intercept
 
 
@@ -212,7 +211,6 @@ class Budget:
         return (self.events[exchange.phase], *self.tainted)
 
     def job_events(self) -> tuple[Event, ...]:
-        """All events of one device's part in the whole job."""
         once = [event for phase, event in self.events.items() if phase != TRAIN]
         every = (*once, *[self.events[TRAIN]] * self.participations)
         return (*every, *self.tainted * len(every))

@@ -80,7 +80,6 @@ def noise_scale(parameters: FmPaperParameters, setting: MethodContext) -> float:
 
 
 def claimed_epsilon(parameters: FmPaperParameters, setting: MethodContext) -> float:
-    """The ε that the text claims for all training rounds together."""
     projection = setting.projection
     released = COVARIANCE in phases(projecting(), projection)
     share = projection.share if projection is not None and released else 0.0
@@ -88,7 +87,6 @@ def claimed_epsilon(parameters: FmPaperParameters, setting: MethodContext) -> fl
 
 
 def round_event(parameters: FmPaperParameters, setting: MethodContext) -> ClaimedEvent:
-    """One training round's part of the claim."""
     times = min(setting.max_participations, parameters.rounds)
     return ClaimedEvent(
         what="perturbed polynomial, noise redrawn each step",
@@ -101,7 +99,6 @@ def round_event(parameters: FmPaperParameters, setting: MethodContext) -> Claime
 def check_package(
     exchange: Exchange, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
 ) -> None:
-    """Raise `ProtocolError` unless a training round's tensors have their public form."""
     d, k, c = setting.dimension, parameters.hidden, setting.classes
     basis = forms(exchange, projecting(), setting)
     needed = {name: form for name, form in basis.items() if name in ("basis", COVARIANCE)}
@@ -233,7 +230,6 @@ class FmPaperCloud:
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
         if exchange.phase == COVARIANCE:
             s = self.setting

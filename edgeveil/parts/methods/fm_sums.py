@@ -46,12 +46,10 @@ def triangle_size(d: int) -> int:
 
 
 def upper(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The upper triangle (d(d+1)/2,) of a (d, d) matrix."""
     return matrix[np.triu_indices(len(matrix))]
 
 
 def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
-    """The symmetric (d, d) matrix of a flat upper triangle."""
     matrix = np.zeros((d, d))
     matrix[np.triu_indices(d)] = triangle
     return matrix + np.triu(matrix, 1).T

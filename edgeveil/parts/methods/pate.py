@@ -38,7 +38,7 @@ from edgeveil.parts.exchange import (
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.part import PartBlock, WithSettled
+from edgeveil.parts.part import PartBlock, WithSettled, file_block
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.npz import npz_array
 from edgeveil.privacy.events import Event, as_single
@@ -77,22 +77,16 @@ class PublicSet(PartBlock):
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
         """Fill in what `file` holds, where a job file is read; nowhere else is a file opened."""
-        if not isinstance(given, dict):
-            return given
-        if isinstance(given.get("input_form"), list):  # JSON knows no tuples
-            given = {**given, "input_form": tuple(given["input_form"])}
-        if not isinstance(given.get("file"), str):
-            return given
-        folder = (info.context or {}).get("folder")
+        given, folder = file_block(given, info, "input_form")
         if folder is None:
-            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+            return given
         count = given.get("records", cls.model_fields["records"].default)
         if not isinstance(count, int) or count < 1:
             return {**given, "file": None}  # the field's own check says so
         if {"input_form", "dtype", "rows"} & set(given):
             raise ValueError("the records are read from file; leave input_form, dtype and rows out")
         try:
-            return {**given, **_facts(_read(given["file"], Path(folder)), count)}
+            return {**given, **_facts(_read(given["file"], folder), count)}
         except DataError as error:
             raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
 

@@ -23,7 +23,6 @@ from pydantic import Field
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import (
     TRAIN,
-    Answer,
     Array,
     CloudMethod,
     Exchange,
@@ -34,6 +33,7 @@ from edgeveil.parts.exchange import (
     summed_spec,
 )
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
+from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_budget import (
     CENTRE,
     Budget,
@@ -46,17 +46,13 @@ from edgeveil.parts.methods.fm_sums import (
     FeatureCache,
     bounded,
     centre_sum,
-    noised,
     quadratic_sum,
     symmetric,
     triangle_size,
 )
 from edgeveil.privacy.accountant import mu_for
-from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
-from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.subnormals import flushed
 
 PRODUCTS = "products"  # the segment of a training round
 LEAST_RIDGE = 1e-3  # of the mean λ: r where there is hardly any noise
@@ -116,32 +112,25 @@ def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
     return settled(made, setting, setting.epsilon)
 
 
-class PcaResidualDevice:
+class PcaResidualDevice(FmDevice):
+    """Releases its sums as `fm` does."""
+
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
-        self.budget: Budget = budget(parameters, setting)
+        self.budget = budget(parameters, setting)
         self._cache = FeatureCache(setting)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        return self.budget.price(exchange)
-
-    def prepare(self, records: Records) -> None:
-        self._cache.features(records)
-
-    @flushed()
-    def answer(
-        self,
-        exchange: Exchange,
-        tensors: Tensors,
-        records: Records,
-        random_bytes: RandomBytes = os_random,
-        processor: str = "auto",
-    ) -> Answer:
+    def check(self, exchange: Exchange, tensors: Tensors) -> None:
         if exchange.phase == TRAIN:
             required(tensors, CENTRE, (self.setting.dimension,), "float32")
-        total = self.sums(exchange, tensors, records)
-        result = noised(total, self.budget.events[exchange.phase], random_bytes)
-        return Answer(self.finish(exchange, tensors, result), self.price(exchange))
+
+    def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+        if exchange.phase != TRAIN:
+            return centre_sum(self._cache.features(records))
+        centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
+        key = (centre.tobytes(),)
+        z = self._cache.bounded(records, key, lambda phi: bounded(phi, centre, radius))
+        return quadratic_sum(z)
 
     def finish(
         self, exchange: Exchange, tensors: Tensors, noised_sum: NDArray[np.generic]
@@ -149,19 +138,6 @@ class PcaResidualDevice:
         """The segment: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if exchange.phase == TRAIN else CENTRE
         return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
-
-    @flushed()
-    def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum before noise, in steps of the phase's grid. Never leaves the device."""
-        if exchange.phase == TRAIN:
-            centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
-            z = self._cache.bounded(
-                records, (centre.tobytes(),), lambda phi: bounded(phi, centre, radius)
-            )
-            total = quadratic_sum(z)
-        else:
-            total = centre_sum(self._cache.features(records))
-        return self.budget.on_grid(exchange.phase, total, self.setting)
 
 
 class PcaResidualCloud(CloudMethod):

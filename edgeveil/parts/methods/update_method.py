@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,29 +91,21 @@ class Pipeline:
         return start
 
     @property
-    def _last(self) -> BaseStage | None:
-        return self.setting.stages[-1] if self.setting.stages else None
-
-    @property
-    def wire(self) -> str:
-        return self._last.wire if self._last else "float32"
+    def last(self) -> BaseStage:
+        """The last stage, or one that does nothing."""
+        return self.setting.stages[-1] if self.setting.stages else BaseStage()
 
     @property
     def grid(self) -> FixedPoint:
-        return (self._last.grid if self._last else None) or USUAL_GRID
-
-    @property
-    def clip(self) -> AdaptiveClip | None:
-        return self._last.clip if self._last else None
+        return self.last.grid or USUAL_GRID
 
     def summed(self, task: Task, update: Update) -> Int64:
         """The update after all stages in steps of the grid (d,), with the bit of a moving clip norm
         behind."""
-        last = self._last
-        if last is None or last.grid is None:
+        if self.last.grid is None:
             return self.grid.steps(flat(self.apply(task, update)))
         before = self.apply(task, update, len(self.setting.stages) - 1)
-        return last.steps(task, before)
+        return self.last.steps(task, before)
 
     def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
         for stage, chosen in self._stages[:until]:
@@ -177,17 +168,17 @@ class UpdateDevice:
             steps = self._stages.summed(task, update)
             size = size_of(setting)
             segments |= split(network, steps[:size], whole=setting.whole)
-            if self._stages.clip is not None:
+            if self._stages.last.clip is not None:
                 segments[WITHIN] = steps[size:]
         else:
             update = self._stages.apply(task, update)
             sent = segments_of(network, update, whole=setting.whole)
-            wire = self._stages.wire
+            wire = self._stages.last.wire
             segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
         return Answer(segments, self.price(exchange), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:
-        if self._stages.clip is None:
+        if self._stages.last.clip is None:
             return 0.0
         norm = float(required(tensors, CLIP_NORM, (1,), "float64")[0])
         if not SMALLEST_CLIP <= norm <= LARGEST_CLIP:
@@ -217,25 +208,20 @@ class UpdateCloud:
 
     def __init__(self, parameters: MethodParameters, setting: MethodContext) -> None:
         self._rounds, self.setting = parameters.rounds, setting
-        self._network = network_of(setting)
+        self._network, self._stages = network_of(setting), Pipeline(setting)
 
-    @cached_property
-    def _grid(self) -> FixedPoint:
-        return Pipeline(self.setting).grid
-
-    @cached_property
+    @property
     def _clip(self) -> AdaptiveClip | None:
-        return Pipeline(self.setting).clip
+        return self._stages.last.clip
 
     def plan(self) -> tuple[Exchange, ...]:
         return exchanges((), self._rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        wire = "float32" if self.setting.summed else Pipeline(self.setting).wire
-        specs = specs_of(self._network, whole=self.setting.whole, wire=wire)
-        summed, largest = self.setting.summed, self._grid.largest
+        summed, whole = self.setting.summed, self.setting.whole
         if not summed:
-            return specs
+            return specs_of(self._network, whole=whole, wire=self._stages.last.wire)
+        specs, largest = specs_of(self._network, whole=whole), self._stages.grid.largest
         specs += (SegmentSpec(WITHIN, (1,), "int64"),) * (self._clip is not None)
         return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
 
@@ -256,12 +242,12 @@ class UpdateCloud:
     ) -> dict[str, Array]:
         """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
         update, new = update_of(self._network, mean), dict[str, Array]()
-        step = 2.0**-self._grid.grid_bits if self.setting.summed else 1.0
-        if self._clip is not None:
+        step = 2.0**-self._stages.grid.grid_bits if self.setting.summed else 1.0
+        if (clip := self._clip) is not None:
             norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
-            step = self._clip.step(norm)
+            step = clip.step(norm)
             bit = float(np.asarray(mean[WITHIN], np.float64)[0])
-            new[CLIP_NORM] = np.array([self._clip.moved(norm, bit)])
+            new[CLIP_NORM] = np.array([clip.moved(norm, bit)])
         for weight in self._network.weights:
             new[weight.name] = _moved(np.asarray(state[weight.name]), update[weight.name], step)
         return new

@@ -5,21 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeveil.parts.features import NONE, Artifacts
-from edgeveil.parts.models.adapters import AdaptedNetwork
-from edgeveil.parts.models.layers import Shape
-from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
+from edgeveil.parts.models.adapters import AdaptedNetwork as AdaptedNetwork
+from edgeveil.parts.models.layers import Shape as Shape
+from edgeveil.parts.models.network import ModelParameters as ModelParameters
+from edgeveil.parts.models.network import ModelPart as ModelPart
+from edgeveil.parts.models.network import Network as Network
 from edgeveil.parts.part import PartTable
-
-__all__ = [
-    "MODELS",
-    "AdaptedNetwork",
-    "ModelParameters",
-    "ModelPart",
-    "Network",
-    "Shape",
-    "build_network",
-    "runs_python",
-]
 
 MODELS = TABLE = PartTable(__name__, ModelPart)
 

@@ -140,7 +140,6 @@ def described(model: bytes, entries: Mapping[str, str]) -> bytes:
 def probabilities(
     features: FeatureMap, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]]
 ) -> Float64:
-    """The graph's output (n, classes), computed by numpy in float64."""
     return head_probabilities(features(x), weights)
 
 
@@ -151,7 +150,6 @@ def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]])
 
 
 def bounded(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
-    """z (n, d) of features (n, D)."""
     if "basis" in weights:
         phi = phi @ weights["basis"].astype(np.float64)
     centred = phi - weights["centre"].astype(np.float64)
@@ -160,7 +158,6 @@ def bounded(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64
 
 
 def softmax(logits: Float64) -> Float64:
-    """Softmax over the last axis of (n, c)."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     result: Float64 = powers / powers.sum(axis=1, keepdims=True)
     return result

@@ -44,7 +44,6 @@ class Layer:
         return given
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        """Its trained tensors, for records of shape `given`."""
         return ()
 
     def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -104,8 +103,6 @@ class Flatten(Layer):
 
 @dataclass(frozen=True)
 class Relu(Layer):
-    """max(x, 0)."""
-
     def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return x.relu()
 
@@ -198,8 +195,6 @@ class Conv(Layer):
 
 @dataclass(frozen=True)
 class MaxPool(Layer):
-    """The largest value under each place of the window."""
-
     window: Window
 
     def output_shape(self, given: Shape) -> Shape:
@@ -216,8 +211,6 @@ class MaxPool(Layer):
 
 @dataclass(frozen=True)
 class GlobalAveragePool(Layer):
-    """Each channel's mean, (channels,)."""
-
     def output_shape(self, given: Shape) -> Shape:
         return given[:1]
 
@@ -280,8 +273,6 @@ def _values(given: Shape, groups: int) -> int:
 
 @dataclass(frozen=True)
 class Chain(Layer):
-    """Layers one after the other, as one layer; their names follow its own."""
-
     layers: tuple[tuple[str, Layer], ...] = ()
 
     def output_shape(self, given: Shape) -> Shape:

@@ -28,14 +28,12 @@ class Mlp300100Parameters(ModelParameters):
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of the hidden layers."""
         return (300, 100)
 
 
 def build(
     parameters: MlpParameters | Mlp300100Parameters, input_shape: Shape, classes: int
 ) -> Network:
-    """d - hidden… - classes."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):
         layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]

@@ -25,7 +25,7 @@ from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
 from edgeveil.parts.models.state_dict import fitted, packed_state_dict, unpacked
-from edgeveil.parts.part import BlockPart, PartBlock, says_nothing
+from edgeveil.parts.part import BlockPart, PartBlock, file_block, says_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,6 @@ class Classes:
         return cross_entropy(found, y)
 
     def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
-        """Add what gives the output of what the layers found, and of what they were given."""
         from onnx import helper
 
         graph.nodes.append(helper.make_node("Softmax", [found], [self.output], axis=1))
@@ -116,7 +115,6 @@ class Network:
         """Load what the layers run, before it is called inside a transform of torch.func."""
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
-        """First weights: those of `packed`, or drawn."""
         return self.drawn() if self.packed is None else self.pretrained()
 
     def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
@@ -153,7 +151,6 @@ class Network:
         return result
 
     def saved_name(self, weight: str) -> str:
-        """What a state_dict calls a weight."""
         return weight
 
     def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
@@ -213,8 +210,6 @@ class Network:
 
 
 class StateDictFile(PartBlock):
-    """The `state_dict` of a `model` block: a path in a job file, its digest in a sent job."""
-
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of the file, from the job file's folder."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -226,12 +221,10 @@ class StateDictFile(PartBlock):
         """Name the weights by digest where a job file is read; nowhere else is a file opened."""
         if isinstance(given, str):
             given = {"file": given}
-        if not isinstance(given, dict) or not isinstance(given.get("file"), str):
-            return given
-        folder = (info.context or {}).get("folder")
+        given, folder = file_block(given, info)
         if folder is None:
-            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
-        path = (Path(folder) / Path(given["file"]).expanduser()).resolve()
+            return given
+        path = (folder / Path(given["file"]).expanduser()).resolve()
         try:
             digest = sha256_hex(packed_state_dict(path))
         except DataError as error:
@@ -272,7 +265,6 @@ class AdapterParameters(PartBlock):
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, given: Any) -> Any:
-        """JSON and YAML know none."""
         if not isinstance(given, dict):
             return given
         return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}

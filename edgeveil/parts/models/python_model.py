@@ -11,7 +11,6 @@ import io
 import json
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, model_validator
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.own_process import is_own, run_apart
@@ -127,7 +127,6 @@ class Module(Layer):
         return exported_nodes(self, name, graph, x, given)
 
     def loaded(self) -> torch.nn.Module:
-        """The module; DataError where it is not installed or not the one that the job means."""
         module = loaded(self.parameters.function)
         here = tuple((name, tuple(value.shape)) for name, value in module.named_parameters())
         if here != self.parameters.weights:
@@ -139,8 +138,6 @@ class Module(Layer):
 
 
 class PythonNetwork(Network):
-    """A network of one user's module, whose first weights are the module's own."""
-
     def prepare(self) -> None:
         """Make the module now: a transform forbids the chance that its first weights come from."""
         for _, layer in self.layers:
@@ -155,12 +152,14 @@ class PythonNetwork(Network):
         for name, layer in self.layers:
             if isinstance(layer, Module):
                 given = {"parameters": layer.parameters.model_dump(mode="json")}
-                found = unpack_arrays(_run(initial_apart, layer.parameters.function, given))
-                if {one: array.shape for one, array in found.items()} != dict(
-                    layer.parameters.weights
-                ):
+                try:
+                    found = load(_run(initial_apart, layer.parameters.function, given))
+                except SafetensorError as error:
+                    raise layer.refused("gave no arrays") from error
+                wanted = dict(layer.parameters.weights)
+                if {one: array.shape for one, array in found.items()} != wanted:
                     raise layer.refused("gave other weights than it said it has")
-                first.update({f"{name}.{one}": array for one, array in found.items()})
+                first.update({f"{name}.{one}": found[one] for one in wanted})
         return first
 
 
@@ -224,41 +223,22 @@ def _ran(target: str, request: bytes, where: str) -> bytes:
 
 
 def weights_apart(request: bytes) -> bytes:
-    """Names and shapes of the parameters, as JSON."""
     module = loaded(json.loads(request)["function"])
     return json.dumps([[n, list(value.shape)] for n, value in module.named_parameters()]).encode()
 
 
 def initial_apart(request: bytes) -> bytes:
-    """The module's own first weights, as an NPZ file."""
     found = _asked(request, 1).loaded().named_parameters()
-    return pack_arrays({name: value.detach().cpu().numpy().copy() for name, value in found})
+    return bytes(save({name: value.detach().cpu().numpy().copy() for name, value in found}))
 
 
 def exported_apart(request: bytes) -> bytes:
-    """The module as ONNX, as PyTorch exports it."""
     asked = json.loads(request)
     return _exported(_asked(request, asked["classes"]), tuple(asked["shape"]))
 
 
 def _asked(request: bytes, classes: int) -> Module:
     return Module(PythonParameters.model_validate(json.loads(request)["parameters"]), classes)
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """As an NPZ file."""
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]
-    return file.getvalue()
-
-
-def unpack_arrays(raw: bytes) -> dict[str, NDArray[Any]]:
-    """Those of an NPZ file; DataError where it is none."""
-    try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError("are no arrays", where="model.function") from error
 
 
 # A torch.nn.Module as ONNX nodes among others.

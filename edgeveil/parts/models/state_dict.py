@@ -174,7 +174,6 @@ def _fix(
     missing: list[str],
     unexpected: list[str],
 ) -> str:
-    """The likeliest cause, as users of torch meet it."""
     for name in unexpected:
         prefix, _, rest = name.partition(".")
         if rest in missing:

@@ -38,7 +38,6 @@ def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Share
 
 
 def check_dealing(devices: int, rule: Partition) -> None:
-    """Raise DataError for numbers that no records can be dealt by."""
     if devices < 1 or rule.classes_per_device < 1 or not rule.alpha > 0:
         raise DataError(
             f"cannot share records over {devices} devices with {rule.classes_per_device} classes "

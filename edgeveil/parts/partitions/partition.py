@@ -49,13 +49,11 @@ class PartitionPart(Part):
 
 
 def pieces(order: Indices, count: int) -> Shares:
-    """The order in `count` pieces whose sizes differ by at most one."""
     edges = [len(order) * k // count for k in range(count + 1)]
     return [order[a:b] for a, b in pairwise(edges)]
 
 
 def cut(order: Indices, shares: NDArray[np.float64]) -> Shares:
-    """The order in pieces of such shares."""
     inner = np.floor(np.cumsum(shares)[:-1] * len(order) + 0.5).astype(np.int64)
     return np.split(order, np.minimum(inner, len(order)))
 

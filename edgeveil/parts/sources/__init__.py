@@ -10,39 +10,24 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
 from edgeveil.parts.sources.csvfile import guess_header, require_columns
-from edgeveil.parts.sources.source import FileSet, Origin, SourcePart, published_part
-
-__all__ = [
-    "SOURCES",
-    "FileSet",
-    "Origin",
-    "SourcePart",
-    "brings_its_test",
-    "guessed_header",
-    "load_records",
-    "published_files",
-    "published_part",
-    "require_header",
-    "require_schema",
-    "source_part",
-]
+from edgeveil.parts.sources.source import FileSet as FileSet
+from edgeveil.parts.sources.source import Origin as Origin
+from edgeveil.parts.sources.source import SourcePart as SourcePart
+from edgeveil.parts.sources.source import published_part as published_part
 
 SOURCES = TABLE = PartTable(__name__, SourcePart)
 
 
 def source_part(source: str) -> SourcePart:
-    """What reads a source named as in the YAML. UsageError for an unknown name."""
     name, colon, _ = source.partition(":")
     return SOURCES["python" if colon and name.strip() == "python" else source]
 
 
 def brings_its_test(source: str) -> bool:
-    """Whether a source says itself which of its records the cloud tests on."""
     return source in SOURCES and SOURCES[source].test is not None
 
 
 def published_files() -> dict[str, FileSet]:
-    """What lies in the folders of the data sets that are published as files, by name."""
     found = ((name, SOURCES[name].files) for name in SOURCES)
     return {name: files for name, files in found if files is not None}
 

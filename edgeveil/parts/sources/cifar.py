@@ -4,6 +4,7 @@ label outside the classes is refused."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,8 @@ CIFAR10_FILES = FileSet(
 CIFAR100_FILES = FileSet(("train.bin",), ("test.bin",), "cifar-100-binary")
 
 
-def read_cifar10(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+def _read(form: _Form, files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
     """Records x (n, 3, 32, 32) float32 in 0..255 of all files. Raises DataError with the place."""
-    return _read(files, _CIFAR10, max_bytes)
-
-
-def read_cifar100(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """The same with the 100 fine classes."""
-    return _read(files, _CIFAR100, max_bytes)
-
-
-def _read(files: tuple[Path, ...], form: _Form, max_bytes: int) -> Records:
     counts = [_count(file, form) for file in files]
     require_room((sum(counts), *SHAPE), 1, max_bytes, str(files[0].parent))
     rows = [_rows(file, count, form) for file, count in zip(files, counts, strict=True)]
@@ -86,6 +78,8 @@ def _rows(file: Path, count: int, form: _Form) -> np.ndarray[tuple[int, int], np
         )
     return rows
 
+
+read_cifar10, read_cifar100 = partial(_read, _CIFAR10), partial(_read, _CIFAR100)
 
 PARTS = (
     published_part(

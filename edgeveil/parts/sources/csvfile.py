@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -76,24 +76,21 @@ def read_matrix(
     _require_small(file, max_bytes)
     header: list[str] = []
     width, values = 0, array("d")
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
+    for number, line in _lines(file):
+        if not width:
+            first = _first_row(line, f"{file}:{number}")
+            width = len(first)
+            if need_header:
+                _require_names(first, f"{file}:{number}")
+            if need_header or any(_number(cell) is None for cell in first):
+                header = first
                 continue
-            if not width:
-                first = _first_row(line, f"{file}:{number}")
-                width = len(first)
-                if need_header:
-                    _require_names(first, f"{file}:{number}")
-                if need_header or any(_number(cell) is None for cell in first):
-                    header = first
-                    continue
-            row, fault = _row(line, width)
-            values.extend(row)
-            if fault:
-                tell(number, fault)
-            if lines is not None:
-                lines.append(number)
+        row, fault = _row(line, width)
+        values.extend(row)
+        if fault:
+            tell(number, fault)
+        if lines is not None:
+            lines.append(number)
     if not width:
         raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
@@ -124,19 +121,13 @@ def encode_csv(
         return RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes, limit=limit)
 
     encoder = None if header else encoding(list(schema.header or ()), str(file))
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            if encoder is None:
-                where = f"{file}:{number}"
-                names = _first_row(line, where)
-                _require_no_number(names, where)
-                encoder = encoding(names, where)
-                continue
-            fault = encoder.add(_cells(line))
-            if fault:
-                tell(number, fault)
+    for number, line in _lines(file):
+        if encoder is None:
+            names = _first_row(line, f"{file}:{number}")
+            _require_no_number(names, f"{file}:{number}")
+            encoder = encoding(names, f"{file}:{number}")
+        elif fault := encoder.add(_cells(line)):
+            tell(number, fault)
     if encoder is None:
         raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return encoder.encoded()
@@ -169,8 +160,7 @@ def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """(header, all rows) of a CSV file as text; no header where its first line holds none."""
     file = require_file(path, "the file")
     _require_small(file, MAX_BYTES)
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        rows = [_cells(line) for line in stream if line.strip()]
+    rows = [_cells(line) for _, line in _lines(file)]
     first = [cell.strip() for cell in rows[0]] if rows else []
     try:
         _require_names(first, str(file))
@@ -183,15 +173,21 @@ def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
     """(schema, header) by which a file that no device holds may be read, with or without header and
     label."""
     wanted = {name for column in schema.columns or () for name in column.names}
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        lines = [line for line in islice(stream, _LINES_LOOKED_AT) if line.strip()]
-    rows = [[cell.strip() for cell in _cells(line)] for line in lines]
+    lines = islice(_lines(file), _LINES_LOOKED_AT)
+    rows = [[cell.strip() for cell in _cells(line)] for _, line in lines]
     if schema.header is None or (rows and wanted <= set(rows[0])):
         return schema, True
     if any(len(row) == len(schema.header) for row in rows):
         return schema, False
     without = tuple(name for name in schema.header if name != schema.label.column)
     return schema.model_copy(update={"header": without}), False
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield number, line
 
 
 def _require_small(file: Path, max_bytes: int) -> None:
@@ -212,7 +208,6 @@ def _cells(line: str) -> list[str]:
 
 
 def _first_row(line: str, where: str) -> list[str]:
-    """The cells of the line that says the form. Raises DataError."""
     fault = "a byte that is no UTF-8" if "\ufffd" in line else ""
     try:
         row = next(csv.reader([line], strict=True))
@@ -224,7 +219,6 @@ def _first_row(line: str, where: str) -> list[str]:
 
 
 def _require_names(cells: list[str], where: str) -> None:
-    """Raise DataError for a line that may be a record."""
     named = all(cells) and len(set(cells)) == len(cells)
     if not named or any(_number(cell) is not None for cell in cells):
         raise DataError(
@@ -256,11 +250,10 @@ def _row(line: str, width: int) -> tuple[list[float], str]:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
     with suppress(ValueError):
         return list(map(float, cells)), ""  # nearly every line
-    row = [_number(cell) for cell in cells]
+    row, fault = [_number(cell) for cell in cells], ""
     if None in row:  # the text may be private: it is not shown
         fault = f"column {row.index(None) + 1} holds text where a number belongs"
-        return [missing if cell is None else cell for cell in row], fault
-    return [cell for cell in row if cell is not None], ""
+    return [missing if cell is None else cell for cell in row], fault
 
 
 def _number(cell: str) -> float | None:
@@ -291,10 +284,6 @@ def _read(origin: Origin) -> Records:
     return read_csv(origin.path, origin.label_column, origin.max_bytes)
 
 
-def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
-    return encode_csv(origin.path, schema, origin.max_bytes, header=origin.header)
-
-
 def _faults(origin: Origin) -> list[str]:
     require_columns(origin.header, origin.schema)
     if origin.schema is not None:
@@ -312,7 +301,7 @@ PART = SourcePart(
     place="file",
     reads=("header", "label_column"),
     faults=_faults,
-    tallies=_tallies,
+    tallies=lambda at, schema: encode_csv(at.path, schema, at.max_bytes, header=at.header),
     by_schema="columns",
     source="the user's own data",
     needs="a file of the user's",

@@ -85,7 +85,6 @@ EMNIST_FILES = FileSet(_named("emnist-balanced-train"), _named("emnist-balanced-
 
 
 def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """MNIST, or another data set of ten classes in the same form. Raises DataError."""
     return _labelled(_read_halves(files, max_bytes), 10, files[1], "MNIST", "copy the file again")
 
 
@@ -103,7 +102,6 @@ def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
 
 
 def _read_halves(files: tuple[Path, ...], max_bytes: int) -> Records:
-    """Records x (n, rows, columns) float32 of an images and a labels file."""
     images, labels = files
     x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
     if (x.ndim, y.ndim) == (1, 3):
@@ -123,7 +121,6 @@ def _read_halves(files: tuple[Path, ...], max_bytes: int) -> Records:
 
 
 def _labelled(records: Records, classes: int, labels: Path, name: str, fix: str) -> Records:
-    """The records, if every label is one of the classes; else DataError with its place."""
     wrong = np.flatnonzero((records.y < 0) | (records.y >= classes))
     if len(wrong):
         raise DataError(

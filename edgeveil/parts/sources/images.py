@@ -39,13 +39,7 @@ def read_images(
     folders' pictures have the label -1. DataError without Pillow, folder or classes, or beyond
     `max_bytes`.
     """
-    found, _ = _read(folder, form, max_bytes)
-    return found
-
-
-def image_faults(folder: Path | None, form: Images | SchemaForm | None) -> list[str]:
-    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
-    return _read(folder, form, MAX_BYTES)[1]
+    return _read(folder, form, max_bytes)[0]
 
 
 def _read(
@@ -100,7 +94,6 @@ def class_folders(folder: Path | None) -> list[Path]:
 
 
 def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
-    """Each picture with its class."""
     numbers = {name: number for number, name in enumerate(classes)}
     return [
         (file, numbers.get(one.name, -1))
@@ -138,8 +131,6 @@ def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float
 
 @dataclass(frozen=True)
 class SchemaForm:
-    """What a job's schema says of pictures, as the form of an image folder."""
-
     size: tuple[int, int]
     colours: str
     classes: tuple[str, ...]
@@ -174,7 +165,6 @@ def encode_images(
 
 
 def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
-    """What each picture's place follows from (n, 32)."""
     digests = bytearray()
     for file, _ in listed:
         try:
@@ -212,8 +202,9 @@ def _read_folder(origin: Origin) -> Records:
 
 
 def _faults(origin: Origin) -> list[str]:
+    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
     form = origin.images if origin.schema is None else SchemaForm.of(origin.schema)
-    return image_faults(origin.path, form)
+    return _read(origin.path, form, MAX_BYTES)[1]
 
 
 PART = SourcePart(

@@ -99,7 +99,6 @@ def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]
 
 
 def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
-    """The array of an NPY file, after its header passed. Raises DataError."""
     try:
         with file.open("rb") as stream:
             return _read_npy(stream, str(file), max_bytes)

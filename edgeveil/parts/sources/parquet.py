@@ -8,7 +8,7 @@ as float64, so that a gap rounds none of the others differently.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,11 @@ def read_parquet(
     """Records with x (n, columns-1) float32. DataError without pyarrow, for a file that is none or
     has no such columns, and by its footer for one of more than `max_bytes`."""
     file = require_file(path, "data.path")
-    _require_pyarrow()
     with _opened(file) as opened:
-        _check_form(opened, str(file), max_bytes)
+        if len(opened.schema_arrow) < 2:
+            what, fix = "has fewer than two columns", "give each row its values and a label"
+            raise DataError(what, where=str(file), fix=fix)
+        _check_size(opened, str(file), max_bytes)
         names = opened.schema_arrow.names
         parts = [np.column_stack(list(map(_numbers, batch.columns))) for batch in _batches(opened)]
         rows = np.concatenate([np.empty((0, len(names))), *parts])
@@ -66,7 +68,6 @@ def encode_parquet(
     """The records as a job's schema reads them, and what its columns hold; `limit` cuts them.
     DataError as `read_parquet`, for a lacking column, and without a limit for too long texts."""
     file = require_file(path, "data.path")
-    _require_pyarrow()
     with _opened(file) as opened:
         _check_size(opened, str(file), max_bytes)
         names = opened.schema_arrow.names
@@ -79,9 +80,7 @@ def encode_parquet(
 
 
 def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """(names, all rows) of a Parquet file as text."""
     file = require_file(path, "the file")
-    _require_pyarrow()
     with _opened(file) as opened:
         _check_size(opened, str(file), MAX_BYTES)
         rows = [list(cells) for cells in _cells(opened, str(file), MAX_BYTES)]
@@ -108,7 +107,6 @@ def _holds_numbers(kind: Any) -> bool:
 def parquet_faults(path: Path | None) -> list[str]:
     """`file: what is wrong` of each column whose type is not one of numbers."""
     file = require_file(path, "data.path")
-    _require_pyarrow()
     with _opened(file, as_typed=True) as opened:
         return [
             f"{file}: column '{field.name}' holds {str(field.type)[:100]}: what is no number there"
@@ -139,32 +137,25 @@ def _texts(column: Any) -> list[str]:
         used = column.indices.dictionary_encode()
         texts = _texts(column.dictionary.take(used.dictionary))
         return ["" if at is None else texts[at] for at in used.indices.to_pylist()]
-    try:
+    with suppress(*_NO_VALUE):
         return [cell_text(value) for value in column.to_pylist()]
-    except _NO_VALUE:
-        return [_text_alone(value) for value in column]
-
-
-def _text_alone(value: Any) -> str:
-    try:
-        return cell_text(value.as_py())
-    except _NO_VALUE:
-        return UNREADABLE
-
-
-def _require_pyarrow() -> None:
-    if find_spec("pyarrow") is None:
-        raise DataError(
-            "the source 'parquet' needs pyarrow, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[parquet]'",
-        )
+    texts = [UNREADABLE] * len(column)
+    for at, value in enumerate(column):
+        with suppress(*_NO_VALUE):
+            texts[at] = cell_text(value.as_py())
+    return texts
 
 
 @contextmanager
 def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
     """A Parquet file, texts as dictionaries unless `as_typed`; DataError for whatever cannot be
     read."""
+    if find_spec("pyarrow") is None:
+        raise DataError(
+            "the source 'parquet' needs pyarrow, which is not installed",
+            where="data.source",
+            fix="pip install 'edgeveil[parquet]'",
+        )
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -216,16 +207,7 @@ def _repeats_texts(kind: Any) -> bool:
     return any(is_kind(kind) for is_kind in (*texts, pa.types.is_large_binary))
 
 
-def _check_form(opened: Any, where: str, max_bytes: int) -> None:
-    if len(opened.schema_arrow) < 2:
-        raise DataError(
-            "has fewer than two columns", where=where, fix="give each row its values and a label"
-        )
-    _check_size(opened, where, max_bytes)
-
-
 def _leaves(opened: Any) -> list[Any]:
-    """The columns as they are stored: those inside lists and structures stand for these."""
     return [opened.schema.column(at) for at in range(opened.metadata.num_columns)]
 
 
@@ -250,21 +232,13 @@ def _read(origin: Origin) -> Records:
     return read_parquet(origin.path, origin.label_column, origin.max_bytes)
 
 
-def _faults(origin: Origin) -> list[str]:
-    return [] if origin.schema is not None else parquet_faults(origin.path)
-
-
-def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
-    return encode_parquet(origin.path, schema, origin.max_bytes)
-
-
 PART = SourcePart(
     name="parquet",
     read=_read,
     place="file",
     reads=("label_column",),
-    faults=_faults,
-    tallies=_tallies,
+    faults=lambda at: [] if at.schema is not None else parquet_faults(at.path),
+    tallies=lambda at, schema: encode_parquet(at.path, schema, at.max_bytes),
     by_schema="columns",
     source="the user's own data",
     needs="a file of the user's; pip install 'edgeveil[parquet]'",

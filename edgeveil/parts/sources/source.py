@@ -54,7 +54,6 @@ class FileSet:
         return self.train + self.test
 
     def missing(self, folder: Path) -> list[str]:
-        """The names that the folder lacks; empty where it can be read."""
         return [name for name in self.names if self._found(folder, name) is None]
 
     def paths(self, folder: Path | None, half: Half) -> tuple[Path, ...]:
@@ -79,7 +78,6 @@ class FileSet:
         return tuple(found)
 
     def _found(self, folder: Path, name: str) -> Path | None:
-        """The file as it is published, unpacked, or with the dot that some archives write."""
         plain = name.removesuffix(".gz")
         dotted = plain.replace("-idx", ".idx")
         for place in (folder, folder / self.below):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgeveil.parts.part import PartTable
-from edgeveil.parts.update import BaseStage, StageParameters, StagePart
-
-__all__ = ["STAGES", "BaseStage", "StageParameters", "StagePart"]
+from edgeveil.parts.update import BaseStage as BaseStage
+from edgeveil.parts.update import StageParameters as StageParameters
+from edgeveil.parts.update import StagePart as StagePart
 
 STAGES = TABLE = PartTable(__name__, StagePart)

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.part import WithSettled
 from edgeveil.parts.update import (
     BaseStage,
@@ -56,9 +55,6 @@ class Cast(BaseStage):
 
     wire = "float16"
 
-    def __init__(self, parameters: CastParameters, setting: MethodContext) -> None:
-        """Nothing to set."""
-
     def apply(self, task: Task, update: Update) -> Update:
         return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
 
@@ -73,12 +69,7 @@ class TopKParameters(StageParameters):
 
 
 class TopK(BaseStage):
-    """Over all weights together; of equal magnitudes the earlier one is kept."""
-
     chooses = True
-
-    def __init__(self, parameters: TopKParameters, setting: MethodContext) -> None:
-        self.parameters = parameters
 
     def apply(self, task: Task, update: Update) -> Update:
         values = flat(update)
@@ -98,13 +89,8 @@ class StcParameters(StageParameters):
 
 
 class Stc(BaseStage):
-    """Over all weights together."""
-
     chooses = True
     remembers = True
-
-    def __init__(self, parameters: StcParameters, setting: MethodContext) -> None:
-        self.parameters = parameters
 
     def apply(self, task: Task, update: Update) -> Update:
         values = flat(update)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update
 
 OWN = "own/"  # before a weight's name in the device's memory
@@ -29,9 +28,6 @@ class DownloadRandom(BaseStage):
     """Places are drawn anew in each round, over all weights together."""
 
     leads = True
-
-    def __init__(self, parameters: DownloadRandomParameters, setting: MethodContext) -> None:
-        self.parameters = parameters
 
     def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
         weights = task.weights

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.method_context import MethodContext, size_of
+from edgeveil.parts.method_context import size_of
 from edgeveil.parts.part import says_nothing
 from edgeveil.parts.update import (
     AdaptiveClip,
@@ -36,9 +36,6 @@ from edgeveil.privacy.gaussian_mechanism import (
     update_event,
 )
 
-CLIP_RATE = 0.2  # η: a clip norm moves by a factor of e^η at most
-BIT_SHARE = 0.05  # of the squared sensitivity; the update has the rest
-
 
 class GradientGaussianParameters(StageParameters):
     """A `gradient_gaussian` entry of a job's `update` list."""
@@ -58,13 +55,10 @@ class GradientGaussian(BaseStage):
     protects = True
     shares = True
 
-    def __init__(self, parameters: GradientGaussianParameters, setting: MethodContext) -> None:
-        self.parameters, self._setting = parameters, setting
-
     @cached_property
     def release(self) -> GaussianEvent | SharedGaussian:
         """One round's price. Raises PrivacyError where (ε, δ) cannot be met."""
-        setting, adapts = self._setting, self.parameters.quantile is not None
+        setting, adapts = self.setting, self.parameters.quantile is not None
         event = update_event(
             "update with Gaussian noise",
             1.0 if adapts else self.parameters.clip_norm,
@@ -78,7 +72,6 @@ class GradientGaussian(BaseStage):
 
     @property
     def event(self) -> GaussianEvent:
-        """What the device itself adds in one round."""
         return self.release.own if isinstance(self.release, SharedGaussian) else self.release
 
     @property
@@ -86,8 +79,7 @@ class GradientGaussian(BaseStage):
         p = self.parameters
         if p.quantile is None:
             return None
-        steps = self.event.sensitivity_steps
-        return AdaptiveClip(p.clip_norm, p.quantile, CLIP_RATE, BIT_SHARE, steps)
+        return AdaptiveClip(p.clip_norm, p.quantile, self.event.sensitivity_steps)
 
     @property
     def grid(self) -> FixedPoint:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.method_context import MethodContext, size_of
+from edgeveil.parts.method_context import size_of
 from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
@@ -39,13 +39,10 @@ class LdpFl(BaseStage):
 
     protects = True
 
-    def __init__(self, parameters: LdpFlParameters, setting: MethodContext) -> None:
-        self.parameters, self._setting = parameters, setting
-
     @cached_property
     def event(self) -> TwoValueEvent:
         """What one round's upload truly is. Raises PrivacyError where ε is too small."""
-        size = size_of(self._setting)
+        size = size_of(self.setting)
         each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
         return duchi_event("weights as one of two values", each, size)
 
@@ -67,7 +64,7 @@ class LdpFl(BaseStage):
 
     @property
     def _round_epsilon(self) -> Fraction:
-        return Fraction(self._setting.epsilon) * Fraction(HAIR) / self._setting.max_participations
+        return Fraction(self.setting.epsilon) * Fraction(HAIR) / self.setting.max_participations
 
 
 PART = StagePart(

@@ -165,7 +165,7 @@ def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]
     values, vectors = np.linalg.eigh(curvature)
     ones = np.full((len(values), 1), -1.0)
     steps = device.parameters.local_steps
-    q = minimise_quadratic(ones, np.diag(values), (low, high), steps, "cpu").astype(np.float64)
+    q = minimise_quadratic(ones, np.diag(values), (low, high), steps).astype(np.float64)
     undo = (vectors / q.ravel()) @ vectors.T * -nominal
     return [np.asarray(undo @ change.astype(np.float64)) for change in changes]
 

@@ -16,7 +16,7 @@ from edgeveil.parts.update import CLIP_NORM, WITHIN, AdaptiveClip
 from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
 
 STEPS = 1 << 18
-CLIP = AdaptiveClip(first=1.0, quantile=0.5, rate=0.2, share=0.05, sensitivity_steps=STEPS)
+CLIP = AdaptiveClip(first=1.0, quantile=0.5, sensitivity_steps=STEPS)
 
 
 def adaptive(**changes):

@@ -115,63 +115,21 @@ ACTIVATIONS = """
 
 
 def _refused():
-    for d, shape in OF_DIMENSION.items():
-        yield entry(f"BatchNorm{d}d", shape, shape[0], why="has buffers")
-        yield entry(f"ConvTranspose{d}d", shape, shape[0], 2, 3, why="'ConvTranspose'")
-        yield entry(f"LPPool{d}d", shape, 2, 2, why="'Sign'")
-        pool, back = getattr(nn, f"MaxPool{d}d"), getattr(nn, f"MaxUnpool{d}d")
-        yield Entry(
-            f"MaxUnpool{d}d",
-            shape,
-            lambda pool=pool, back=back: nn.ModuleList([pool(2, return_indices=True), back(2)]),
-            lambda both, x: both[1](*both[0](x)),
-            why="no ONNX form",
-        )
-    yield entry("SyncBatchNorm", PICTURE, 4, why="has buffers")
+    """One for each reason that docs/models.md gives."""
+    yield entry("BatchNorm2d", PICTURE, 4, why="has buffers")
+    yield entry("ConvTranspose2d", PICTURE, 4, 2, 3, why="'ConvTranspose'")
     yield entry("RMSNorm", ROW, 12, why="no ONNX form")
     yield entry("LocalResponseNorm", PICTURE, 2, why="a branch or a loop")
-    yield entry("CrossMapLRN2d", PICTURE, 2, why="no ONNX form")
-    yield entry("FractionalMaxPool2d", PICTURE, 2, output_size=3, why="no ONNX form")
-    yield entry("FractionalMaxPool3d", VOLUME, 2, output_size=2, why="no ONNX form")
-    yield entry("Bilinear", ROW, 6, 6, 4, how=halves, why="no ONNX form")
     yield entry("PairwiseDistance", ROW, how=lambda of, x: halves(of, x)[:, None], why="power")
-    yield entry("CELU", ROW, why="'Celu'")
-    yield entry("GLU", ROW, why="'Split'")
     yield entry("Hardshrink", ROW, why="'Greater'")
-    yield entry("Softshrink", ROW, why="'Greater'")
-    yield entry("Threshold", ROW, 0.1, 0.0, why="no ONNX form")
-    yield entry("ChannelShuffle", PICTURE, 2, why="no ONNX form")
-    yield entry("PixelShuffle", PICTURE, 2, why="'DepthToSpace'")
     yield entry("Upsample", PICTURE, scale_factor=2, why="'Resize'")
-    yield entry("UpsamplingNearest2d", PICTURE, scale_factor=2, why="'Resize'")
-    yield entry("UpsamplingBilinear2d", PICTURE, scale_factor=2, why="'Resize'")
-    yield entry("Fold", (16, 16), (8, 8), 2, stride=2, why="no ONNX form")
-    yield entry("Unfold", PICTURE, 2, stride=2, why="'Range'")
     yield entry("Embedding", ROW, 20, 4, how=lambda of, x: of(x.long()), why="whole numbers")
-    yield entry("EmbeddingBag", ROW, 20, 4, how=lambda of, x: of(x.long()), why="branch or a loop")
-    for name in ("RNN", "LSTM", "GRU"):
-        whole = {"batch_first": True, "how": lambda of, x: of(x)[0], "why": "'ConstantOfShape'"}
-        yield entry(name, SEQUENCE, 6, 4, **whole)
-    for name in ("RNNCell", "GRUCell"):
-        yield entry(
-            name, SEQUENCE, 6, 4, how=lambda of, x: of(x[:, 1], of(x[:, 0])), why="ConstantOfShape"
-        )
-    yield entry(
-        "LSTMCell",
-        SEQUENCE,
-        6,
-        4,
-        how=lambda of, x: of(x[:, 1], of(x[:, 0]))[0],
-        why="ConstantOfShape",
-    )
+    whole = {"batch_first": True, "how": lambda of, x: of(x)[0], "why": "'ConstantOfShape'"}
+    yield entry("LSTM", SEQUENCE, 6, 4, **whole)
 
 
 USABLE = {one.layer: one for one in _usable()}
 REFUSED = {one.layer: one for one in _refused()}
-NO_LAYERS = frozenset(
-    ["Module", "Container", "DataParallel", "NLLLoss2d", "RNNBase", "RNNCellBase"]
-)
-CONTAINERS = frozenset(["Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"])
 
 
 def __getattr__(name):

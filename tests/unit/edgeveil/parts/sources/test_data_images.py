@@ -9,7 +9,8 @@ import pytest
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.sources import images as reader
-from edgeveil.parts.sources.images import image_faults, read_images
+from edgeveil.parts.sources.images import PART, read_images
+from edgeveil.parts.sources.source import Origin
 from edgeveil.sites.data import DataSource, Images
 
 Image = pytest.importorskip("PIL.Image")
@@ -56,7 +57,7 @@ def test_named_classes_number_a_device_that_lacks_one(folder):
     form = Images(size=(2, 3), classes=("bird", "dog"))
     records = read_images(folder, form)
     assert records.y.tolist() == [-1, 1, 1]  # cats are none of the classes
-    assert image_faults(folder, form) == [
+    assert PART.faults(Origin(path=folder, images=form)) == [
         f"{folder / 'cat/z.png'}: its folder is none of the classes"
     ]
 
@@ -109,7 +110,7 @@ def test_a_bad_picture_drops_itself_alone(folder, content, told):
     assert np.isnan(records.x[0]).all()
     assert records.y.tolist() == [0, 0, 1, 1]
     assert np.isfinite(records.x[1:]).all()
-    (fault,) = image_faults(folder, Images(size=(2, 3), classes=PETS))
+    (fault,) = PART.faults(Origin(path=folder, images=Images(size=(2, 3), classes=PETS)))
     assert fault.startswith(f"{folder / 'cat' / 'bad.png'}: ")
     assert told in fault
 
