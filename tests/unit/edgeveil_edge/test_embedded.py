@@ -11,7 +11,6 @@ from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError, SystemFault, UsageError
-from edgeveil.parts.own_records import take
 from edgeveil_edge.compute_worker import (
     ComputeServer,
     IntroduceDevice,
@@ -120,7 +119,7 @@ def test_given_records_are_halved_as_those_of_a_source_are(own):
     assert records_bytes(None) is None
     training, evaluation = given_load(raw)(own, key, 0.4)
     for half, indices in zip((training, evaluation), split_once(records.x, 0.4, key), strict=True):
-        wanted = take(records, indices)
+        wanted = records.at(indices)
         assert np.array_equal(half.x, wanted.x)
         assert np.array_equal(half.y, wanted.y)
 

@@ -26,7 +26,6 @@ from edgeveil.parts.features import IdentityParameters
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import shrunk
-from edgeveil.parts.own_records import take
 from edgeveil.privacy.grid import GRID_BITS
 from edgeveil_lab.attack.recording import Recording, exact_linear, noised_linear
 
@@ -238,7 +237,7 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
     exchange, device = recording.rounds[0], recording.device
     broadcast = recording.broadcast(exchange)
     target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))
-    own = take(target, np.arange(min(LADDER[-1], len(target))))
+    own = target.at(np.arange(min(LADDER[-1], len(target))))
     exact = exact_linear(device, exchange, broadcast, target)
     sigma = math.sqrt(device.budget.noise_variance(exchange.phase))
     uploads = noised_linear(device, broadcast, recording.uploads(exchange))
@@ -248,7 +247,7 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
     head = head_of(recording)
     results = []
     for count in ladder(len(own)):
-        some = take(own, np.arange(count))
+        some = own.at(np.arange(count))
         clean = exact_linear(device, exchange, broadcast, some)
         originals = shown(some.x.reshape(count, -1).astype(np.float64))
         for seen, noisy in ((clean, False), (clean + noise, True)):

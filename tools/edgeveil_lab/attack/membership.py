@@ -21,7 +21,6 @@ from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import head_probabilities
-from edgeveil.parts.own_records import take
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -125,8 +124,8 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     rng = np.random.default_rng(0)
     largest = max(event_variances(event).size for event in device.budget.events.values())
     most = max(1, min(CANDIDATES, MOST_VALUES // largest))
-    inside = take(members, rng.permutation(len(members))[:most])
-    outside = take(recording.test, rng.permutation(len(recording.test))[:most])
+    inside = members.at(rng.permutation(len(members))[:most])
+    outside = recording.test.at(rng.permutation(len(recording.test))[:most])
     heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in exchanges]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
@@ -169,7 +168,7 @@ def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
 
 def _parts(device: FmDevice, exchange: Exchange, sent: Tensors, records: Records) -> Float64:
     """What each record alone adds to the sum (n, values), in steps."""
-    rows = [device.sums(exchange, sent, take(records, np.array([i]))) for i in range(len(records))]
+    rows = [device.sums(exchange, sent, records.at(np.array([i]))) for i in range(len(records))]
     return np.stack([row.ravel().astype(np.float64) for row in rows])
 
 
@@ -186,7 +185,7 @@ def _blind(recording: Recording, noise: bool) -> RocCurve:
     for own in recording.devices[:CANDIDATES]:
         total = device.sums(exchange, sent, own)
         seen = (noised(total, event, os_random) if noise else total).ravel().astype(np.float64)
-        strange = take(test, rng.choice(len(test), min(len(own), len(test)), replace=False))
+        strange = test.at(rng.choice(len(test), min(len(own), len(test)), replace=False))
         for records, found in zip((own, strange), scores, strict=True):
             parts = _parts(device, exchange, sent, records)
             found.append(parts @ seen / np.maximum(np.linalg.norm(parts, axis=1), 1.0))
@@ -209,7 +208,7 @@ def _likelihood_ratio(
     shadow = np.empty((SHADOWS, len(both)))
     for k in range(SHADOWS):
         inside[k, rng.permutation(len(both))[:size]] = True
-        chosen = take(both, np.flatnonzero(inside[k]))
+        chosen = both.at(np.flatnonzero(inside[k]))
         *_, last = _rehearsed(recording, chosen, rng if noise else None)
         shadow[k] = confidence(phi, both.y, last)
         advance()

@@ -22,7 +22,6 @@ from edgeveil.parts.methods.fm import HEAD, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters, head_shape
 from edgeveil.parts.methods.fm_sums import symmetric
 from edgeveil.parts.methods.local_steps import minimise_quadratic
-from edgeveil.parts.own_records import take
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.round_report import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
@@ -96,7 +95,7 @@ class Recording:
     def devices(self) -> list[Records]:
         """The records of each training device, dealt once more."""
         records, shares = dealt(self.job, self.run)
-        return [take(records, s) for s in shares[: self.run.devices - self.run.infer_only]]
+        return [records.at(s) for s in shares[: self.run.devices - self.run.infer_only]]
 
     @cached_property
     def test(self) -> Records:

@@ -33,7 +33,7 @@ from edgeveil.parts.models.heads import (
     no_threshold,
     residual_scores,
 )
-from edgeveil.parts.own_records import halves, take
+from edgeveil.parts.own_records import halves
 from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
@@ -186,7 +186,7 @@ def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
 
     parts = []
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
-        own = take(records, share)
+        own = records.at(share)
         key = split_key(number)
         parts.append(halves(own, key, job.data.evaluation_share)[0])
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

@@ -25,7 +25,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
 from edgeveil.parts.exchange import Array, Tensors
 from edgeveil.parts.features import match_artifacts
-from edgeveil.parts.own_records import dealt_records, halves, origin_of, take
+from edgeveil.parts.own_records import dealt_records, halves, origin_of
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import JobRequest, check_job
 from edgeveil.privacy.sampler import SeededRandom
@@ -233,7 +233,7 @@ class SimulatedDevices:
             site.seed,
             site.classes,
         )
-        return take(pool, shares[number - 1])
+        return pool.at(shares[number - 1])
 
     # --- the owner's word ---
 
