@@ -83,7 +83,7 @@ class Control:
         guarantees = guarantee_lines(privacy)
         said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
         untested = self._host.evaluation.untested(plan)
-        notes = [*plan.notes, plan.aggregation_note, plan.stop_note, untested]
+        notes = [*plan.notes, plan.aggregation_note, untested]
         return {
             "job": job.job,
             "method": job.train.method,

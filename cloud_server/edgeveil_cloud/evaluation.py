@@ -16,7 +16,7 @@ from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.cluster_sums import HIDDEN
-from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
+from edgeveil.evaluation.clustering import MEAN, ClusterScores, cluster_scores
 from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS
 from edgeveil.jobs.job import JobData
@@ -315,6 +315,4 @@ def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | Non
     plan, wanted = context.plan, context.job.unsupervised
     rows = [vector.astype(np.float64) for vector in vectors]
     stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
-    event = plan.softmax_event()
-    noise = Noise(*noise_law(event)) if isinstance(event, LaplaceEvent) else None
-    return cluster_scores(stack, wanted, noise)
+    return cluster_scores(stack, wanted)

@@ -181,10 +181,8 @@ class CloudHost:
             answers = {"answers": left.answers.to_dict()} if left.answers else None
             self._store.set_status(entry.id, "paused", why, answers)
             return
-        plan = self.jobs.plan(entry)
-        reason = left.reason or (plan.stop_note if left.status == "completed" else "")
-        data = job_summary(self._store, plan, entry.id, all_declined)
-        self._store.set_status(entry.id, left.status, reason, data)  # type: ignore[arg-type]
+        data = job_summary(self._store, self.jobs.plan(entry), entry.id, all_declined)
+        self._store.set_status(entry.id, left.status, left.reason, data)  # type: ignore[arg-type]
 
     def _why(self, reason: str) -> str:
         """With the jobs that fill the proxy's cache, if that is the reason."""

@@ -21,12 +21,10 @@ from edgeveil.evaluation.figures import (
     CLUSTER_SCORES,
     RMSE,
     beside_text,
-    error_text,
     leading_stored,
     leading_text,
     score_text,
 )
-from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.shuffle_amplification import shuffled
@@ -676,29 +674,22 @@ class _View:
             self._course.evaluations[k] for k in thinned(len(self._course.evaluations), PANELS)
         ]
         silhouette = any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores)
-        squared = any(one.get("squared") is not None for one in scores)
-        head = ["round", "score", "raw", *["raw, squared"] * squared, "corrected", "uploads scored"]
+        head = ["round", "score", "value", "uploads scored"]
         rows = [
             [
                 str(one["round"]),
                 score_kind(one),
                 figure_text(one.get("score")),
-                *[figure_text(one.get("squared"))] * squared,
-                _corrected(one),
                 f"{one.get('used', '–')} of {one.get('wanted', '–')}",
             ]
             for one in scores[-MOST_ROWS:]
         ]
-        after = "Corrected: the score as it would be without the noise, ± one standard error"
-        after += "; that of squared distances." if silhouette else "."
-        if any((one.get("used") or 0) < (one.get("wanted") or 0) for one in scores):
-            after += (
-                " Fewer uploads came than cluster_client_num asks for; all that came were scored."
-            )
+        after = "Fewer uploads came than cluster_client_num asks for; all that came were scored."
+        few = any((one.get("used") or 0) < (one.get("wanted") or 0) for one in scores)
         parts = [cluster_picture(shown), table("Scores", head, rows, text=[1], first=FIRST_ROWS)]
-        before = [self._points_text(shown), _SILHOUETTE if silhouette else None, _CORRECTED]
+        before = [self._points_text(shown), _SILHOUETTE if silhouette else None]
         title = "What devices uploaded for evaluation"
-        return section("clusters", title, parts, before=before, after=[said(after)])
+        return section("clusters", title, parts, before=before, after=[said(after)] * few)
 
     def _cluster_sums(self, scores: Sequence[Mapping[str, Any]]) -> Json:
         rows = [
@@ -967,9 +958,8 @@ _TOGETHER = (
     " they overlapped, the two would add up. A smaller ε is a stronger promise."
 )
 _SILHOUETTE = said(
-    "Raw silhouettes near 0 mean that noise hides most of the structure, which is its purpose."
+    "Silhouettes near 0 mean that noise hides most of the structure, which is its purpose."
 )
-_CORRECTED = said("The corrected score takes out what the known noise does, where it can.")
 
 
 def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
@@ -1005,15 +995,6 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
         + ", and at the ε per record one record of it" * ("record_epsilon" in inference.part)
         + "."
     )
-
-
-def _corrected(scores: Mapping[str, Any]) -> str:
-    """`131 ± 12`, or the short word for why there is none."""
-    value, error = scores.get("corrected"), scores.get("corrected_error")
-    if value is None or error is None:
-        reason = str(scores.get("corrected_reason") or "")
-        return NOT_IDENTIFIABLE if reason.startswith(NOT_IDENTIFIABLE) else "–"
-    return error_text(value, error)
 
 
 def _beside(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:

@@ -42,12 +42,8 @@ def failed(counts: Mapping[str, int]) -> tuple[int, int]:
 def verdict(rollout: Rollout, asked: ReleaseRollout, now_s: float) -> tuple[str, str]:
     """What follows for a canary, and why: `all`, `withdrawn` or `canary` (it stays one)."""
     bad, counted = failed(rollout.reports.get("canary", {}))
-    if bad > asked.max_failed_share * rollout.canary:
-        why = (
-            f"of {rollout.canary} devices in the canary {bad} could not use it"
-            f" (release.max_failed_share: {asked.max_failed_share:g})"
-        )
-        return "withdrawn", why
+    if bad:
+        return "withdrawn", f"of {rollout.canary} devices in the canary {bad} could not use it"
     enough = min(asked.canary_floor, rollout.canary)
     if now_s < rollout.sent_at + asked.soak_s or counted < enough:
         return "canary", ""

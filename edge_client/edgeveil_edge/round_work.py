@@ -309,7 +309,7 @@ class RoundWork:
             if self._store.was_taken(at.job_id, since):
                 return None
             late = plan.exchange(at.exchange).number - earlier.number
-            weight = staleness_weight(plan.job.round, late)
+            weight = staleness_weight(late)
             self._say(
                 f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation import cluster_metrics as metrics
-from edgeveil.evaluation.cluster_metrics import LABELLERS, Labeller
-from edgeveil.evaluation.noise_correction import TARGETS, CorrectedScore, corrected_score
 from edgeveil.registry import Table
 
 NOT_EVAL = "NOT_EVAL"
@@ -30,18 +28,6 @@ class ClusteringSettings(Protocol):
     def eval_type(self) -> str: ...
     @property
     def cluster_client_num(self) -> int: ...
-    @property
-    def labels(self) -> str: ...
-    @property
-    def silhouette(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The known noise of each coordinate: the scale of its Laplace law, and its variance."""
-
-    scale: float
-    variance: float
 
 
 @dataclass(frozen=True)
@@ -50,11 +36,6 @@ class ClusterScores:
 
     `labels` has the cluster of each row given, in the order given, -1 for one not used. `used`
     uploads were scored, `wanted` is the configured `cluster_client_num`.
-
-    `corrected` estimates the score without the noise, with standard error `corrected_error`; None
-    where `corrected_reason` says why. Of `SILHOUETTE_SCORE` it is the silhouette of squared
-    distances, and `squared` is that of the vectors as they came: noise has no known share in
-    plain distances. `noise_variance` is that of each coordinate, None without noise.
     """
 
     labels: tuple[int, ...]
@@ -63,20 +44,13 @@ class ClusterScores:
     reason: str
     used: int
     wanted: int
-    squared: float | None = None
-    corrected: float | None = None
-    corrected_error: float | None = None
-    corrected_reason: str = ""
-    noise_variance: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: labels as a list, everything else as it is."""
         return {**self.__dict__, "labels": list(self.labels)}
 
 
-def cluster_scores(
-    uploads: NDArray[np.floating[Any]], wanted: ClusteringSettings, noise: Noise | None = None
-) -> ClusterScores:
+def cluster_scores(uploads: NDArray[np.floating[Any]], wanted: ClusteringSettings) -> ClusterScores:
     """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
 
     Only the first `cluster_client_num` uploads count, and of those only the finite ones. With
@@ -85,7 +59,7 @@ def cluster_scores(
     Davies-Bouldin (from 0) is better when lower. Raises UsageError for an unknown name, DataError
     for a wrong shape.
     """
-    rule, label = _rule(wanted), LABELLERS[wanted.labels]
+    rule = EVALUATIONS[wanted.eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted.cluster_client_num < 1:
         raise DataError(
             f"cannot cluster shape {uploads.shape}, {wanted.cluster_client_num} wanted",
@@ -97,7 +71,7 @@ def cluster_scores(
     chosen = np.asarray(np.isfinite(values).all(axis=(1, 2)))
     chosen[wanted.cluster_client_num :] = False
     points = values[chosen].reshape(chosen.sum() * values.shape[1], values.shape[2])
-    found = label(points) if len(points) else np.zeros(0, dtype=np.int64)
+    found = metrics.by_argmax(points) if len(points) else np.zeros(0, dtype=np.int64)
     labels = np.full(values.shape[:2], -1, dtype=np.int64)
     labels[chosen] = found.reshape(-1, values.shape[1])
     score, reason = _score(rule, wanted.eval_type, points, found)
@@ -105,8 +79,6 @@ def cluster_scores(
     if used < wanted.cluster_client_num:
         short = f"{used} of {wanted.cluster_client_num} uploads wanted"
         reason = f"{reason}; {short}" if reason else short
-    scored = score is not None
-    corrected = _corrected(points, wanted.eval_type, label, noise, scored)
     return ClusterScores(
         labels=tuple(labels.ravel().tolist()),
         eval_type=wanted.eval_type,
@@ -114,19 +86,7 @@ def cluster_scores(
         reason=reason,
         used=used,
         wanted=wanted.cluster_client_num,
-        squared=_squared(points, found) if scored and wanted.eval_type == SILHOUETTE else None,
-        corrected=corrected.score,
-        corrected_error=corrected.error,
-        corrected_reason=corrected.reason,
-        noise_variance=None if noise is None else noise.variance,
     )
-
-
-def _rule(wanted: ClusteringSettings) -> metrics.Score | None:
-    rule = EVALUATIONS[wanted.eval_type]
-    if wanted.eval_type == SILHOUETTE:
-        return SILHOUETTES[wanted.silhouette]
-    return rule
 
 
 def _score(
@@ -156,30 +116,10 @@ def _no_spread(points: metrics.Points, labels: metrics.Labels) -> bool:
     return all(bool(np.ptp(points[labels == k], axis=0).max() == 0) for k in np.unique(labels))
 
 
-def _corrected(
-    points: metrics.Points, eval_type: str, label: Labeller, noise: Noise | None, scored: bool
-) -> CorrectedScore:
-    if not scored:
-        return CorrectedScore(None, None, "", "there is no score to correct")
-    if noise is None:
-        return CorrectedScore(None, None, "", "sent without noise")
-    if eval_type not in TARGETS:
-        return CorrectedScore(None, None, "", "no correction is known for this score")
-    return corrected_score(points, TARGETS[eval_type], label, noise.scale, noise.variance)
-
-
-def _squared(points: metrics.Points, labels: metrics.Labels) -> float | None:
-    with np.errstate(all="ignore"):  # judged by the result, as above
-        return _finite(metrics.silhouette_squared(points, labels))
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-SILHOUETTES: Table[metrics.Score] = Table(
-    "silhouette", {"sklearn": metrics.silhouette, "text": metrics.silhouette_text}
-)
 EVALUATIONS: Table[metrics.Score | None] = Table(
     "eval_type",
     {

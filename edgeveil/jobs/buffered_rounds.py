@@ -37,13 +37,15 @@ from edgeveil.settings.base import Mix
 if TYPE_CHECKING:
     from edgeveil.jobs.plan import Plan
 
+MAX_STALENESS = 8  # rounds; an update that is later still is dropped
+STALENESS_EXPONENT = 0.5
 TRIAL_MARGIN = 3.0  # work on records may take so many times what the trial took
 LEAST_BUDGET_S = 1.0
 
 
-def staleness_weight(round_: Round, staleness: int) -> float:
+def staleness_weight(staleness: int) -> float:
     """What an update is multiplied by that is so many rounds late."""
-    return float((1 + staleness) ** -round_.staleness_exponent)
+    return float((1 + staleness) ** -STALENESS_EXPONENT)
 
 
 def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
@@ -52,7 +54,7 @@ def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
     exchange = plan.exchange(index)
     if plan.job.round.mode == "buffered" and exchange.phase == TRAIN:
         earlier = (e for e in plan.exchanges[: index - 1][::-1] if e.phase == TRAIN)
-        oldest = exchange.number - plan.job.round.max_staleness
+        oldest = exchange.number - MAX_STALENESS
         yield from takewhile(lambda e: e.number >= oldest, earlier)
 
 
@@ -79,11 +81,9 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
     known number of devices that train also whether they can fill its buffers."""
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
-        for key in sorted(
-            {"buffer", "max_staleness", "staleness_exponent"} & round_.model_fields_set
-        ):
+        if "buffer" in round_.model_fields_set:
             yield Mix(
-                (f"round.{key}", "round.mode"),
+                ("round.buffer", "round.mode"),
                 "is for buffered rounds alone; set round.mode: buffered, or leave it out",
             )
         return

@@ -30,8 +30,6 @@ from edgeveil.parts.models import MODELS, Network, build_network
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
-from edgeveil.privacy.guarantee import up
-from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up
 from edgeveil.settings.base import ImpossibleMixError, Mix
@@ -324,17 +322,6 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
             "is about softmax uploads, and with upload: sums there are none; leave encrypt out, the"
             f" ε of the sums is {key}.epsilon",
         )
-    if wanted.labels != "argmax":
-        yield Mix(
-            (f"{key}.labels", f"{key}.upload"),
-            "with upload: sums a record belongs to its nearest centroid; leave labels out",
-        )
-    if wanted.silhouette != "sklearn":
-        yield Mix(
-            (f"{key}.silhouette", f"{key}.upload"),
-            "needs all distances between vectors, and with upload: sums nobody has them; leave"
-            " silhouette out",
-        )
     cells = ClusterSums(job.data.classes).cells
     if cells > UPLOAD_VALUES:
         yield Mix(
@@ -389,21 +376,11 @@ def _uploads(job: Job) -> Iterator[Mix]:
             f"a device, more than {UPLOAD_VALUES}; set at most "
             f"{UPLOAD_VALUES // job.data.classes} samples, or upload: mean",
         )
-    if wanted.of_all and (wanted.upload, wanted.labels) != ("mean", "argmax"):
+    if wanted.of_all and wanted.upload != "mean":
         yield Mix(
-            ("unsupervised.eval_type", "unsupervised.upload", "unsupervised.labels"),
+            ("unsupervised.eval_type", "unsupervised.upload"),
             "MEAN_SOFTMAX is the mean of one vector a device, and nothing is clustered; leave "
-            "upload and labels out, or choose for example SILHOUETTE_SCORE",
-        )
-    if (
-        wanted.upload != "sums"
-        and wanted.silhouette == "text"
-        and wanted.eval_type != "SILHOUETTE_SCORE"
-    ):
-        yield Mix(
-            ("unsupervised.silhouette", "unsupervised.eval_type"),
-            f"the text's silhouette is asked for, but {wanted.eval_type} is no silhouette; set "
-            "eval_type to SILHOUETTE_SCORE, or leave silhouette out",
+            "upload out, or choose for example SILHOUETTE_SCORE",
         )
 
 
@@ -754,7 +731,6 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             yield from _sum_room(plan)
         yield from _aggregation(plan, fleet)
         yield from _claims(plan)
-        yield from _self_stop(plan)
     yield from inferred
 
 
@@ -845,35 +821,6 @@ def _claims(plan: Plan) -> Iterator[Mix]:
     if unproven and not plan.job.privacy.accept_unproven:
         yield Mix(
             ("privacy.accept_unproven", "features", "train"),
-            f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or set "
-            "privacy.accept_unproven to true",
-        )
-
-
-def _self_stop(plan: Plan) -> Iterator[Mix]:
-    """A stop before anything was learned or evaluated."""
-    stop = plan.job.privacy.stop
-    if stop is None:
-        return
-    try:
-        rounds = plan.rounds
-    except PrivacyError as error:
-        yield Mix(("privacy.stop", "train", "features"), f"{error.what}; {error.fix}")
-        return
-    if rounds == 0:
-        spent = MomentsAccountant()
-        for exchange in plan.planned:
-            if exchange.number <= 1:
-                spent.add(plan.device.price(exchange))
-        yield Mix(
-            ("privacy.stop.delta", "privacy.stop.epsilon", "privacy.epsilon"),
-            f"not one training round would begin: the first takes δ to "
-            f"{up(spent.delta(stop.epsilon))} at ε = {number(stop.epsilon)}, past the threshold "
-            f"{number(stop.delta)}; raise privacy.stop.epsilon, or lower privacy.epsilon",
-        )
-    elif max(plan.job.infer_every, plan.job.cluster_every) > rounds:
-        yield Mix(
-            ("privacy.stop", "unsupervised.every_rounds"),
-            f"training ends after round {rounds}, so devices would never be evaluated; set "
-            f"unsupervised.every_rounds to at most {rounds}, or 0 for never",
+            f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or "
+            "consent in the job: `privacy: {accept_unproven: true}`",
         )

@@ -38,6 +38,12 @@ from edgeveil.settings.base import RESTS_ON_ANOTHER, Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job that this version knows"
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "privacy": {"stop": None},
+    "unsupervised": {"labels": "argmax", "silhouette": "sklearn"},
+    "release": {"max_failed_share": 0.0},
+}
+"""Keys of earlier versions by block: they stay in the canonical bytes, so that digests stay."""
 
 # A field takes the block of any part that its table holds.
 TrainBlock = Annotated[MethodParameters, OneOf(METHODS)]
@@ -110,17 +116,6 @@ class JobData(Block):
         return None if self.schema_ is None else self.schema_.target
 
 
-class SelfStop(Block):
-    """Training ends before its last round once δ, tracked at a fixed ε, passes a threshold."""
-
-    rule: Literal["moments_delta"] = "moments_delta"
-    """`moments_delta`: δ by the moments accountant (Abadi et al. 2016) at fixed ε."""
-    epsilon: float = Field(gt=0, examples=[4])
-    """The fixed ε at which δ is tracked."""
-    delta: float = Field(gt=0, lt=1, examples=[1e-5])
-    """The threshold: the round that would pass it is not started."""
-
-
 class Privacy(Block):
     """The training guarantee of the whole job, per record; of some methods per device."""
 
@@ -137,8 +132,6 @@ class Privacy(Block):
     honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=says_nothing(0.8))
     """With shared noise: the share of the uploads in a sum that honest devices are counted on to
     have sent. Nobody can tell whether they did: fewer, and the printed ε does not hold."""
-    stop: SelfStop | None = None
-    """A rule that ends training early; null: all rounds are trained."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print none."""
 
@@ -155,7 +148,6 @@ class Selection(Block):
 
 
 LARGEST_DEFAULT_BUDGET_S = 60.0
-MOST_STALE = 16  # rounds
 
 
 class Round(Block):
@@ -166,10 +158,6 @@ class Round(Block):
     with its first `buffer` uploads, and a device that is late sends its update in a later one."""
     buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=says_nothing(None))
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
-    max_staleness: int = Field(default=8, ge=1, le=MOST_STALE, exclude_if=says_nothing(8))
-    """How many rounds late an update may be; an older one is dropped, paid for in vain."""
-    staleness_exponent: float = Field(default=0.5, ge=0, le=1.5, exclude_if=says_nothing(0.5))
-    """An update that is τ rounds late is weighed by (1 + τ) to the power of minus this."""
     deadline_s: Seconds = 30.0
     """Seconds from the broadcast after which the round closes with what has come."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
@@ -223,8 +211,6 @@ class ReleaseRollout(Block):
     soak_s: Seconds = 3600.0
     """Seconds until a canary in good health is followed by the rest; reports come in the first
     half."""
-    max_failed_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the canary that may fail; beyond it the release is withdrawn everywhere."""
 
 
 class LaplaceEval(Block):
@@ -258,11 +244,6 @@ class Unsupervised(Block):
     """ε of all `sums` of one device's evaluation records together, with `privacy.delta`."""
     samples_per_device: int = Field(default=16, ge=1, le=4096)
     """Vectors of one device's `per_sample` upload; public, the same for all devices."""
-    labels: Literal["argmax", "kmeans"] = "argmax"
-    """How uploads are put into clusters: by their largest entry, or by k-means; `sums` have their
-    centroids."""
-    silhouette: Literal["sklearn", "text"] = "sklearn"
-    """`text`: the mean inner distance divides by the cluster's whole size, the point included."""
     cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
     """Most uploads that are clustered in one round."""
     eval_type: Literal[
@@ -437,6 +418,9 @@ class Job(Block):
         for part, block in zip(parts, blocks, strict=True):
             if part is not None:
                 block |= part.settled
+        for block, constants in CONSTANTS.items():
+            if block in plain:
+                plain[block] |= constants
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -465,7 +449,7 @@ class Job(Block):
         if len(raw) > CANONICAL_BYTES:
             raise ProtocolError("bad_job", f"a job of more than {CANONICAL_BYTES} bytes")
         try:
-            job = cls.model_validate_json(raw, strict=True)
+            job = cls.model_validate_json(_without_constants(raw), strict=True)
             said = job.train.model_fields_set
             job._set_train({k: v for k, v in job.train.left_out.items() if k not in said})
             same = job.canonical() == raw
@@ -476,6 +460,15 @@ class Job(Block):
         if not same:
             raise ProtocolError("bad_job", "not in canonical form")
         return job
+
+
+def _without_constants(raw: bytes) -> str:
+    plain = json.loads(raw)
+    for block, constants in CONSTANTS.items():
+        if isinstance(plain, dict) and isinstance(plain.get(block), dict):
+            for key in constants:
+                plain[block].pop(key, None)
+    return json.dumps(plain)
 
 
 def _scaled(block: Any, scale: float) -> Any:

@@ -15,6 +15,7 @@ from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
 from edgeveil.evaluation.record_counts import RecordCounts, ScoreCounts, counts_of
+from edgeveil.jobs import buffered_rounds
 from edgeveil.jobs.federated_evaluation import (
     ABOUT,
     CENTROIDS,
@@ -68,7 +69,6 @@ from edgeveil.privacy.laplace_mechanism import (
     softmax_event,
     softmax_steps,
 )
-from edgeveil.privacy.moments import exchanges_within
 from edgeveil.privacy.policy import JobRequest, Quote, price
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
@@ -219,21 +219,13 @@ class Plan:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The planned exchanges, without those past `privacy.stop`, which never begin, and with the
-        evaluations that the job asks for.
-
-        Raises PrivacyError where that rule meets a price that is not proven.
-        """
-        stop, kept, asked = self.job.privacy.stop, self.planned, self.job.federated_evaluation
-        every = self.job.cluster_every
-        if stop is not None:
-            prices = (self._training_price(exchange) for exchange in self.planned)
-            kept = kept[: exchanges_within(prices, stop.epsilon, stop.delta)]
-        rounds = max((e.number for e in kept), default=0)
+        """The planned exchanges and the evaluations that the job asks for."""
+        asked, every = self.job.federated_evaluation, self.job.cluster_every
+        rounds = max((e.number for e in self.planned), default=0)
         after = {CLUSTER: set(range(every, rounds + 1, every)) if every else set()}
         if asked is not None:
             after[EVALUATE] = set(evaluation_rounds(rounds, asked.every_rounds))
-        return with_evaluations(kept, after)
+        return with_evaluations(self.planned, after)
 
     @property
     def of_method(self) -> tuple[Exchange, ...]:
@@ -286,15 +278,8 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Training rounds that will be run: the job's, or fewer with `privacy.stop`."""
+        """Training rounds that will be run."""
         return max((exchange.number for exchange in self.exchanges), default=0)
-
-    @property
-    def stop_note(self) -> str:
-        """What a person reads of a job that `privacy.stop` ends before its last round, or ""."""
-        if self.rounds == self.job.rounds:
-            return ""
-        return f"stopped by privacy.stop after round {self.rounds} of {self.job.rounds}"
 
     def exchange(self, index: int) -> Exchange:
         """The exchange of a wire round; raises ProtocolError `unknown_round`."""
@@ -413,7 +398,7 @@ class Plan:
         if late.mode == "buffered" and self.adds_noise:
             found.append(
                 "round.mode: buffered: a device pays for each round that it trains in, also where "
-                f"its update is more than {late.max_staleness} rounds late and of no use"
+                f"its update is more than {buffered_rounds.MAX_STALENESS} rounds late and of no use"
             )
         if given is not None and not self.adds_noise:
             found.append(
@@ -490,12 +475,6 @@ class Plan:
             return (self.evaluation_of(exchange.phase).event,)
         training = self.device.price(exchange) if trains else ()
         return (*training, self.softmax_event()) if exchange.infer else training
-
-    def _training_price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The training events of a device that takes part as early and as often as it may."""
-        if exchange.number > self.job.max_participations:
-            return ()
-        return self.device.price(exchange)
 
     @property
     def adapter_note(self) -> str:

@@ -9,9 +9,6 @@ releases, adaptive ones too (Abadi et al. 2016, thm 2.1; Mironov 2017). One rele
 - a step of a sampled Gaussian: for whole λ the binomial sum of Mironov, Talwar and Zhang (2019),
   true of the discrete noise too and in both directions (proof: `docs/privacy.md`, "Sampled
   Gaussian"); between whole λ the chord, since α is convex in λ and α(0) = 0.
-
-`MomentsAccountant` says how far a job may go before δ at a fixed ε passes a threshold. Prices do
-not depend on data, so neither does the stop: everybody knows it when the job is made.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, PureEvent, as_summed
 
 ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of a computed ε or δ
@@ -112,45 +108,3 @@ def _whole(probability: float, mu: float, order: int) -> float:
     largest = float(logs.max())
     tail = largest + math.log(math.fsum(np.exp(logs - largest).tolist()))
     return max(tail, 0.0) * ROUND_UP + math.log1p(math.exp(-abs(tail))) * ROUND_UP
-
-
-class MomentsAccountant:
-    """The log moments of all releases so far (Abadi et al. 2016, thm 2).
-
-    They are (ε, δ)-DP together for δ = min over λ of exp(α(λ) - λε).
-    """
-
-    def __init__(self) -> None:
-        self._moments: Moments = NO_MOMENTS
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Count further releases. Raises `PrivacyError` for one without a proven bound."""
-        for event in events:
-            bounds = log_moments(event)
-            if bounds is None:
-                raise PrivacyError(
-                    f"'{event.what}' has no proven bound, so no δ can be tracked",
-                    where="privacy.stop",
-                    fix="leave privacy.stop out, or use a method with a proven guarantee",
-                )
-            self._moments = added([self._moments, bounds])
-
-    def delta(self, epsilon: float) -> float:
-        """δ of all releases together at `epsilon`, rounded up, at most 1."""
-        pairs = zip(ORDERS, self._moments, strict=True)
-        least = min(moment - order * epsilon for order, moment in pairs)
-        return math.exp(least) * ROUND_UP if least < 0 else 1.0
-
-
-def exchanges_within(exchanges: Iterable[Iterable[Event]], epsilon: float, threshold: float) -> int:
-    """How many exchanges, in order and each given by its events, keep δ(ε) at the threshold.
-
-    Raises `PrivacyError` for an event without a proven bound.
-    """
-    accountant, count = MomentsAccountant(), 0
-    for events in exchanges:
-        accountant.add(events)
-        if accountant.delta(epsilon) > threshold:
-            break
-        count += 1
-    return count

@@ -199,7 +199,7 @@ _PROXY_LIMITS = {
     "max_offline_share": 0.5,
 }
 _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
-RETIRED: dict[str, dict[str, object]] = {
+RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
     "job": {
         "local_run.engine": "auto",
         "train.c1": 1.0,
@@ -215,6 +215,13 @@ RETIRED: dict[str, dict[str, object]] = {
         "update.*.dtype": "float16",
         "update.*.clip_rate": 0.2,
         "update.*.bit_share": 0.05,
+        "local_run.policy": dict,  # a block, of any keys; a path to a policy file is none
+        "privacy.stop": None,
+        "round.max_staleness": 8,
+        "round.staleness_exponent": 0.5,
+        "release.max_failed_share": 0,
+        "unsupervised.labels": "argmax",
+        "unsupervised.silhouette": "sklearn",
     },
     "broker": {"enforce_profile": None},
     "cloud": {
@@ -250,6 +257,8 @@ RETIRED["fleet"] = {
 _INSTEAD = {
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",
+    "stop": "drop the block, and lower train.rounds or privacy.max_participations",
+    "silhouette": "drop the key, or use eval_type: DAVIES_BOULDIN_SCORE",
 }
 
 
@@ -259,11 +268,15 @@ def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int
     for dotted, usual in RETIRED.get(kind, {}).items():
         *steps, key = dotted.split(".")
         for path, holder in _holders(block, steps, ()):
-            if key in holder:
-                value = holder.pop(key)
-                if value != usual:
-                    fix = _INSTEAD.get(key, "drop the key")
-                    found.append(((*path, key), f"is always {usual} by now; {fix}"))
+            value = holder.get(key)
+            of_type = isinstance(usual, type) and isinstance(value, usual)
+            if key not in holder or (isinstance(usual, type) and not of_type):
+                continue
+            del holder[key]
+            if not of_type and value != usual:
+                text = "null" if usual is None else usual
+                fix = _INSTEAD.get(key, "drop the key")
+                found.append(((*path, key), f"is always {text} by now; {fix}"))
     return found
 
 

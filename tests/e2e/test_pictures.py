@@ -57,11 +57,6 @@ def test_the_examples_for_colour_pictures_learn_them(tmp_path: Path, example: st
     job["selection"] = {"devices": DEVICES, "min_devices": DEVICES}
     job["round"]["min_batch"] = DEVICES
     job["local_run"]["devices"] = DEVICES
-    job["local_run"]["policy"] = {
-        "max_epsilon_per_job": 8,
-        "max_collusion_epsilon_per_job": 100,
-        "lifetime_collusion_epsilon": 100,
-    }
     path, out = tmp_path / "job.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(job), "utf-8")
     command = [sys.executable, "-m", "edgeveil_tools.cli", "run", str(path)]

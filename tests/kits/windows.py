@@ -53,14 +53,6 @@ def windows_job(folder: Path, **changes: Any) -> Path:
             "devices": 5,
             "simulate": True,
             "data": {"source": "csv", "path": "windows.csv"},
-            "policy": {
-                "max_inference_epsilon": 20,
-                "max_epsilon_per_job": 20,
-                "max_collusion_epsilon_per_job": 50,
-                "lifetime_collusion_epsilon": 100,
-                "allowed_methods": ["pca_residual", "dp_sgd", "sgd", "fm"],
-                "accept_unprotected": True,
-            },
         },
         **changes,
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.jobs import buffered_rounds
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
@@ -84,14 +85,17 @@ def test_a_late_update_is_paid_for_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("most", [8, 1])
-def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path: Path, most: int) -> None:
+def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     """An answer takes them four rounds: it counts then, unless the job bounds how late it may be.
 
     What a box needs is what its trial says, as where trials are real.
     """
+    monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", most)
     fleet = Fleet(tmp_path, DEVICES, policy=OWNERS)
     slow = fleet.devices[:2]
-    job = fleet.submit(buffered_job(rounds=12, buffer=4, budget_s=20.0, max_staleness=most))
+    job = fleet.submit(buffered_job(rounds=12, buffer=4, budget_s=20.0))
     trial = trial_name(wire_id(job))
     fleet.net.run(lambda: all(box.store.fact(trial) for box in fleet.devices))
     for box in fleet.devices:
@@ -105,11 +109,12 @@ def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path: Path, most:
     assert fleet.net.now_s - begun_s < 12 * 1.5
 
 
-def test_what_is_too_stale_is_dropped(tmp_path: Path) -> None:
+def test_what_is_too_stale_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a staleness of 1 nobody sends an update that is two rounds late."""
+    monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 1)
     lines: list[str] = []
     fleet = Fleet(tmp_path, 9, say=lines.append, policy=OWNERS)
-    job = fleet.submit(buffered_job(max_staleness=1))
+    job = fleet.submit(buffered_job())
     assert fleet.finish(job) == "completed"
     told = [line for line in lines if "is answered with the update of round" in line]
     assert told

@@ -162,8 +162,6 @@ def _checked(
         return one
     job, plan = found
     one.fields["plan"] = plan
-    if plan.stop_note:
-        one.kind += f"; will be {plan.stop_note}"
     one.lines = [f"  {line}" for line in job_notes(plan)]
     try:
         sources: list[Path | None] = [*records] or [None]

@@ -19,8 +19,7 @@ from typing import Any
 
 from edgeveil import plugins
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.cluster_metrics import LABELLERS
-from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
+from edgeveil.evaluation.clustering import EVALUATIONS
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
@@ -232,8 +231,6 @@ def _named() -> Iterator[tuple[str, str, Said, str]]:
     """Family, name, what is said of it, and the text that stands beside the name in the code."""
     tables: tuple[tuple[str, Mapping[str, Said], Any], ...] = (
         ("unsupervised.eval_type", _EVALUATIONS, EVALUATIONS),
-        ("unsupervised.silhouette", _SILHOUETTES, SILHOUETTES),
-        ("unsupervised.labels", _LABELS, LABELLERS),
         ("mechanism", _MECHANISMS, MECHANISMS),
         ("proxy.shuffle", _SHUFFLES, None),
         ("encrypt.privacy_eval_type", _PROTECTIONS, None),
@@ -404,16 +401,6 @@ _EVALUATIONS = {
     "SILHOUETTE_SCORE": Said("Rousseeuw 1987"),
     "CALINSKI_HARABASZ_SCORE": Said("Caliński and Harabasz 1974"),
     "DAVIES_BOULDIN_SCORE": Said("Davies and Bouldin 1979"),
-}
-
-_SILHOUETTES = {
-    "sklearn": Said("Rousseeuw 1987"),
-    "text": Said(_INFERENCE),
-}
-
-_LABELS = {
-    "argmax": Said(_INFERENCE, summary="A cluster is all uploads with the same largest entry."),
-    "kmeans": Said("Lloyd 1982; Arthur and Vassilvitskii 2007", "scikit-learn"),
 }
 
 _POLICY = "privacy.accept_unproven; owners who allow it"

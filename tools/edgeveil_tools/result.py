@@ -52,10 +52,7 @@ MEASURED_ON = {
 }
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
-_SCORES = (
-    *("eval_type", "score", "reason", "used", "wanted", "labels", "squared"),
-    *("corrected", "corrected_error", "corrected_reason", "noise_variance"),
-)
+_SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
 _MEAN = ("mean", "uploads", "noise_deviation")
 
 

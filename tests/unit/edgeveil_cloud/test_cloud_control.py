@@ -352,26 +352,6 @@ def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
     assert [dict(event.data) for event in waiting] == [{"enrolled": 4, "wanted": 5}]
 
 
-def test_a_job_that_stops_early_waits_for_no_more_devices_than_its_rounds_need(
-    store: Store,
-) -> None:
-    """Four devices with 40 answers each make no 100 batches of 3, but it plays one."""
-    stop = "{rule: moments_delta, epsilon: 2, delta: 1.0e-5}"
-    told = f"""
-job: stops
-data: {{source: digits, classes: 10, input_shape: [64], nominal_records: 64}}
-model: {{name: mlp, hidden: [], input_scale: 16}}
-train: {{method: dp_sgd, rounds: 100, local_steps: 10, sampling_rate: 0.25}}
-privacy: {{epsilon: 8, delta: 1.0e-5, max_participations: 40, stop: {stop}}}
-round: {{min_batch: 3}}
-selection: {{devices: 3, min_devices: 3}}
-"""
-    cloud = Cloud(store)
-    entry = cloud.control.submit(told)
-    assert cloud.host.jobs.plan(store.job(entry)).rounds < 40
-    cloud.play(lambda: cloud.until(lambda: cloud.runs(entry)))
-
-
 def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store) -> None:
     cloud = Cloud(store)
     entry = cloud.submit(job(selection={"devices": 5}))

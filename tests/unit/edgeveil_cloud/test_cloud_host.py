@@ -482,27 +482,6 @@ def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:
     assert end["final"] == {"accuracy": None}
 
 
-def test_the_end_names_the_rule_that_stopped_it() -> None:
-    stop = {"rule": "moments_delta", "epsilon": 4.0, "delta": 1e-5}
-    desk = Desk(Store(), job(privacy={"epsilon": 4.0, "delta": 1e-5, "stop": stop}))
-    plan = desk.host.jobs.plan(desk.store.job(desk.id))
-    assert plan.rounds == 1
-    for exchange in plan.exchanges:
-        desk.commit(exchange.index)
-    desk.host.store(JobStatus(desk.wire, "completed"))
-    [event] = desk.events("job_completed")
-    assert event["reason"] == "stopped by privacy.stop after round 1 of 2"
-    assert event["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
-    assert desk.store.job(desk.id).reason == event["reason"]
-
-
-def test_a_job_that_fails_does_not_blame_the_rule() -> None:
-    stop = {"rule": "moments_delta", "epsilon": 4.0, "delta": 1e-5}
-    desk = Desk(Store(), job(privacy={"epsilon": 4.0, "delta": 1e-5, "stop": stop}))
-    desk.host.store(JobStatus(desk.wire, "failed", "no device answered"))
-    assert desk.store.job(desk.id).reason == "no device answered"
-
-
 def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> None:
     first, full = desk.id, "the proxy refused the broadcast: cache_full"
     desk.host.store(JobStatus(desk.wire, "paused", full))

@@ -55,12 +55,6 @@ def test_a_canary_is_judged_by_its_counts(counts, now_s, stage):
     assert verdict(counted(**counts), ASKED, now_s)[0] == stage
 
 
-def test_as_many_may_fail_as_the_job_says():
-    asked = ASKED.model_copy(update={"max_failed_share": 0.25})
-    assert verdict(counted(in_use=3, failed_trial=1), asked, 100.0)[0] == "all"
-    assert verdict(counted(in_use=2, failed_trial=2), asked, 1.0)[0] == "withdrawn"
-
-
 class Course:
     """A host whose jobs have ended, and the driver of their releases at a time that tests set."""
 

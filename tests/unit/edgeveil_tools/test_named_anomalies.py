@@ -218,7 +218,6 @@ def test_arrays_have_zero_for_normal(tmp_path):
             "devices": 5,
             "simulate": True,
             "data": {"source": "npz", "path": "windows.npz"},
-            "policy": {"allowed_methods": ["pca_residual"], "max_inference_epsilon": 10},
             "test_share": 0.3,
         },
     )

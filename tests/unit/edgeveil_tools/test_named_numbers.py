@@ -61,9 +61,7 @@ def test_a_number_is_learned_and_told_in_its_unit(learned):
 
 def test_devices_errors_on_their_own_records_are_told_beside_the_clouds(tmp_path):
     asked = {"epsilon": 9}
-    policy = {"max_inference_epsilon": 10}
-    beside = {**LOCAL, "policy": policy}
-    result = run_of(tmp_path, federated_evaluation=asked, local_run=beside)
+    result = run_of(tmp_path, federated_evaluation=asked)
     told = result.content["final"]["federated"]
     assert told["leading"] == "rmse"
     assert abs(told["rmse"] - result.rmse) < 3 * told["rmse_deviation"]  # of other records
@@ -82,9 +80,7 @@ def test_its_report_speaks_of_rmse_and_of_no_class(learned):
 
 def test_sums_with_shared_noise_learn_it_too(learned, tmp_path):
     one = Result.load(learned / "out")
-    policy = {"max_collusion_epsilon_per_job": 20}
-    run = {**LOCAL, "policy": policy}
-    other = run_of(tmp_path, aggregation=SECURE, privacy=SHARED, local_run=run)
+    other = run_of(tmp_path, aggregation=SECURE, privacy=SHARED)
     assert other.rmse < one.rmse * 1.2
     assert other.privacy["training"]["collusion_epsilon"] > 5
 

@@ -7,18 +7,18 @@ from edgeveil.jobs import parse_job
 from edgeveil.parts.features import backbone_digests, read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil_tools.local.job import Overrides, local_job, submitted
+from edgeveil_tools.local.local_run import owners_policy
 from tests.kits.backbone_files import small_backbone
 
 BACKBONE = small_backbone()
 DIGEST = sha256_hex(BACKBONE)
-OTHER = "0" * 64
-YAML = f"""
+YAML = """
 job: frozen
-data: {{source: digits, classes: 10, input_shape: [64], nominal_records: 64}}
-features: [{{name: identity}}, {{name: onnx, file: models/own.onnx, input_scale: 16}}]
-train: {{method: fm}}
-privacy: {{epsilon: 8}}
-local_run: {{devices: 9, policy: {{allowed_backbones: ['{OTHER}']}}}}
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}
+features: [{name: identity}, {name: onnx, file: models/own.onnx, input_scale: 16}]
+train: {method: fm}
+privacy: {epsilon: 8}
+local_run: {devices: 9}
 """
 
 
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 def test_the_played_owners_allow_the_runs_own_backbone(path):
     job, run = local_job(path, Overrides(devices=8))
-    assert run.policy.allowed_backbones == (OTHER, DIGEST)
+    assert owners_policy(job, run).allowed_backbones == (DIGEST,)
     assert read_backbones(job.features) == {DIGEST: BACKBONE}
 
 

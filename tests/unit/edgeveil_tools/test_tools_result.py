@@ -37,11 +37,6 @@ CLUSTERS = {
     "used": 4,
     "wanted": 4,
     "labels": [0, 0, 1, 1],
-    "squared": 0.125,
-    "corrected": 0.5,
-    "corrected_error": 0.0625,
-    "corrected_reason": "",
-    "noise_variance": 0.02,
     "vectors": [[0.9, 0.1]] * 4,
 }
 QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))

@@ -19,7 +19,7 @@ from edgeveil_tools.local import reference as run_reference
 from edgeveil_tools.local.children import Children, tail
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
-from edgeveil_tools.local.local_run import load_local_job, owners_policy
+from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.local.run_log import RunProgress, RunReporter
 from edgeveil_tools.site.provision import SitePlan, provision
@@ -52,7 +52,7 @@ def test_options_replace_values_of_the_local_run():
 def test_without_options_the_job_is_the_files():
     job, run = local_job(QUICKSTART, Overrides())
     of_file = load_local_job(QUICKSTART)[0].local_run
-    assert run == of_file.model_copy(update={"policy": owners_policy(job, of_file)})
+    assert run == of_file
     assert run.devices == job.selection.min_devices == 20
 
 

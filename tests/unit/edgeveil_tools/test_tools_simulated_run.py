@@ -14,7 +14,6 @@ import yaml
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.pages.frozen import thawed
 from edgeveil.parts.sources.idx import MNIST_FILES
-from edgeveil.sites.policy import Policy
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
@@ -123,7 +122,8 @@ def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
 
 def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
     job, run = local_job(job_file(tmp_path), Overrides())
-    strict = run.model_copy(update={"policy": Policy(max_epsilon_per_job=1.0)})
+    (tmp_path / "owner.yaml").write_text("policy: {max_epsilon_per_job: 1}")
+    strict = run.model_copy(update={"policy": tmp_path / "owner.yaml"})
     prepare(tmp_path / "out")
     played = LocalFleet(job, strict, tmp_path / "site", tmp_path / "out")
     with pytest.raises(JobFailed, match="all 5 selected devices declined") as raised:
@@ -228,7 +228,8 @@ def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     four = {"devices": 4, "min_devices": 4}  # of five, each of which answers some exchanges
-    run = {**SMALL["local_run"], "policy": {"min_devices": 4}}
+    (tmp_path / "owner.yaml").write_text("policy: {min_devices: 4}")
+    run = {**SMALL["local_run"], "policy": str(tmp_path / "owner.yaml")}
     path = job_file(tmp_path, selection=four, local_run=run, round={"min_batch": 4})
     spent = "privacy.max_participations=1,2"
     code = grid(path, "--sweep", spent, "--out", tmp_path / "t")
@@ -289,17 +290,9 @@ def test_federated_averaging_of_an_own_model_needs_one_block_or_one_switch(
     said = capsys.readouterr().err.strip()
     assert said.count("\n") == 0 and "no guarantee is proven" in said
     assert "--accept-unprotected" in said
-    blocks = [
-        yaml.safe_load(block) for block in re.findall(r"`((?:privacy|local_run): [^`]*)`", said)
-    ]
-    blocks[1]["local_run"] |= MINE["local_run"]
-    consented = MINE | blocks[0] | blocks[1]
-    path.write_text(yaml.safe_dump(consented))
+    (block,) = re.findall(r"`(privacy: [^`]*)`", said)
+    path.write_text(yaml.safe_dump(MINE | yaml.safe_load(block)))
     assert main([*line, str(tmp_path / "b")]) == 0
-    path.write_text(yaml.safe_dump(MINE | {"privacy": {"accept_unproven": True}}))
-    assert main([*line, str(tmp_path / "c")]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0 and "local_run: {policy: {accept_unproven: true" in said
     path.write_text(yaml.safe_dump(MINE))
     assert main([*line, str(tmp_path / "d"), "--accept-unprotected"]) == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "bd"]

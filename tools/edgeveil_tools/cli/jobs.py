@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
 _EPSILONS = ("ε", "ε if all others collude")
-COLUMNS = ("round", "answered", "figure", "loss", "score", "corrected", "seconds", "bytes")
+COLUMNS = ("round", "answered", "figure", "loss", "score", "seconds", "bytes")
 
 
 def submit_command(args: argparse.Namespace) -> int:
@@ -324,7 +324,6 @@ def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
             record["figure"],
             _figure(record["loss"]),
             _figure(scores.get("score")),
-            _figure(scores.get("corrected")),
             f"{record['seconds']:.1f}",
             f"{sum(record['bytes'].values()):,}",
         )

@@ -31,7 +31,7 @@ class Overrides:
     """Options of `edgeveil run` that replace values of the `local_run` block.
 
     `secure` is the job's `aggregation.secure`, `settings` are other keys of it with their values;
-    with `accept_unprotected` job and devices accept what is not proven.
+    with `accept_unprotected` the job accepts what is not proven.
     """
 
     broker: str | None = None
@@ -80,7 +80,6 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     if overrides.data is not None:
         files = _files(block["data"], overrides.data.absolute())
         plain["local_run"]["data"] = {**block["data"], **files}
-    plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
     for key, value in overrides.settings or ():
         _set(plain, key, value)
     devices = plain["local_run"]["devices"]
@@ -178,7 +177,7 @@ def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = Non
         partition=run.partition,
         classes=dealt_classes(job, data),
         seed=run.seed,
-        policy=run.policy,
+        policy=owners_policy(job, run),
         min_batch_floor=min(3, job.round.min_batch),
         record_dir=record_dir,
     )

@@ -34,16 +34,12 @@ from edgeveil.sites.data import (
     test_file_mixes,
     unread_mixes,
 )
+from edgeveil.sites.files import load_policy
 from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
-_CONSENT = (
-    "privacy.accept_unproven",
-    "local_run.policy.accept_unproven",
-    "local_run.policy.accept_unprotected",
-    "local_run.policy.allowed_methods",
-)  # keys of those who run, or answer, a job without proven privacy
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
+_ANY_EPSILON = 1e15  # of a simulated owner who allows what the job asks for
 
 
 class RunData(DataFiles):
@@ -92,8 +88,9 @@ class LocalRun(Block):
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5
     """MQTT version: 5, or 4 for 3.1.1."""
-    policy: Policy = Policy()
-    """The owners' policy, the same for all devices of the run."""
+    policy: SitePath | None = Field(default=None, examples=["../policy.yaml"])
+    """A policy file as a device's `policy_file` names it, to see whether owners who have it would
+    take part; null: the devices' owners allow what the job asks for."""
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -150,19 +147,10 @@ def parse_local_job(
 
 
 def _accept_unprotected(job: dict[str, Any]) -> None:
-    """Write the consent of job and devices into a job's plain values."""
-    method = job["train"].get("method") if isinstance(job.get("train"), dict) else None
-    for dotted in ("privacy", "local_run.policy"):
-        block = job
-        for key in dotted.split("."):
-            block = block.setdefault(key, {})
-            if not isinstance(block, dict):
-                return  # which the loader tells
+    """Write the consent to a job without proven privacy into its plain values."""
+    block = job.setdefault("privacy", {})
+    if isinstance(block, dict):  # else the loader tells
         block["accept_unproven"] = True
-    block["accept_unprotected"] = True
-    allowed = block.get("allowed_methods", [])
-    if method is not None and isinstance(allowed, list) and method not in allowed:
-        block["allowed_methods"] = [*allowed, method]
 
 
 def local_job_schema() -> Schema:
@@ -188,29 +176,19 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
     try:
         plan = compile_job(job, known)
     except ImpossibleMixError as error:
-        raise ImpossibleMixError(_with_consent(job, [*error.mixes, *found])) from None
-    if run is not None:
-        found = found or _with_consent(job, list(_policy_mixes(plan, run)))
+        raise ImpossibleMixError([*map(_with_option, error.mixes), *found]) from None
+    if run is not None and run.policy is not None:
+        found = found or list(_policy_mixes(plan, run))
     if found:
         raise ImpossibleMixError(found)
     return plan
 
 
-def _with_consent(job: Job, mixes: list[Mix]) -> list[Mix]:
-    """The mixes, those for want of consent to a job without proven privacy as one, with what to
-    write or which option to give."""
-    asked = [one for one in mixes if one.paths[0] in _CONSENT]
-    unproven = any(one.paths[0] == _CONSENT[0] for one in asked)
-    if not asked or not (unproven or job.privacy.accept_unproven):
-        return mixes
-    policy = "accept_unproven: true, accept_unprotected: true, allowed_methods: "
-    text = (
-        f"{asked[0].text.partition(';')[0]}; choose a proven variant, or run it all the same: "
-        "`edgeveil run … --accept-unprotected`, or in the job file `privacy: {accept_unproven: "
-        f"true}}` and `local_run: {{policy: {{{policy}[{job.train.method}]}}}}`"
-    )
-    rest = [one for one in mixes if one.paths[0] not in _CONSENT]
-    return [Mix(asked[0].paths, text), *rest]
+def _with_option(mix: Mix) -> Mix:
+    """The mix; where consent is missing also the option that gives it."""
+    if mix.paths[0] != "privacy.accept_unproven":
+        return mix
+    return Mix(mix.paths, f"{mix.text}, or run it with --accept-unprotected")
 
 
 def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
@@ -319,37 +297,37 @@ def _test_file_mixes(run: LocalRun) -> Iterator[Mix]:
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:
-    """The policy of the run's devices, whose owners allow the backbones and plug-ins of its job."""
+    """The policy of the run's devices: of the file that `run` names, else what the job needs."""
+    if run.policy is not None:
+        return load_policy(run.policy).with_room(job.data.nominal_records)
     parts = [
         *job.part_names,
         ("sources", run.data.source or job.data.source),
         ("partitions", run.partition.kind),
     ]
-    own = [AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)]
     function = python_function(job.model)
-    models = [] if function is None else [_allowed_model(function)]
-    policy = run.policy.with_room(job.data.nominal_records)
-    return policy.model_copy(
-        update={
-            "allowed_backbones": (
-                *policy.allowed_backbones,
-                *(d for d in carried_digests(job) if d not in policy.allowed_backbones),
-            ),
-            "allowed_plugins": (
-                *policy.allowed_plugins,
-                *(one for one in own if one not in policy.allowed_plugins),
-            ),
-            "allowed_python_models": (*policy.allowed_python_models, *models),
-        }
-    )
-
-
-def _allowed_model(function: str) -> AllowedPythonModel:
-    return AllowedPythonModel(function=function, sha256=plugins.code_digest(function))
+    models = () if function is None else (function,)
+    return Policy(
+        max_epsilon_per_job=_ANY_EPSILON,
+        lifetime_epsilon=_ANY_EPSILON,
+        lifetime_delta=0.99,
+        max_inference_epsilon=_ANY_EPSILON,
+        accept_unproven=True,
+        accept_unprotected=True,
+        accept_unshuffled=True,
+        allowed_methods=(job.train.method,),
+        allowed_backbones=tuple(carried_digests(job)),
+        allowed_plugins=tuple(AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)),
+        allowed_python_models=tuple(
+            AllowedPythonModel(function=one, sha256=plugins.code_digest(one)) for one in models
+        ),
+        min_devices=1,
+        max_budget_s=86400,
+    ).with_room(job.data.nominal_records)
 
 
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
-    """Why the run's own devices would decline the job."""
+    """Why devices with the named policy would decline the job."""
     policy, asked = owners_policy(plan.job, run), plan.job.selection
     data, source = run.data, run.data.source or plan.job.data.source
     named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_))
@@ -370,6 +348,6 @@ def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
 
 def _refusal(where: str, why: str) -> Mix:
     return Mix(
-        (f"local_run.{where}", "local_run.policy", "local_run"),
-        f"{why}, so no device of the run would take part; change the job or local_run.{where}",
+        ("local_run.policy",),
+        f"{where}: {why}, so no device of the run would take part; change the job or that policy",
     )

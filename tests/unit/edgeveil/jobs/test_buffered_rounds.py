@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import Job, buffered_rounds, compile_job
 from edgeveil.jobs.buffered_rounds import (
     closing_uploads,
     late_exchanges,
@@ -31,12 +31,12 @@ def plan_of(**changes):
 
 
 def test_the_weight_is_fedbuffs():
-    assert [staleness_weight(Round(), late) for late in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
-    assert staleness_weight(Round(staleness_exponent=0), 7) == 1
+    assert [staleness_weight(late) for late in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
 
 
-def test_only_rounds_that_are_not_too_old_are_taken_up():
-    plan = plan_of(round={**BUFFERED, "max_staleness": 3})
+def test_only_rounds_that_are_not_too_old_are_taken_up(monkeypatch):
+    monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 3)
+    plan = plan_of()
     assert [e.index for e in late_exchanges(plan, 6)] == [5, 4, 3]
     assert [e.index for e in late_exchanges(plan, 2)] == [1]
     assert not list(late_exchanges(plan, 1))
@@ -74,7 +74,6 @@ def test_a_fast_box_has_a_time_of_its_own():
     ("changes", "key", "why"),
     [
         ({"round": {"buffer": 6}}, "round.buffer", "is for buffered rounds alone"),
-        ({"round": {"max_staleness": 8}}, "round.max_staleness", "is for buffered rounds alone"),
         ({"round": {**BUFFERED, "buffer": 2}}, "round.buffer", "hands over 3 or more"),
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),

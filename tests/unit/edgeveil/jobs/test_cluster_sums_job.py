@@ -182,7 +182,7 @@ BUFFERED = {
     "features": (),
     "model": {"name": "mlp", "hidden": ()},
     "train": {"method": "dp_sgd", "rounds": 6},
-    "round": {"mode": "buffered", "buffer": 6, "min_batch": 3, "max_staleness": 3},
+    "round": {"mode": "buffered", "buffer": 6, "min_batch": 3},
 }
 
 
@@ -206,8 +206,6 @@ LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
         ),
         (asking(every_rounds=7), "unsupervised.every_rounds", "more than the 6 rounds"),
         (asking(eval_type="MEAN_SOFTMAX"), "unsupervised.eval_type", "nothing is clustered"),
-        (asking(labels="kmeans"), "unsupervised.labels", "nearest centroid"),
-        (asking(silhouette="text"), "unsupervised.silhouette", "nobody has them"),
         (
             {"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}},
             "encrypt",

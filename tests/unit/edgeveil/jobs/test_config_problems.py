@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import edgeveil
-from edgeveil.errors import ConfigError
-from edgeveil.jobs import load_job, parse_job
+from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.jobs import Job, load_job, parse_job
 from edgeveil.sites.files import load_site
-from edgeveil_tools.local.local_run import parse_local_job
+from edgeveil_tools.local.local_run import owners_policy, parse_local_job
 
 JOB = Path("tests/kits/quickstart.yaml").read_text()
 FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
@@ -74,7 +74,6 @@ def line_of(text: str, key: str) -> int:
         ("deadline_s: 30\n", "deadline_s: 030\n", "round.deadline_s", "octal"),
         ("{name: fedavg}", "{name: fedavgg}", "aggregation.name", "did you mean 'fedavg'?"),
         ("LAPLACE   ", "laplace   ", "encrypt.privacy_eval_type", "did you mean 'LAPLACE'?"),
-        ("[fm]", "[fm, nn]", "local_run.policy.allowed_methods[1]", "unknown method 'nn'"),
         ("protocol: 5 ", "protocol: 3 ", "local_run.protocol", "must be 5 or 4, got 3"),
         ("retries: 2\n", "retries: !!python/name:os.x 2\n", "round.retries", "tags (!)"),
         ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
@@ -135,12 +134,6 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
         ),
         ("classes: 10", "classes: 9", ["data.classes"], "digits has 10 classes"),
         ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
-        (
-            "eval_type: SILHOUETTE_SCORE ",
-            "silhouette: text\n  eval_type: DAVIES_BOULDIN_SCORE ",
-            ["unsupervised.silhouette"],
-            "is no silhouette",
-        ),
     ],
 )
 def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
@@ -171,24 +164,77 @@ def test_what_is_unusual_but_possible_is_taken(old, new):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key", "what"),
+    ("changes", "policy", "said"),
     [
-        ("per_job: 10\n", "per_job: 1\n", "max_epsilon_per_job", "take 8, the owner allows 1"),
-        ("epsilon: 8\n", "epsilon: 12\n", "max_epsilon_per_job", "the owner allows 10"),
-        ("lifetime_epsilon: 50\n", "lifetime_epsilon: 3\n", "lifetime_epsilon", "allows 3"),
-        ("lifetime_delta: 1.0e-4\n", "lifetime_delta: 0\n", "lifetime_delta", "take 1e-05"),
-        ("_eps: 20}", "_eps: 230260}", "max_inference_epsilon", "the owner allows 100"),
-        ("methods: [fm]\n", "methods: [fm_paper]\n", "allowed_methods", "method 'fm'"),
-        ("    min_devices: 5\n", "    min_devices: 21\n", "min_devices", "20 devices are"),
-        ("    min_devices: 5\n", "    require_cover: true\n", "require_cover", "no cover traffic"),
+        ((), "max_epsilon_per_job: 1", ["policy.max_epsilon_per_job: job quickstart refused"]),
+        ((), "lifetime_epsilon: 3", ["the owner allows 3"]),
+        ((), "max_epsilon_per_job: 1, lifetime_epsilon: 2", ["per_job", "lifetime"]),
+        ((), "lifetime_delta: 0", ["take 1e-05"]),
+        ((("_eps: 20}", "_eps: 230260}"),), "max_jobs: 4", ["the owner allows 100"]),
+        ((), "allowed_methods: [fm_paper]", ["method 'fm'"]),
+        ((), "min_devices: 21", ["20 devices are"]),
+        ((), "require_cover: true", ["no cover traffic"]),
+        (
+            (("devices: all ", "devices: 18 "), ("select: 1.0", "select: 1.1")),
+            "min_devices: 20",
+            [],
+        ),
     ],
 )
-def test_a_job_that_its_own_runs_policy_declines_is_refused(old, new, key, what):
-    text, _ = changed(old, new)
-    found = only(text)
-    assert what in found
-    assert f" local_run.policy.{key}: " in found
+def test_a_job_that_a_named_policy_declines_is_refused(tmp_path, changes, policy, said):
+    (tmp_path / "owner.yaml").write_text(f"policy: {{{policy}}}\n")
+    text = JOB
+    for old, new in changes:
+        text = text.replace(old, new)
+    text += "  policy: owner.yaml\n"
+    if not said:
+        parse_local_job(text, folder=tmp_path)
+        return
+    with pytest.raises(ConfigError) as raised:
+        parse_local_job(text, folder=tmp_path)
+    assert len(raised.value.problems) == len(said)
+    for problem, part in zip(raised.value.problems, said, strict=True):
+        assert " local_run.policy: policy." in problem and part in problem
     parse_job(without_run(text))
+
+
+def test_owners_allow_what_the_job_needs_and_an_older_files_policy_is_dropped():
+    open_ = JOB.replace("accept_unproven: false    #", "accept_unproven: true #")
+    text = open_.replace("type: LAPLACE ", "type: NOT_ENCRYPT ").replace(
+        "epsilon: 8", "epsilon: 16"
+    )
+    own = "  policy: {max_epsilon_per_job: 1, allowed_methods: [sgd]}\n"
+    for job in (text, text + own):
+        found = parse_local_job(job)[0]
+        assert found.local_run.policy is None
+        assert owners_policy(found, found.local_run).allowed_methods == ("fm",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("accept_unproven:", "stop: {epsilon: 4, delta: 0.1}\n  accept_unproven:", "privacy.stop"),
+        ("upload: mean", "labels: kmeans\n  upload: mean", "unsupervised.labels"),
+        ("upload: mean", "silhouette: text\n  upload: mean", "unsupervised.silhouette"),
+        ("soak_s:", "max_failed_share: 0.5\n  soak_s:", "release.max_failed_share"),
+        ("grace_s:", "max_staleness: 3\n  grace_s:", "round.max_staleness"),
+    ],
+)
+def test_a_key_of_earlier_versions_is_told_with_what_it_is_now(old, new, key):
+    found = only(changed(old, new)[0])
+    assert f" {key}: is always " in found and "drop the" in found
+
+
+def test_usual_values_of_earlier_keys_leave_the_job_as_it_was():
+    told = JOB.replace("upload: mean", "labels: argmax\n  silhouette: sklearn\n  upload: mean")
+    told = told.replace("accept_unproven:", "stop: null\n  accept_unproven:")
+    assert parse_job(told).canonical() == parse_job(JOB).canonical()
+    raw = parse_job(JOB).canonical()
+    assert b'"labels":"argmax"' in raw and b'"stop":null' in raw
+    assert Job.from_canonical(raw) == parse_job(JOB)
+    for other in (raw.replace(b'"stop":null', b'"stop":1'), raw.replace(b',"stop":null', b"")):
+        with pytest.raises(ProtocolError):
+            Job.from_canonical(other)
 
 
 def test_a_job_without_its_name_is_no_sites_file(tmp_path):
@@ -198,22 +244,6 @@ def test_a_job_without_its_name_is_no_sites_file(tmp_path):
     assert found == ["job"]
     path.write_text("preset: fm\nproxy: {shuffle: split}\n")
     assert "proxy.edge_broker" not in {problem.key for problem in edgeveil.validate(path)}
-
-
-def test_a_runs_policy_counts_devices_as_the_cloud_draws_them():
-    job = JOB.replace("devices: all ", "devices: 50 ").replace(
-        "over_select: 1.0", "over_select: 1.1"
-    )
-    job = job.replace("\n  devices: 20", "\n  devices: 60")
-    assert "55 devices are" in only(job.replace("    min_devices: 5\n", "    min_devices: 56\n"))
-    parse_local_job(job.replace("    min_devices: 5\n", "    min_devices: 55\n"))
-
-
-def test_all_limits_that_a_job_passes_are_named_at_once():
-    text = JOB.replace("per_job: 10\n", "per_job: 1\n").replace("_epsilon: 50\n", "_epsilon: 2\n")
-    with pytest.raises(ConfigError) as raised:
-        parse_local_job(text)
-    assert len(raised.value.problems) == 2
 
 
 def test_the_shape_of_a_shipped_data_sets_records_is_known():
@@ -237,15 +267,8 @@ def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():
     assert "after round 14" in only(widened)
 
 
-def test_a_job_without_noise_is_possible_when_it_says_so():
-    text = JOB.replace("type: LAPLACE ", "type: NOT_ENCRYPT ")
-    text = text.replace("accept_unproven: false    #", "accept_unproven: true #")
-    assert "local_run.policy.accept_unprotected" in only(text)
-    parse_local_job(text.replace("accept_unprotected: false", "accept_unprotected: true"))
-
-
 def test_a_job_is_read_without_a_look_at_how_one_machine_plays_it():
-    text = JOB.replace("workers: 2 ", "wrkers: 2 ").replace("per_job: 10\n", "per_job: 1\n")
+    text = JOB.replace("workers: 2 ", "wrkers: 2 ")
     assert parse_job(text) == parse_job(without_run(JOB))
     with pytest.raises(ConfigError, match="did you mean 'local_run'"):
         parse_job(text.replace("local_run:", "local_rum:"))

@@ -22,8 +22,7 @@ PCA = "features: [{name: identity}, {name: ldp_fpca, keep: 0.5}]\n"
 
 def run(devices=20, **more):
     extra = "".join(f", {key}: {value}" for key, value in more.items())
-    policy = "{accept_unproven: true, accept_unprotected: true, allowed_methods: [sgd, fm_paper]}"
-    return f"local_run: {{devices: {devices}, policy: {policy}{extra}}}\n"
+    return f"local_run: {{devices: {devices}{extra}}}\n"
 
 
 CASES = {

@@ -331,17 +331,11 @@ def test_the_mean_costs_what_single_inferences_do() -> None:
     )
 
 
-@pytest.mark.parametrize("asked", [", upload: per_sample", ", labels: kmeans"])
 @pytest.mark.parametrize("rule", ["{name: fedavg, secure: true}", "{name: fedavg}"])
-def test_rows_and_clusters_have_no_mean_of_devices(asked: str, rule: str) -> None:
+def test_rows_have_no_mean_of_devices(rule: str) -> None:
     with pytest.raises(ConfigError, match=r"mean of one vector a device.*leave.*out") as caught:
-        evaluated(asked, rule=rule)
+        evaluated(", upload: per_sample", rule=rule)
     assert "unsupervised.eval_type: MEAN_SOFTMAX is" in str(caught.value)
-
-
-def test_the_texts_silhouette_is_none_of_a_mean() -> None:
-    with pytest.raises(ConfigError, match="MEAN_SOFTMAX is no silhouette"):
-        evaluated(", silhouette: text")
 
 
 def test_noise_of_inferences_that_no_ring_holds_is_refused_with_its_own_way_out() -> None:

@@ -90,14 +90,6 @@ def test_how_the_proxy_mixes(shuffle):
     assert names == (["update"] if shuffle == "whole" else ["output.weight", "output.bias"])
 
 
-def test_a_run_whose_owners_do_not_allow_arrival_order_is_refused():
-    run = {"devices": 8, "policy": {"allowed_methods": ["sgd"]}}
-    problem = refused(NOISE, proxy={"shuffle": "none"}, local_run=run)
-    assert "accept_unshuffled" in problem
-    run["policy"]["accept_unshuffled"] = True
-    job(NOISE, proxy={"shuffle": "none"}, local_run=run)
-
-
 def test_the_example_is_proven():
     plan = compile_job(parse_job(Path("configs/jobs/digits_stages.yaml").read_text(), "j.yaml"))
     assert plan.quote().training.proven

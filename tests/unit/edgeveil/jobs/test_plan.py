@@ -12,8 +12,6 @@ import pytest
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import SOFTMAX
-from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.moments import MomentsAccountant
 from edgeveil.protocol.messages import Group
 
 ROUNDS = 6
@@ -154,57 +152,6 @@ def test_a_job_without_evaluation_asks_for_no_inference() -> None:
     plan = compile_job(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
     assert not any(e.infer for e in plan.exchanges)
     assert plan.quote().inference.epsilon == 0
-
-
-def stopped(epsilon: float = 4.0, delta: float = 1e-4, **privacy: Any) -> Job:
-    """The job above, with a self-stop."""
-    stop = {"rule": "moments_delta", "epsilon": epsilon, "delta": delta}
-    plain = {"epsilon": 4.0, "delta": 1e-4, "stop": stop, **privacy}
-    return job(privacy=plain, selection={"devices": 3}, round={"min_batch": 3})
-
-
-def test_no_round_begins_that_would_take_delta_past_the_threshold() -> None:
-    whole, plan = compile_job(job()), compile_job(stopped())
-    assert 0 < plan.rounds < ROUNDS
-    assert plan.exchanges == whole.exchanges[: plan.rounds + 2]
-
-    def delta_after(count: int) -> float:
-        spent = MomentsAccountant()
-        for exchange in whole.exchanges[:count]:
-            spent.add(whole.device.price(exchange))
-        return spent.delta(4.0)
-
-    assert delta_after(len(plan.exchanges)) <= 1e-4 < delta_after(len(plan.exchanges) + 1)
-    assert plan.stop_note == f"stopped by privacy.stop after round {plan.rounds} of {ROUNDS}"
-
-
-def test_a_stop_leaves_the_noise_and_lowers_the_price() -> None:
-    whole, plan = compile_job(job()), compile_job(stopped())
-    assert set(plan.events()) <= set(whole.events())
-    assert plan.quote().training.epsilon < whole.quote().training.epsilon
-    assert Counter(plan.request("j").events) == Counter(plan.events())
-    with pytest.raises(ProtocolError):
-        plan.exchange(len(plan.exchanges) + 1)
-
-
-def test_the_price_by_gaussian_dp_stays_within_the_stop() -> None:
-    """The moments bound is the looser of the two, so GDP finds no larger ε."""
-    training = [event for event in compile_job(stopped()).events() if event.purpose == "train"]
-    assert epsilon(training, 1e-4).epsilon <= 4.0
-
-
-def test_a_stop_counts_the_device_that_takes_part_most() -> None:
-    """Past `max_participations` nobody pays, so nothing stops."""
-    whole = compile_job(stopped(epsilon=5.5, max_participations=3))
-    assert whole.rounds == ROUNDS
-    assert compile_job(stopped(epsilon=4.6, max_participations=3)).rounds == 2
-
-
-def test_a_stop_that_is_never_reached_says_nothing() -> None:
-    plan = compile_job(stopped(epsilon=6.0))
-    assert (plan.rounds, plan.stop_note) == (ROUNDS, "")
-    assert plan.events() == compile_job(job()).events()
-    assert compile_job(job()).stop_note == ""
 
 
 def test_nothing_but_the_compiler_makes_a_plan():

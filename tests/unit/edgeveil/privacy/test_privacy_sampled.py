@@ -25,9 +25,7 @@ from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.moments import (
     ORDERS,
-    MomentsAccountant,
     delta_at,
-    exchanges_within,
     sampled_moments,
     times,
 )
@@ -224,17 +222,6 @@ def test_the_ledger_reserves_and_counts_the_whole_plan(tmp_path):
     )
     with pytest.raises(PrivacyError, match="max_epsilon_per_job"):
         ledger.check(JobRequest("k", DELTA, (event,) * 3000), limits)
-
-
-def test_self_stop_tracks_it():
-    event = steps(0.1, 2, 10)
-    count = exchanges_within([(event,)] * 40, 3.0, DELTA)
-    spent = MomentsAccountant()
-    spent.add([event] * count)
-    assert 0 < count < 40
-    assert spent.delta(3.0) <= DELTA
-    spent.add([event])
-    assert spent.delta(3.0) > DELTA
 
 
 # --- what is drawn ----------------------------------------------------------------------------
