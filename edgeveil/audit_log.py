@@ -3,9 +3,9 @@
     {"number": 1, "time": "2026-01-31T12:00:00Z", "action": "rotate", "what": {…},
      "before": SHA-256 of the line before (hex), "key": 64 hex digits, "signature": 128 hex digits}
 
-A line that is changed, taken out of the middle or put elsewhere is found by anybody who has the
-public keys; lines cut off at the end by whoever remembers the newest number. A process's own log
-(`OwnAuditLog`) is signed with its key of the day: the first line of a new one vouches for the last.
+A changed, missing or misplaced line is found by whoever has the public keys, lines cut off at the
+end by who remembers the newest number. A process's log (`OwnAuditLog`) is signed with its key of
+the day: the first line of a new one vouches for the last.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ class AuditLogError(EdgeVeilError):
 
 
 class AuditLog:
-    """The file `path`; lines are signed with `key`.
-
-    With `succeeds` a key that is not the last line's vouches for that one in a line before its own.
-    """
+    """The file `path`; lines are signed with `key`. With `succeeds` a new key vouches for the last
+    line's."""
 
     def __init__(
         self,
@@ -93,10 +91,8 @@ class AuditLog:
 
 
 def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Mapping[str, Any]]:
-    """All lines, the oldest first, each checked; by one of `keys`, where they are given.
-
-    Raises AuditLogError at the first that is not in order.
-    """
+    """All lines, the oldest first, each checked, by one of `keys` where given. Raises AuditLogError
+    at the first that is not in order."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -123,19 +119,15 @@ def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Map
 
 
 class OwnAuditLog:
-    """What a process's administrators did: `audit.jsonl` of its state folder.
-
-    Signed with the key that `key` gives at each line, as it may be rotated meanwhile.
-    """
+    """What a process's administrators did: `audit.jsonl` of its state folder, signed by what `key`
+    gives at each line."""
 
     def __init__(self, state_dir: Path, key: Callable[[], SigningKey]) -> None:
         self._path, self._key = state_dir / AUDIT_FILE, key
 
     def append(self, action: str, what: Mapping[str, Any]) -> None:
-        """Add a line, durably; to be called before what it tells is done.
-
-        Raises AuditLogError where it cannot be written: then nothing is to be done either.
-        """
+        """Add a line, durably, before what it tells is done. Raises AuditLogError: then it is not
+        to be done."""
         try:
             AuditLog(self._path, self._key(), succeeds=True).append(action, what)
         except OSError as error:
@@ -144,10 +136,8 @@ class OwnAuditLog:
             raise AuditLogError(what_failed, where=str(self._path), fix=fix) from error
 
     def read(self) -> list[Mapping[str, Any]]:
-        """All lines, the oldest first, each by the key of today or one that it succeeds.
-
-        Raises AuditLogError at a line that is not in order.
-        """
+        """All lines, the oldest first, each by the key of today or one that it succeeds. Raises
+        AuditLogError."""
         found = read_audit(self._path)
         known = {self._key().public().to_bytes().hex()}
         for entry in reversed(found):
@@ -160,10 +150,8 @@ class OwnAuditLog:
 
 
 def _last_line(file: FileIO) -> bytes:
-    """Without the file's beginning, which may be long; the file is at its end afterwards.
-
-    A line without its end was never written whole, so what it says was not done: it is cut off.
-    """
+    """The last part of the file, which is at its end afterwards; a line that was never written
+    whole is cut off."""
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - 2 * _LINE_BYTES - 2)
     file.seek(start)

@@ -1,8 +1,8 @@
 """How a box that nobody has prepared becomes a device: a one-time claim, over the edge broker.
 
 A claim is a signing key that works once, for one name, until it expires. The box signs its own new
-public keys with it; the proxy admits them and answers with a certificate for the broker, signed so
-that no other can answer. The claim itself never travels. Both messages are JSON, at most 8 KiB.
+public keys with it; the proxy admits them and answers with a signed certificate. The claim never
+travels. Messages are JSON, at most 8 KiB.
 """
 
 from __future__ import annotations
@@ -34,18 +34,14 @@ Verdict = Literal["admitted", "waiting", "refused"]
 
 
 def key_id(key: VerifyKey) -> str:
-    """How a topic names the key that signs a request: 32 hexadecimal digits.
-
-    Only the box, the proxy and the edge broker know the key. So nobody else can ask in its name.
-    """
+    """How a topic names the key that signs a request: 32 hexadecimal digits that nobody else
+    knows."""
     return _id_of(key.to_bytes())
 
 
 def claimed_key_id(raw: bytes) -> str:
-    """The `key_id` of the key with which a request says it is signed; empty where it says none.
-
-    Nothing is parsed or verified.
-    """
+    """The `key_id` of the key with which a request says it is signed, unverified; empty where it
+    says none."""
     head = _HEAD.match(raw)
     return _id_of(bytes.fromhex(head[1].decode())) if head else ""
 

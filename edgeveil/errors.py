@@ -43,11 +43,8 @@ class EdgeVeilError(Exception):
 
 
 class ConfigProblem(NamedTuple):
-    """One problem of a configuration file: what stands at `key` in a line, and the fix.
-
-    `str(problem)` is `file:line key: text`. A problem that has no place in a file, such as one of
-    a command line's value, has an empty `file`, line 0 and no key.
-    """
+    """One problem of a configuration file: `str(problem)` is `file:line key: text`; without a
+    place, as of a command line's value, `file` is empty and the line 0."""
 
     file: str
     line: int
@@ -95,12 +92,9 @@ _WRITTEN = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.
 
 
 def of_environment(error: BaseException) -> bool:
-    """Whether the machine is what ended a process with `error`, and nothing that its owner wrote.
-
-    The one place that decides it: an error of the operating system or of a database (PEP 249's
-    OperationalError) stands behind `error`, and is none of a path that can never be one. Such an
-    end has exit code 1, after which a service is started again; 2 is not tried again.
-    """
+    """Whether the machine is what ended a process with `error`: an error of the system or of a
+    database (PEP 249's OperationalError) stands behind it. Such an end has exit code 1 and is tried
+    again, 2 is not."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SystemFault) or type(cause).__name__ == "OperationalError":
@@ -117,10 +111,8 @@ class MissingExtraError(UsageError, ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Say which extra is missing where a library of it is; also a decorator.
-
-    Raises MissingExtraError in place of ModuleNotFoundError for a library that is not our own.
-    """
+    """Say which extra is missing where a library of it is; also a decorator. Raises
+    MissingExtraError."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -145,9 +137,8 @@ class DataError(EdgeVeilError):
 
 
 class RecordsError(DataError):
-    """The records, and not the form of their source, cannot be read: there are too many of them, or
-    their owner's code fails. A device answers as one without records, as whether it answers may
-    not depend on a record."""
+    """Records that cannot be read: too many, or their owner's code fails. A device answers as one
+    without records."""
 
 
 class PrivacyError(EdgeVeilError):

@@ -15,12 +15,9 @@ _LARGE_BYTES, _KEPT_BYTES = 2 << 20, 32 << 20
 
 
 def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:
-    """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc.
-
-    By default glibc gives blocks of a packet's size back to the system and takes them anew each
-    time; the page faults cost more than all else that is done with a packet of 256 KiB. A model,
-    on the other hand, would leave holes on the heap as large as itself, and stays off it.
-    """
+    """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc,
+    which otherwise gives blocks of a packet's size back each time. A model stays off the heap,
+    where it would leave holes."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
@@ -30,11 +27,8 @@ def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) ->
 
 
 def keep_memory_private() -> None:
-    """Let no core of this process be written, nor another process of its user read its memory.
-
-    For every process that may hold keys. The limit goes on to what it starts; the rest, on Linux
-    alone, to what it forks.
-    """
+    """Let no core of this process be written, nor another process of its user read its memory
+    (Linux)."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

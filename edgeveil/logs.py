@@ -1,9 +1,6 @@
 """Log lines of the processes: text for people, JSON for machines; only named fields are written.
-
-A line is one event with a name of its own and fields with units in their names. Job and round
-stand in each, without the caller saying so: `follow` ties a task, and all that it starts, to the
-`Place` that its runtime keeps up to date.
-"""
+Job and round stand in each: `follow` ties a task to the `Place` that its runtime keeps up to
+date."""
 
 from __future__ import annotations
 

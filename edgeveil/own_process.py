@@ -1,9 +1,6 @@
-"""Code of others in a process of its own, which may end as it likes and is ended in time.
-
-A module that is imported may call `os.abort`, end the interpreter or never come back. So whoever
-asks for what it gives does so from here: `run_apart` starts a process, hands it a request and takes
-a bounded reply, or raises DataError. A device's computing process is such a process already.
-"""
+"""Code of others in a process of its own, as it may call `os.abort` or never come back: `run_apart`
+hands it a request and takes a bounded reply. A device's computing process is such a process
+already."""
 
 from __future__ import annotations
 
@@ -44,10 +41,9 @@ def run_apart(
 ) -> bytes:
     """What the function `module:name` gives for `request`, called in a process of its own.
 
-    The process sees this one's modules and environment. Raises DataError: the function's own error
-    (ModuleNotFoundError where a library is missing), or, at `where`, that the process ended or did
-    not end within `limit_s` seconds. It ends too once the descriptor `left` has something to read,
-    or its other end is closed: whoever asked is gone. What comes back was in the hands of the code
+    Raises DataError: the function's own (ModuleNotFoundError where a library is missing), or, at
+    `where`, that the process ended or took longer than `limit_s` seconds. It ends too once the
+    descriptor `left` has something to read or is closed. The reply was in the hands of the code
     that ran there.
     """
     ours, theirs = os.pipe()

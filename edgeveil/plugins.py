@@ -1,11 +1,10 @@
 """Parts of others: what installed distributions declare in the entry-point group `edgeveil.parts`.
 
-An entry point is named `family.name`, the family being a folder of `edgeveil/parts`, and points at
-the part: `"aggregation.norm_mean" = "my_rules.norm_mean:PART"`. The cloud, the tools and a
-simulation join all that are installed. A device's process first calls `admit` with its owners'
-`policy.allowed_plugins`: from then on only these are imported, each only if its files have the
-digest that an owner wrote down. A plug-in that cannot join is named with the reason where its part
-is asked for, and by `edgeveil methods`; everything else goes on.
+An entry point `family.name` (a folder of `edgeveil/parts`) points at the part:
+`"aggregation.norm_mean" = "my_rules.norm_mean:PART"`. Cloud, tools and simulations join all; a
+device's process first calls `admit` with its owners' `policy.allowed_plugins`, and imports only
+files of the digests in it. One that cannot join is named where its part is asked for and by
+`edgeveil methods`.
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ class Allowance:
 
 
 def admit(allowed: Iterable[PluginAllowance]) -> None:
-    """From now on this process takes only plug-ins that owners of its devices allow.
-
-    Called again, as for another device of the same process, it adds to what is allowed.
-    """
+    """From now on this process takes only plug-ins that owners of its devices allow; called again,
+    it adds."""
     _change(_with(allowed))
 
 
@@ -138,10 +135,8 @@ def plugin_of(family: str, name: str) -> Plugin | None:
 
 
 def complaints(name: str | None = None) -> list[str]:
-    """What is wrong with plug-ins that could not join, of the families asked for so far.
-
-    With `name` those alone that declare a part of this name.
-    """
+    """What is wrong with plug-ins that could not join, of the families asked for; with `name` of
+    that alone."""
     families = _families()
     unknown = {
         one: f"{one}: there is no such family; name the entry point family.name, the family one of"
@@ -170,10 +165,8 @@ def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]
 
 
 def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
-    """What an owner would write to allow the plug-ins of these (family, name), as they are here.
-
-    A plug-in without a digest, as one in editable form, is left out.
-    """
+    """What an owner would write to allow the plug-ins of these (family, name); without those in
+    editable form, which have no digest."""
     found: dict[str, Allowance] = {}
     for family, name in parts:
         for plugin in installed():
@@ -185,10 +178,8 @@ def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
 
 
 def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts of a family that plug-ins bring, and the names that cannot join, with the reason.
-
-    `kind` is the family's class of parts, `built_in` holds EdgeVeil's own names, which stay.
-    """
+    """The parts of a family (its class is `kind`) that plug-ins bring, and the names that cannot
+    join, with the reason."""
     mine = [one for one in installed() if one.family == kind.family]
     joined: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -283,13 +274,11 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
 def digest(distribution: str) -> str:
     """SHA-256 (hex) of a distribution's installed files.
 
-    Over one line a file, `SHA-256-of-the-content  path` and a line feed, in the order of the paths
-    (relative to the folder of installation, with `/`): what `sha256sum` prints of them. The hashes
-    are taken from the files, never from RECORD. They are all files that RECORD lists, and all that
-    lie in the folders of its packages; of the metadata METADATA and entry_points.txt alone; not
-    what lies outside the folder of installation (scripts), and no bytecode that Python checks
-    against its source by itself. Raises UsageError for a distribution that is not installed, or not
-    imported from these files, as one in editable form.
+    Over what `sha256sum` prints of them, in the order of the paths (relative to the folder of
+    installation). Hashes are taken from the files: all that RECORD lists and all in the folders of
+    its packages, of the metadata METADATA and entry_points.txt alone, no scripts, no bytecode that
+    Python checks against its source. Raises UsageError where it is not installed, or in editable
+    form.
     """
     found = next(
         (d for d in _distributions(tuple(sys.path)) if _name(d) == _normal(distribution)), None
@@ -313,11 +302,8 @@ def digest(distribution: str) -> str:
 
 @lru_cache(maxsize=64)
 def code_digest(function: str) -> str:
-    """SHA-256 (hex) of the files that `module:function` is imported from, imports none of them.
-
-    These are all files of the top package's folder, or the one module; lines as those of `digest`,
-    paths relative to where Python finds it. Raises UsageError for what is not found, or no file.
-    """
+    """SHA-256 (hex), as `digest`'s, of the files of the top package or module of `module:function`;
+    imports none. Raises UsageError for what is not found, or no file."""
     top = function.partition(":")[0].partition(".")[0]
     try:
         spec = find_spec(top)
@@ -394,11 +380,8 @@ def _declared(distribution: PathDistribution) -> list[Plugin]:
 
 @lru_cache(maxsize=4)
 def _distributions(paths: tuple[str, ...]) -> tuple[PathDistribution, ...]:
-    """The distributions that declare parts, the first of each name on the path.
-
-    Their files are looked at directly: `importlib.metadata` alone takes as long to load as all that
-    a process needs to say `--help`, and most boxes have no plug-in.
-    """
+    """The distributions that declare parts, the first of each name on the path. Looked at directly:
+    `importlib.metadata` takes as long to load as all that `--help` needs."""
     marked: list[Path] = []
     for folder in dict.fromkeys(paths):
         for file in sorted(Path(folder or ".").glob("*.dist-info/entry_points.txt")):

@@ -13,11 +13,8 @@ T = TypeVar("T")
 
 
 def known_names(family: str) -> list[str]:
-    """The names of one family of parts that a file may say: `family` is a folder of
-    `edgeveil/parts`. Those that an installed plug-in declares are among them, may it join or not.
-
-    For configuration, which knows parts by name alone; loads the family when it is asked.
-    """
+    """The names of one family of parts (a folder of `edgeveil/parts`) that a file may say, those of
+    installed plug-ins too."""
     names: list[str] = _table(family).known()
     return names
 

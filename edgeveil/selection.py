@@ -12,11 +12,8 @@ from edgeveil.errors import UsageError
 
 
 def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> list[bytes]:
-    """`count` different keys, every subset equally likely, in random order.
-
-    `random` is for tests and simulations; without it `secrets.SystemRandom` draws. Raises
-    UsageError if a key stands twice (its device would be asked twice) or too few are given.
-    """
+    """`count` different keys, every subset equally likely, in random order. Raises UsageError if a
+    key stands twice or too few are given."""
     if len(set(keys)) != len(keys):
         raise UsageError("a key is listed twice", where="selection", fix="list each key once")
     if not 0 <= count <= len(keys):
@@ -43,8 +40,5 @@ def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int
 
 
 def rounded_up(devices: int, factor: float) -> int:
-    """`devices` times `factor` as it is written, rounded up: 50 times 1.1 is 55.
-
-    In floats it is a little more than 55, and would be 56.
-    """
+    """`devices` times `factor` as it is written, rounded up: 50 times 1.1 is 55, in floats 56."""
     return math.ceil(devices * Fraction(str(factor)))

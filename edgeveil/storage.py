@@ -1,9 +1,7 @@
 """What must survive lies in files: a SQLite file for state, plain ones for large bytes.
 
-A `SqliteFile` is opened, locked and written the same way everywhere. Writes are on the disk when
-they return (`synchronous=FULL`); what SQLite says against it becomes an error for people: which
-file, what is wrong with it, what to do. `FileData` hands on the bytes of a plain file, and
-`sync_folder` makes its name durable.
+Writes are on the disk when they return (`synchronous=FULL`); what SQLite says becomes an error that
+names the file and the fix.
 """
 
 from __future__ import annotations
@@ -55,13 +53,10 @@ class SqliteFile:
     """Opens `path` (made with mode 0600) and runs `schema`; `name` is how errors call it.
 
     Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
-    `damaged_fix` is what to do about a file that is no database. With `rollback_journal` there is
-    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. A
-    statement that is kept for its next use keeps the values of its last one; without
-    `keep_statements` none is, for rows as large as a model. With
-    `version` a new file gets this number. One of an earlier version is copied to
-    `<file>.before-<version>` and brought up by `steps`, all of them or none: `steps[n]` are the
-    statements that lead from version n to the next. One of another version is refused unread.
+    `damaged_fix` is for a file that is no database. `rollback_journal`: no write-ahead log;
+    `secure_delete`: what is deleted is overwritten; without `keep_statements` no statement keeps
+    its last values. With `version` a file of an earlier one is copied to `<file>.before-<version>`
+    and brought up by `steps` (`steps[n]` lead from n to the next), all or none; others are refused.
     """
 
     def __init__(
@@ -105,19 +100,15 @@ class SqliteFile:
 
     @contextmanager
     def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone inside the block: to read, or for one statement.
-
-        `what` was to be done with the file, for the error's text.
-        """
+        """The connection, for this thread alone inside the block; `what` was to be done, for the
+        error."""
         with self._lock, self._told(what):
             yield self.db
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """All or nothing, and durable when the block ends; an error inside undoes all of it.
-
-        Inside another transaction of this thread it is a part of that one.
-        """
+        """All or nothing, and durable when the block ends; inside another transaction of this
+        thread a part of it."""
         with self.guard("written") as db:
             if db.in_transaction:
                 yield db
@@ -267,10 +258,8 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def copy_database(path: Path, copy: Path) -> None:
-    """One moment of a SQLite file, in use or not, as a file of its own, durable, mode 0600.
-
-    It takes the place of `copy` as a whole. Raises OSError, sqlite3.Error.
-    """
+    """One moment of a SQLite file, in use or not, durable and as a whole in place of `copy`, mode
+    0600. Raises OSError, sqlite3.Error."""
     scratch = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}")
     try:
         os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -298,12 +287,9 @@ def _sync_file(path: Path) -> None:
 
 
 class FileData:
-    """A plain file's bytes as a blob's `Data`: only what is sliced is read.
-
-    Those of `path` from `offset` on, `size_bytes` of them; None: to its end. The file may be
-    renamed or unlinked meanwhile: it is held open. In place of a path an open file's descriptor,
-    which is this one's to close. Raises OSError.
-    """
+    """A plain file's bytes as a blob's `Data`: only what is sliced is read, from `offset` on,
+    `size_bytes` (None: to its end). A descriptor in place of a path is this one's to close. Raises
+    OSError."""
 
     def __init__(self, path: Path | int, offset: int = 0, size_bytes: int | None = None) -> None:
         flags = os.O_RDONLY | os.O_CLOEXEC
@@ -337,10 +323,8 @@ class FileData:
 
 
 def write_durably(path: Path, content: bytes, *, mode: int) -> None:
-    """Put a whole file in the place of `path`, or leave what is there. Raises OSError.
-
-    It has `mode` from its first byte on, whatever the umask.
-    """
+    """Put a whole file with `mode` in the place of `path`, or leave what is there. Raises
+    OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)

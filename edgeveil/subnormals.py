@@ -1,16 +1,12 @@
 """Subnormal numbers count as zero wherever records are computed with.
 
-Many processors take ten to a hundred times as long for an operation on a number below the smallest
-normal one (1.2e-38 in float32). A graph or a model from outside can so make one record's presence
-cost time, and time is seen outside. The processor has a switch, one per thread, that a thread hands
-on to the threads it starts: "flush to zero" for results, "denormals are zero" for operands (Intel
-SDM vol. 1, 10.2.3.3 and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where the work is done and put back
-after it, which costs some microseconds: ONNX Runtime's own option acts on the thread of a process's
-first session alone, torch's on the calling thread alone.
+An operation on a number below the smallest normal one takes ten to a hundred times as long, so a
+crafted graph could make one record's presence cost time. The processor has a switch a thread, which
+the threads it starts inherit: "flush to zero" and "denormals are zero" (Intel SDM vol. 1, 10.2.3.3
+and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where the work is done: ONNX Runtime's own option acts on
+the thread of the first session alone, torch's on the calling thread.
 
-numpy is imported late: its BLAS starts its threads at that moment, and a process that flushes first
-has them flush as well. (What is computed of records with BLAS are whole numbers, never subnormal;
-the local steps of `fm` begin at sums that have been noised.)
+numpy is imported late: its BLAS starts its threads then, which flush if the process does.
 """
 
 from __future__ import annotations
@@ -51,9 +47,7 @@ _SWITCHES = {  # <fenv.h> of glibc and musl, and of macOS
 
 def flush_subnormals() -> None:
     """Count subnormal numbers as zero in the calling thread, and in those it starts from now on.
-
-    Raises PrivacyError where this machine's processor or C library cannot.
-    """
+    Raises PrivacyError where this machine cannot."""
     set_flushing(True)
     if not subnormals_flushed():
         raise PrivacyError(
@@ -126,10 +120,8 @@ def _probes() -> tuple[tuple[Any, Any], ...]:
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Subnormal numbers are zero in this thread inside, and as before afterwards; a decorator too.
-
-    Raises PrivacyError as `flush_subnormals` does, before anything inside is run.
-    """
+    """Subnormal numbers are zero in this thread inside; a decorator too. Raises PrivacyError as
+    `flush_subnormals` does."""
     before = set_flushing(True)
     try:
         if not before:
@@ -142,11 +134,8 @@ def flushed() -> Iterator[None]:
 
 @contextmanager
 def flushed_training() -> Iterator[None]:
-    """As `flushed`, for all of torch's threads that this one sets to work.
-
-    Threads that torch started earlier keep the switch they began with. Where one of them does not
-    flush, torch works in the calling thread alone until the end.
-    """
+    """As `flushed`, for all of torch's threads: where one that started earlier does not flush,
+    torch works in the calling thread alone until the end."""
     with flushed():
         torch = loaded_torch()
         threads = torch.get_num_threads() if torch else 1

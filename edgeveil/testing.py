@@ -1,15 +1,11 @@
 """A whole fleet in this process, in virtual time: for tests, benches and plug-ins.
 
-The cloud, the proxy and the devices are the ones that processes run, each made by its role's own
-`build`, with real stores and ledgers in files; frames go through `MemoryNet` and not over brokers.
-It differs from a site in two things: chance is seeded, and packages may be sealed otherwise
-(`PlainSealing`). Keys come from the operating system all the same.
+Cloud, proxy and devices are made by their roles' own `build`, with real stores and ledgers; frames
+go through `MemoryNet`. Chance is seeded, and packages may be sealed otherwise (`PlainSealing`).
 
     fleet = MemoryFleet(folder, device_sites(6), test_data=DIGITS)
     job = fleet.submit(load_job(path))
     assert fleet.finish(job) == "completed"
-
-The deployables are imported when a fleet is made: nothing else of the library knows them.
 """
 
 from __future__ import annotations
@@ -66,12 +62,9 @@ def device_sites(
     policy: Policy | None = None,
     seed: int = 7,
 ) -> list[EdgeSite]:
-    """Site files of so many devices, of which the last `infer_only` evaluate alone.
-
-    Device k of n (from 1) takes share k - 1 of `source`, dealt as `partition` says by `seed`;
-    `classes` is how many a source of one's own has, where records are dealt by class. Folders and
-    keys are the fleet's to give.
-    """
+    """Site files of so many devices, of which the last `infer_only` evaluate alone. Device k (from
+    1) takes share k - 1 of `source`, dealt as `partition` says by `seed`; `classes`: how many a
+    source of one's own has."""
     plain = {
         "broker": _NOWHERE,
         "cloud_key_file": Path("cloud.pub"),
@@ -100,10 +93,7 @@ def device_sites(
 
 
 class SimulationSeeds:
-    """Everything that chance decides in a simulation, from one number: a run repeats exactly.
-
-    Nothing of it is private: who knows the seed can take all noise away.
-    """
+    """Everything that chance decides in a simulation, from one number. Nothing of it is private."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -148,10 +138,10 @@ class SimulationSeeds:
 class MemoryFleet:
     """`devices`, one proxy and one cloud in virtual time; `seed` decides all that chance does.
 
-    Files lie in `folder`: `state/cloud`, `state/proxy`, `state/edge-N`. The cloud tests models on
-    `test_data`; `cloud` and `proxy` are further keys of their site files. `faults` is the fate of
-    each frame, `work_s` the virtual seconds that each task takes; with an `executor` devices work
-    at the same real time. `clock` times what the cloud reports; `say` hears what owners are told.
+    Files lie in `folder`: `state/cloud`, `state/proxy`, `state/edge-N`. `cloud` and `proxy` are
+    further keys of their site files. `faults` is the fate of each frame; with an `executor` devices
+    work at the same real time. `clock` times what the cloud reports; `say` hears what owners are
+    told.
     """
 
     cloud: CloudRole
@@ -362,12 +352,9 @@ _TAG = b"edgeveil/v1/simulation/not-encrypted"
 
 
 class PlainSealing:
-    """Packages and segments of the same sizes and rules as real ones, nothing encrypted.
-
-    All parties of a simulation live in one process, which could read every key anyway. No process
-    of a site can be told to use this: it takes part in no configuration, and what it makes opens
-    nowhere else. See `edgeveil.protocol.sealed.Sealing`; it lists in clear whom a broadcast is for.
-    """
+    """Packages and segments of the same sizes and rules as real ones
+    (`edgeveil.protocol.sealed.Sealing`), nothing encrypted. No configuration can ask for it, and
+    what it makes opens nowhere else."""
 
     def seal_broadcast(
         self,
@@ -378,10 +365,8 @@ class PlainSealing:
         *,
         bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest, what lists the recipients followed by the package, the membership tag.
-
-        In one bucket, whatever is asked for: all that are in it are found at once.
-        """
+        """The manifest, what lists the recipients followed by the package, the membership tag; in
+        one bucket."""
         front = self.front(recipients)
         data = b"".join((front, package))
         manifest = terms.manifest(

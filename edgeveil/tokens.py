@@ -63,11 +63,8 @@ def _fill(handle: int) -> str:
 
 
 class ExpiringSecrets(Generic[T]):
-    """Random secrets that stand for something for a while, in this process's memory alone.
-
-    Kept by their digests: how long a look-up takes tells nothing of one. At `most` at once, the
-    oldest makes room.
-    """
+    """Random secrets that stand for something for a while, in this process's memory alone, kept by
+    their digests: a look-up's time tells nothing. At `most` at once."""
 
     def __init__(
         self, lasts_s: float, most: int, now_s: Callable[[], float] = time.monotonic

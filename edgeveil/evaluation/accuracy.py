@@ -35,11 +35,9 @@ LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
 class ModelScore:
     """How one model does on all records.
 
-    `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
-    in nats, of no record above 88. What is not finite is wrong, and has the largest loss. `figures`
-    are those of `classification_figures`. Of a number `accuracy` is None, `loss` the mean squared
-    error of t in [-1, 1], and the figures are those of `regression_figures`. Of anomalies it is
-    None too, `loss` is 1 - AUC, and the figures are those of `anomaly_figures`.
+    Of classes: `accuracy`, and `loss` the mean cross-entropy in nats, of no record above 88. Of a
+    number `accuracy` is None and `loss` the mean squared error of t in [-1, 1]; of anomalies None
+    and 1 - AUC.
     """
 
     accuracy: float | None
@@ -50,9 +48,8 @@ class ModelScore:
 class HeldOutTest:
     """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
 
-    `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
-    depends on the records alone. `target`: labels stand for numbers of this range. Of a graph that
-    gives scores they are normal or not. Needs the `onnx` package. Raises DataError if there is no
+    `graph` is the job's, cut where weights first enter: what comes before is computed once.
+    `target`: labels stand for numbers of this range. Needs `onnx`. Raises DataError if there is no
     record or the graph does not fit.
     """
 
@@ -119,11 +116,8 @@ def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
-    """The graph before any weight enters, the graph after it, and the tensor that joins them.
-
-    None where there is no such graph: the weights enter at the records themselves, or records and
-    weights meet at more than one tensor, and then the graph after it is all of it.
-    """
+    """The graph before any weight enters (None where weights and records meet at their inputs, or
+    at more than one tensor), the graph after it, and the tensor that joins them."""
     import onnx
     from onnx import TensorProto, helper
 

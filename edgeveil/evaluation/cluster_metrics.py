@@ -1,7 +1,4 @@
-"""Which cluster an upload belongs to, and scores of labelled points.
-
-Scores are scikit-learn's.
-"""
+"""Which cluster an upload belongs to, and scikit-learn's scores of labelled points."""
 
 from __future__ import annotations
 

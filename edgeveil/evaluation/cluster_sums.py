@@ -1,9 +1,8 @@
 """Cluster scores from sums over evaluation records, where no single softmax vector is seen.
 
-The cloud broadcasts public centroids on the simplex: first its corners, then the projected means of
-the last noised sums. A device adds each record to the sums of its nearest centroid; the scores are
-post-processing of the noised sum of all devices. All that a record adds is made of its own output
-in exact integers: `p` in steps of 1 / (2·STEP), all else in steps of 1 / STEP.
+The cloud broadcasts centroids on the simplex: first its corners, then the projected means of the
+last noised sums. A device adds each record to its nearest centroid's sums, in exact integers: `p`
+in steps of 1 / (2·STEP), all else in steps of 1 / STEP.
 
     for each centroid   count; p (classes,), doubled; distance ‖p − c‖
     for all together    ‖p − c‖²; simplified silhouette s; 1 − s
@@ -100,11 +99,8 @@ class ClusterSums:
         return np.concatenate([sums.ravel(), np.stack(totals).sum(axis=1)])
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """SCORES, each with its `_deviation`, both None where the noise hides it; `clusters` with
-        more records than noise, `records`, about how many, and `count_deviation`.
-
-        The deviation is what noise of the same law does to the scores of sums like these.
-        """
+        """SCORES, each with its `_deviation` by noise of the same law, None where the noise hides
+        it; `clusters` with more records than noise, `records`, and `count_deviation`."""
         sums, noise = self._sums(counts / STEP), deviation / STEP
         found = _scores(sums, noise)
         likely, chance = _likely(sums, noise), np.random.default_rng(_SEED)
@@ -213,12 +209,8 @@ def _likely(sums: _Sums, noise: float) -> _Sums:
 
 
 def _scores(sums: _Sums, noise: float) -> dict[str, float]:
-    """SCORES that these sums have, each cell with noise of a deviation `noise`, whose mean share in
-    squares is taken off; without noise, about clusters' own means, they are scikit-learn's.
-
-    Distances to a mean are those to the broadcast centroid, by the root of what of the squares
-    remains about the means: exact where the two are the same.
-    """
+    """SCORES of these sums, the noise's mean share in squares taken off; distances to a mean are
+    those to the broadcast centroid, by the root of what of the squares remains about the means."""
     found = dict[str, float]()
     if sums.records > max(0.0, LEAST_SIGNAL * math.sqrt(2) * noise):
         found["silhouette"] = min(1.0, max(0.0, sums.silhouettes / sums.records))

@@ -1,7 +1,4 @@
-"""Clusters of the uploaded softmax vectors, their score and a plot of them.
-
-No label of any device is needed.
-"""
+"""Clusters of the uploaded softmax vectors, their score and a plot of them, without labels."""
 
 from __future__ import annotations
 
@@ -32,11 +29,8 @@ class ClusteringSettings(Protocol):
 
 @dataclass(frozen=True)
 class ClusterScores:
-    """Clusters and their score. `score` is None when `reason` says why there is none.
-
-    `labels` has the cluster of each row given, in the order given, -1 for one not used. `used`
-    uploads were scored, `wanted` is the configured `cluster_client_num`.
-    """
+    """Clusters and their score, None where `reason` says why. `labels` has the cluster of each row,
+    -1 for one not used; `used` of `wanted` uploads were scored."""
 
     labels: tuple[int, ...]
     eval_type: str
@@ -53,11 +47,9 @@ class ClusterScores:
 def cluster_scores(uploads: NDArray[np.floating[Any]], wanted: ClusteringSettings) -> ClusterScores:
     """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
 
-    Only the first `cluster_client_num` uploads count, and of those only the finite ones. With
-    fewer than 3 rows, a single cluster or only clusters of one, no score is defined: `score` is
-    None. Silhouette is in [-1, 1], the higher the better, as is Calinski-Harabasz (from 0);
-    Davies-Bouldin (from 0) is better when lower. Raises UsageError for an unknown name, DataError
-    for a wrong shape.
+    Only the first `cluster_client_num` uploads count, and of those the finite ones. Fewer than 3
+    rows, a single cluster or only clusters of one have no score. Raises UsageError for an unknown
+    name, DataError for a wrong shape.
     """
     rule = EVALUATIONS[wanted.eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted.cluster_client_num < 1:
@@ -133,12 +125,9 @@ EVALUATIONS: Table[metrics.Score | None] = Table(
 
 
 def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """The first two principal components (n, 2) of `vectors` (n, k), by SVD.
-
-    Deterministic: each axis points where its largest loading is positive. Rows that are not
-    finite come out as NaN and take no part; missing directions are 0. Raises DataError unless
-    `vectors` has two axes.
-    """
+    """The first two principal components (n, 2) of `vectors` (n, k), each axis with its largest
+    loading positive; rows that are not finite are NaN. Raises DataError unless `vectors` has two
+    axes."""
     if vectors.ndim != 2:
         raise DataError(
             f"has shape {vectors.shape}", where="vectors", fix="pass shape (uploads, classes)"

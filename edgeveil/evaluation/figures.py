@@ -28,25 +28,17 @@ SCORE_BINS = (-20.0, 20.0, 80)  # from, to and how many, of log2 of a score
 def classification_figures(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64]
 ) -> Mapping[str, Any]:
-    """Figures of `probabilities` (n, classes) for `labels` (n,); for JSON. Records whose label is
-    none of the classes are left out; {} where none is left.
+    """Figures of `probabilities` (n, classes) for `labels` (n,), as scikit-learn has them; for
+    JSON. Records of no class are left out; {} where none is left.
 
-        largest_class_rate the share of the class that most records are of: what saying it for
-                           each record would get right
+        largest_class_rate the share of the largest class
         balanced_accuracy  the mean recall of the classes that have records
         macro_f1           the mean F1 of the classes that have records or were predicted
-        auc                the mean area under each class's ROC curve against the rest, of the
-                           classes for which there are records of both; None where there are none
-        per_class          [{class, precision, recall, f1, records}]; None where a figure would
-                           divide by nothing
-        confusion          records by true (row) and predicted (column) class, of at most
-                           MOST_CROSSED classes, else None
-        calibration        {error, bins: [{confidence, accuracy, records}]}: by the likeliest
-                           class's probability, in BINS of equal width; `error` is the expected
-                           calibration error (Naeini et al. 2015)
+        auc                the mean area under each class's ROC curve against the rest, or None
+        per_class          [{class, precision, recall, f1, records}]
+        confusion          by true (row) and predicted class, of at most MOST_CROSSED classes
+        calibration        {error, bins: [{confidence, accuracy, records}]} (Naeini et al. 2015)
         unusable           records whose probabilities are not finite: wrong in every figure
-
-    Each is as scikit-learn has it, zero where it divides by nothing.
     """
     classes = probabilities.shape[1]
     known = (labels >= 0) & (labels < classes)
@@ -86,15 +78,12 @@ def classification_figures(
 def regression_figures(
     values: NDArray[np.floating], labels: NDArray[np.int64], target: TargetRange
 ) -> Mapping[str, Any]:
-    """Figures of `values` (n,) for `labels` (n,) that stand for numbers of `target`; for JSON, in
-    the target's own unit. Records without a label are left out; {} where none is left.
+    """Figures of `values` (n,) for `labels` (n,) that stand for numbers of `target`, in its unit;
+    for JSON. {} where no record has a label.
 
-        mae       mean absolute error
-        rmse      root of the mean squared error
-        rmse_of_mean  of saying the labels' own mean for each record
-        r2        the share of the labels' variance that is explained (scikit-learn's r2_score);
-                  None where all are alike
-        unusable  records whose value is not finite: counted as the range's width away
+        mae, rmse, r2   r2 is None where all labels are alike
+        rmse_of_mean    of saying the labels' own mean for each record
+        unusable        records whose value is not finite: counted as the range's width away
     """
     known = (labels >= 0) & (labels < LABELS)
     if not known.any():
@@ -123,26 +112,15 @@ def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
 def anomaly_figures(
     scores: NDArray[np.floating], labels: NDArray[np.int64], *, alarms: bool
 ) -> Mapping[str, Any]:
-    """Figures of `scores` (n,) for `labels` (n,), 0 normal and above it anomalous; for JSON.
-    Records without a label are left out; {} where none is left.
+    """Figures of `scores` (n,) for `labels` (n,), 0 normal and above it anomalous; for JSON. {}
+    where no record has a label; None where a share would divide by nothing.
 
-        auc                the area under the ROC curve: how likely an anomalous record scores
-                           above a normal one; None without records of both
-        average_precision  the mean precision over the anomalous records, from the highest score
-                           on (scikit-learn's average_precision_score); None without records of
-                           both, since of anomalous ones alone every order is right
-        normal, anomalous  how many of each there are
-        histogram          {from, to, normal, anomalous}: records by score, in bins of equal
-                           width in its logarithm from 2^from to 2^to
-        unusable           records whose score is not finite: wrong in every figure
+        auc, average_precision  None without records of both kinds
+        normal, anomalous       how many of each there are
+        histogram               {from, to, normal, anomalous}: records by log2 of the score
+        unusable                records whose score is not finite: wrong in every figure
 
-    With `alarms` a score above 1 is an alarm, and there are also
-
-        detection_rate     the share of the anomalous records that are flagged
-        false_alarm_rate   that of the normal ones
-        precision, f1      of the flagged ones; None, or 0, where there are none
-
-    None where a share would divide by nothing.
+    With `alarms` a score above 1 is an alarm: also those of `alarm_figures`.
     """
     known = (labels == NORMAL) | anomalous(labels)
     if not known.any():
@@ -203,10 +181,8 @@ def leading_stored(
 
 
 def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
-    """What stands beside an accuracy or RMSE wherever it is shown: of figures of a test set, or of
-    what this gave before, {largest_class_rate, balanced_accuracy} or {rmse_of_mean}. The balanced
-    accuracy is left out where classes are even; {} where nothing is known.
-    """
+    """What stands beside an accuracy or RMSE: {largest_class_rate, balanced_accuracy} (the latter
+    where classes are uneven) or {rmse_of_mean}; {} where nothing is known."""
     figures = (figures or {}).get(GUESSING) or figures or {}  # under it where a store has scores
     found = {key: float(figures[key]) for key in _GUESSED if figures.get(key) is not None}
     classes = sum(one["records"] > 0 for one in figures.get("per_class", ()))
@@ -249,9 +225,8 @@ def _part(some: float, whole: float) -> float | None:
 
 
 def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve by the rank sum (Mann and Whitney 1947), ties counted half; None
-    without records of both. In numpy: scipy.stats takes a second to load, and a device may lack it.
-    """
+    """The area under the ROC curve by the rank sum (Mann and Whitney 1947); None without records of
+    both. In numpy: scipy.stats takes a second to load, and a device may lack it."""
     inside = int(np.count_nonzero(bad))
     outside = len(bad) - inside
     if not inside or not outside:
@@ -326,9 +301,8 @@ def evaluation_text(data: Mapping[str, Any]) -> str:
 
 
 def cluster_text(found: Mapping[str, Any]) -> str:
-    """Cluster scores from sums: `silhouette 0.74 ± 0.03, Davies-Bouldin hidden by the noise, on the
-    devices' own records`; or of what the devices uploaded, `silhouette score 0.066 of 20
-    uploads with their noise`."""
+    """`silhouette 0.74 ± 0.03, Davies-Bouldin hidden by the noise, on the devices' own records`, or
+    `silhouette score 0.066 of 20 uploads with their noise`."""
     if "used" in found:
         kind, score = str(found["eval_type"]).replace("_", " ").lower(), found["score"]
         told = f"no {kind}" if score is None else f"{kind} {score:.3f}"

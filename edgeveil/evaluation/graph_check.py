@@ -1,23 +1,15 @@
 """Which ONNX graphs a device runs on its records: plain layers, nothing steered by values.
 
-A graph comes from the cloud. An operator that loops, indexes or shapes by a record's values could
-make the run fail, last or grow by what a record holds, and so tell about it outside the noised
-answer. Allowed is what computes the same way for every record: operators of `OPERATORS` alone,
-no subgraphs, one output each, integers and shapes from the graph's own constants only. The shape
-of a value is such a constant too: with these operators it never follows from a value.
+An operator that loops, indexes or shapes by a record's values could make a run fail, last or grow
+by what a record holds. Allowed are operators of `OPERATORS` alone, no subgraphs, one output each,
+integers and shapes from the graph's own constants, and batch statistics that it holds.
 
-Nor may a kernel take its time from the values: what is allowed was measured on many kinds of them
-(docs/threat-model.md, "What the time of an operator tells"). `Pow` is fast for the exponents 2 and
-3 alone, `PRelu` branches on each sign, and neither half precision nor a division of whole numbers,
-which can end the process, is needed.
+Nor may a kernel take its time from values (docs/threat-model.md, "What the time of an operator
+tells"): `Pow` is for exponents 2 and 3, no `PRelu`, no half precision, no division of whole
+numbers.
 
-Batch normalisation must use the statistics it holds. Those of the batch would let one record
-change the results of others.
-
-A graph is read here from protobuf's wire format, as far as the check needs and no further, without
-the `onnx` package. The reader is stricter than protobuf: whatever two readers could take
-differently (a field of an unexpected type, a single field given twice, groups, over-long numbers)
-is refused, so that what is read here is what ONNX Runtime will run.
+A graph is read from protobuf's wire format, stricter than protobuf does: what two readers could
+take differently is refused, so what is read here is what ONNX Runtime runs.
 """
 
 from __future__ import annotations
@@ -87,12 +79,8 @@ _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 
 
 def check_graph(graph: bytes, *, released: bool = False) -> None:
-    """Raise DataError unless `graph` is an ONNX model of plain layers; see the module's text.
-
-    A `released` one may name the likeliest class, `label`, which nothing else then follows from.
-    Needs neither the `onnx` package nor ONNX Runtime. What passes may still be no sound model:
-    ONNX Runtime says that when it loads it.
-    """
+    """Raise DataError unless `graph` is an ONNX model of plain layers. A `released` one may name
+    the likeliest class, `label`. Whether it is a sound model ONNX Runtime says when it loads it."""
     model = fields(memoryview(graph))
     if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
         raise _refused("holds functions or training steps of its own")
@@ -224,10 +212,8 @@ def _refused(what: str, fix: str = _PLAIN) -> DataError:
 
 
 class ConstantTensor:
-    """A constant of a graph: its type, and its values where they are few and stand in it plainly.
-
-    `kind` is its TensorProto.DataType, 0 if unknown; `values` (n,) is None if unknown.
-    """
+    """A constant: `kind` is its TensorProto.DataType, 0 if unknown; `values` (n,) where they are
+    few and plain, else None."""
 
     def __init__(self, kind: int, values: NDArray[np.generic] | None = None) -> None:
         self.kind, self.values = kind, values

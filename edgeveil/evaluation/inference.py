@@ -21,11 +21,11 @@ from edgeveil.subnormals import flushed
 
 
 class InferenceSession:
-    """One session for one job's graph; each round only brings new weights.
+    """One session for one job's graph; each round only brings new weights. `digest`: the graph's
+    SHA-256.
 
-    `digest` is the graph's SHA-256 as the signed job states it. Raises
-    ProtocolError("graph_size" | "graph_digest") if the bytes are not that graph, DataError if it
-    is more than plain layers (`check_graph`) or ONNX Runtime cannot use it.
+    Raises ProtocolError("graph_size" | "graph_digest") for other bytes, DataError for more than
+    plain layers (`check_graph`) or what ONNX Runtime cannot use.
     """
 
     def __init__(
@@ -42,10 +42,8 @@ class InferenceSession:
     def require_probabilities(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Raise DataError unless each of the public records x (n, ...) has its distribution.
-
-        Only for records that are nobody's: on a user's own the answer itself is to be total.
-        """
+        """Raise DataError unless each of the public records x (n, ...) has its distribution; never
+        for a user's own."""
         found = self._model.probabilities(x, weights)
         if len(_distributions(found, self.classes)) < len(x):
             raise DataError(
@@ -63,10 +61,9 @@ class InferenceSession:
     ) -> NDArray[np.int64]:
         """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`.
 
-        What a record adds is a function of itself alone, bit for bit, as in `slot_softmax`. One
-        that holds NaN, on which the run fails or takes longer than `row_s` seconds, or whose output
-        is no distribution, adds 0. So whether there is an answer, and its form, never depends on
-        data. Raises DataError only for a graph or weights that fail on a record of zeros.
+        What a record adds is a function of itself alone, bit for bit; NaN, a failed run, one longer
+        than `row_s` seconds and no distribution add 0. Raises DataError only where a record of
+        zeros fails.
         """
         rows = np.zeros((len(x), self.classes))
         finite: NDArray[np.bool_] = np.asarray(np.isfinite(flat_rows(x)).all(axis=1))
@@ -86,11 +83,10 @@ class InferenceSession:
     ) -> Iterator[tuple[int, NDArray[np.float64]]]:
         """Yield (place in `held`, output (1, k)) of a run for each record that `held` names.
 
-        Each run is of one record at an aligned address: neighbours in a batch, or another place in
-        `x`, may change the order of sums. An empty slot makes a run of zeros. Nothing is yielded
-        where a run fails or takes longer than `row_s`: it is ended between two operators, and
-        others keep their time. Raises DataError for a graph or weights that fail on
-        a record of zeros, or that do not give `width` values.
+        Each run is of one record at an aligned address, as neighbours could change the order of
+        sums; of zeros for an empty slot. Nothing is yielded where a run fails or takes longer than
+        `row_s`. Raises DataError where a record of zeros fails, or the output has not `width`
+        values.
         """
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         run = self._model.probabilities if width is None else self._model.answers
@@ -115,12 +111,9 @@ class InferenceSession:
         held: NDArray[np.int64],
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
-
-        A row is a function of its own record alone, bit for bit: see `_single`. An empty slot
-        (`EMPTY`), a record without a distribution and a run that takes longer than `row_s` seconds
-        give the uniform row. Raises DataError as `summed_softmax` does.
-        """
+        """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names,
+        each by itself as in `_single`; uniform where there is none. Raises DataError as
+        `summed_softmax` does."""
         rows = np.full((len(held), self.classes), 1.0 / self.classes)
         for slot, output in self._single(x, weights, held, row_s):
             found = _distributions(output, self.classes)
@@ -136,12 +129,9 @@ class InferenceSession:
         width: int,
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """What the graph gives for each record of x (n, ...), (n, width); a row of NaN for a record
-        that it fails on, for whatever reason, or that takes longer than `row_s` seconds.
-
-        A row is a function of its own record alone, as in `slot_softmax`. Raises DataError as
-        `summed_softmax` does, and for a graph whose output is not so wide.
-        """
+        """The graph's output for each record of x (n, ...) by itself, (n, width); a row of NaN
+        where it fails or takes longer than `row_s` seconds. Raises DataError as `summed_softmax`
+        does."""
         rows = np.full((len(x), width), np.nan)
         for index, output in self._single(x, weights, range(len(x)), row_s, width):
             rows[index] = output[0]

@@ -1,9 +1,8 @@
 """The last linear layer of a released model: found in its graph, read, and replaced.
 
-Works on the graph's bytes as `edgeveil.evaluation.graph_check` reads them, without the `onnx`
-package: a box that infers has none. Two things are put to use of protobuf's wire format: a tensor's
-values stand in it as they are, so that others of the same size can take their place, and what
-follows a message adds to it, so that a graph gets one output more by a few bytes at its end.
+On the graph's bytes as `graph_check` reads them, without the `onnx` package. In protobuf's wire
+format tensors of the same size can take each other's place, and what follows a message adds to it:
+so a graph gets one output more by a few bytes at its end.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ _LENGTH, _VARINT = 2, 0  # wire types
 
 @dataclass(frozen=True)
 class LinearHead:
-    """probabilities = softmax(h · weight + bias), `h` the tensor `features` of the graph.
-
-    `weight` (d, classes) float64, `bias` (classes,) or None where the graph has none.
-    """
+    """probabilities = softmax(h · weight + bias), `h` the tensor `features`; `weight` (d, classes)
+    float64, `bias` (classes,) or None."""
 
     features: str
     weight: NDArray[np.float64]

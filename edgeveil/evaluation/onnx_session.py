@@ -29,12 +29,8 @@ ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
 def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
-    """`values` as float32 in one piece, at an address that is a multiple of 64 bytes.
-
-    ONNX Runtime reads an array where it lies, and some of its kernels add in an order that follows
-    the address: fed a row of a larger array, it would give a record other bits by where the
-    record stands. Copies unless the array lies so already.
-    """
+    """`values` as float32 in one piece, at a multiple of 64 bytes: some of ONNX Runtime's kernels
+    add in an order that follows the address. Copies unless the array lies so already."""
     if (
         values.dtype == np.float32
         and values.flags.c_contiguous
@@ -50,12 +46,9 @@ def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class OnnxModel:
-    """A graph with the data input `x` and the output `probabilities` (n, classes), of a number
-    `value` (n, 1), or of anomalies `score` (n, 1); `output` says which.
-
-    Every other input is a weight. Runs on the CPU with one thread, so that a device stays
-    responsive. Raises DataError if the bytes are no such graph.
-    """
+    """A graph with the data input `x`, whose other inputs are weights, and the output
+    `probabilities` (n, classes), `value` (n, 1) or `score` (n, 1), on one thread. Raises DataError
+    if the bytes are no such graph."""
 
     def __init__(self, graph: bytes, max_bytes: int = MAX_GRAPH_BYTES) -> None:
         if len(graph) > max_bytes:
@@ -110,10 +103,8 @@ class OnnxModel:
         limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
         """The graph's output (n, classes) or (n, 1) for records x (n, ...), n may be 0, unchecked.
-
-        Raises DataError if weights are missing or x or a weight has the wrong shape, and for a
-        batch whose run takes longer than `limit` allows: it is ended between two operators.
-        """
+        Raises DataError for missing weights, wrong shapes and a run that takes longer than `limit`
+        allows."""
         missing = self.weight_names - set(weights)
         if missing:
             raise DataError(f"needs the weights {sorted(missing)}", where="ONNX graph")
@@ -174,11 +165,8 @@ def run_session(
     feed: Mapping[str, NDArray[Any]],
     limit: RunLimit | None = None,
 ) -> NDArray[Any]:
-    """One output of a run, with subnormal numbers as zero in whatever thread.
-
-    Raises whatever ONNX Runtime does: its errors have no common root. A run that took longer than
-    `limit` allows raises too, whether or not it could be ended before.
-    """
+    """One output of a run, with subnormal numbers as zero. Raises whatever ONNX Runtime does, and
+    where the run took longer than `limit` allows."""
     options = _releasing()
     with flushed(), limit.of(options) if limit else nullcontext():
         found = session.run([output], dict(feed), options)[0]
@@ -186,12 +174,8 @@ def run_session(
 
 
 class RunLimit:
-    """Each run of this thread within it may take `limit_s` and is ended afterwards, between two
-    operators: there ONNX Runtime looks at its options' switch. One thread watches over all of them.
-
-    Counted is the processor's time of this thread, in which a run is, so that a busy box does not
-    end what is not slow; where a system has no such clock, time.
-    """
+    """Each run of this thread within it may take `limit_s` of its processor time (where there is no
+    such clock, time) and is ended afterwards, between two operators."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -237,10 +221,8 @@ def _own_clock() -> Callable[[], float]:
 
 
 def open_session(graph: bytes) -> OrtSession:
-    """A session on the CPU with one thread; DataError if the graph cannot be loaded.
-
-    PrivacyError where subnormal numbers cannot be flushed. Run it with `run_session` alone.
-    """
+    """A session on the CPU with one thread, for `run_session` alone. DataError if the graph cannot
+    be loaded, PrivacyError where subnormal numbers cannot be flushed."""
     # A tensor stored outside the graph is marked by the key "location"; loading it would let
     # the graph's author choose a file of this machine to read.
     if b"location" in graph:

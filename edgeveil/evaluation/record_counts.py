@@ -1,11 +1,8 @@
 """What devices count of their evaluation records, and what the cloud makes of the noised sum.
 
-A kind of counts says what one record adds: whole numbers, so that sums are exact, and bounded, so
-that their noise has a price. A record is counted by its own outputs and label alone. Neighbours are
-data sets of which one has a record more, so a sum over records changes by what that one adds.
-
-Of scores a record adds 1 to one cell: the bin of its score, among those of the records that are
-normal or have no label, or among those of the anomalous. The threshold follows from these counts.
+A record is counted by its own outputs and label alone, in bounded whole numbers, so that sums are
+exact and their noise has a price. Of scores a record adds 1 to one bin, of the normal and
+unlabelled or of the anomalous ones; the threshold follows from these.
 """
 
 from __future__ import annotations
@@ -70,12 +67,9 @@ class RecordCounts(Protocol):
         ...
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """What the noised counts (cells,) of all devices come to, for JSON; `deviation` is the
-        standard deviation of the noise in each. {} where the noise is all there is.
-
-        Said by every kind: `records`, about how many were counted, and `leading`, the name of its
-        first figure, which has `<name>_deviation` beside it: its standard error by the noise alone.
-        """
+        """What the noised counts (cells,) of all devices come to, for JSON; `deviation`: of the
+        noise in each. {} where the noise is all there is. Every kind says `records`, `leading` and
+        `<leading>_deviation`."""
         ...
 
 
@@ -89,12 +83,9 @@ def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Cells: right, wrong, and records by true (row) and predicted (column) class.
-
-    The first two say again what the others add up to, with the noise of two cells and not of all.
-    One record adds 1 to one of the two and to one of the others. A record whose output is not
-    finite is wrong; one whose label is no class is not counted.
-    """
+    """Cells: right, wrong, and records by true (row) and predicted (column) class; the first two
+    have less noise than the sum of the others. A record without a finite output is wrong, one of no
+    class is not counted."""
 
     classes: int
     largest = whole = 1
@@ -138,9 +129,8 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Hits:
-    """Of many classes, cells: right, wrong, and by class those that are right, of it and missed,
-    and wrongly taken for it. One record adds 1 to at most three of them.
-    """
+    """Of many classes, cells: right, wrong, and by class hit, missed and wrongly taken for it; one
+    record adds 1 to at most three."""
 
     classes: int
     largest = whole = 1
@@ -178,11 +168,10 @@ class Hits:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS.
+    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS, each at most that.
 
-    An error is measured in halves of the target's range and cut off at one: guessing the middle has
-    no larger one. One record adds at most ERROR_STEPS to each of the three; one whose output is not
-    finite has the largest error, and one without a label is not counted.
+    An error is in halves of the target's range, cut off at one. An output that is not finite has
+    the largest error; a record without a label is not counted.
     """
 
     target: TargetRange
@@ -257,8 +246,7 @@ def _by_class(
     right: Float64, records: Float64, foreseen: Float64, deviation: float
 ) -> dict[str, Any]:
     """Figures by class; `deviation`: of `records` and `foreseen`. A figure that would divide by no
-    more than the noise is None, and so is a mean over classes of which one is not told; shares are
-    kept to 0 to 1. Without noise that is as scikit-learn has it."""
+    more than the noise is None, as is a mean over classes with one untold."""
     least = LEAST_SIGNAL * deviation
     recall, precision = _share(right, records), _share(right, foreseen)
     f1 = _share(2 * right, records + foreseen)
@@ -317,11 +305,9 @@ class ScoreCounts:
         return np.bincount(at, minlength=self.cells).astype(np.int64)
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """`threshold`, what it comes to by the counts (`false_alarm_rate`, and with enough
-        anomalous records `detection_rate`, `precision`, `f1` and `auc`), and about how many
-        records there are. `far` is true where the counts cannot tell so small an alarm rate from
-        noise: the threshold then continues a log-normal from the farthest quantile that they tell.
-        """
+        """`threshold`, what it comes to by the counts, and about how many records there are. `far`:
+        so small an alarm rate is lost in noise, and the threshold continues a log-normal from the
+        farthest quantile that is told."""
         kept = _above_noise(counts, deviation)
         normal, bad = counts[:_BINS][kept], counts[_BINS:][kept]
         noise = deviation * math.sqrt(len(normal))  # of a sum of either

@@ -1,9 +1,6 @@
-"""What a job names by digest beside its own text: backbones, and the weights its model begins with.
-
-A job file names files; the job that is sent holds SHA-256 digests alone. The cloud keeps what they
-stand for. What devices compute with travels to them once, with the job: backbones, and weights that
-adapters stand on. A whole model's first weights do not: a round's package holds all weights.
-"""
+"""What a job names by digest: backbones, and the weights its model begins with. A job file names
+files, the job that is sent SHA-256 digests. Backbones and adapters' frozen weights travel to
+devices once, with the job; a whole model's first weights go with a round."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """In which precision a round's model goes out to devices (`broadcast.dtype`).
 
-In float16 each weight is rounded to the nearest value that the type has (11 bits, steps of 2⁻²⁴
-near 0, at most 65,504), which halves a package. Devices learn from what they were sent, and what
-they upload is their change of that; the cloud adds changes to its own weights, which keep their
-precision, so roundings do not add up over the rounds. A guarantee holds for any model that a round
-begins with, so this one has no price.
+float16 (11 bits, steps of 2⁻²⁴ near 0, at most 65,504) halves a package. Devices upload their
+change of what they were sent, and the cloud adds it to weights of full precision, so roundings do
+not add up. It has no price: a guarantee holds for any model that a round begins with.
 """
 
 from __future__ import annotations

@@ -1,25 +1,12 @@
-"""Buffered rounds: each closes with its first uploads, and a late update goes with a later round.
+"""Buffered rounds (FedBuff, Nguyen et al. 2022, algorithm 1): each closes with its first
+`round.buffer` uploads, and a late update goes with a later round, times (1 + τ)^-a for τ rounds
+between the two.
 
-FedBuff (Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
-algorithm 1): the server adds the mean of K updates, each learned from the model that its client had
-last and divided by a root of its staleness τ. Here a round closes with its first `round.buffer`
-uploads, and its mean is over all that it counts. A device that is late keeps its update, and
-answers the next round that asks it with that, times (1 + τ)^-a, where τ counts the rounds between
-the two. It learns from the newest model again in the round after.
-
-The device weighs its own update, which is sealed for the round that it goes with: a late one
-stands in the batch among all others, and its layers are shuffled with theirs. It is not hidden that
-some are late. A weighed update is smaller than it would be, which whoever opens it may recognise,
-and the proxy sees that an answer came at once. A device that weighs another way does no more harm
-than one that sends another update.
-
-*Its price.* A late update is what was released and paid for in its own round, times a number that
-no record had a part in: post-processing, which is free (Dwork and Roth 2014, proposition 2.1). It
-is sent on only where the proxy never took it, so it counts once at most. A round that a device
-trained in is paid for also where the update comes too late to be of use.
-
-What fast boxes need to be faster is a moment of their own: the time budget of an answer follows
-from the job's trial on made-up records, and from no record (`own_budget_s`).
+The device weighs its own update, sealed for the round that it goes with: it stands in the batch
+among all others. That some are late is not hidden. A late update is post-processing of what was
+paid for in its own round (Dwork and Roth 2014, proposition 2.1), sent only where the proxy never
+took it; a round is paid for also where its update comes too late. A box's own time budget follows
+from the job's trial on made-up records, from no record (`own_budget_s`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A job -> its plan, or every reason why it cannot be one.
 
-A job's blocks say that each key is sound by itself. Here all of them are held against each other:
-values that are impossible together are refused (all at once, as `Mix`es that name their keys), and
-what the job would cost is worked out, since a price that cannot be met is a refusal too. Nothing
-but `compile_job` makes a plan of a job, so what is played, priced or sent was judged before.
+Holds a job's blocks against each other: values that are impossible together, and prices that cannot
+be met, are refused all at once, as `Mix`es that name their keys. Only `compile_job` makes plans.
 """
 
 from __future__ import annotations
@@ -41,11 +39,8 @@ UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
 
 @dataclass(frozen=True)
 class KnownFleet:
-    """What is known of the fleet that will play a job, where that is known before the job is.
-
-    `devices` take part, `trainers` of them train; `source` is what their records are read from.
-    `key` is the key of the file that says so, for the problems that concern it.
-    """
+    """What is known of the fleet that will play a job: `devices`, `trainers` of them, the `source`
+    of their records, and the `key` of the file that says so."""
 
     devices: int
     trainers: int
@@ -54,10 +49,8 @@ class KnownFleet:
 
 
 def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
-    """The plan of a job; what is known of its `fleet` is held against it too.
-
-    Raises ImpossibleMixError with all reasons why the job cannot be played.
-    """
+    """The plan of a job. Raises ImpossibleMixError with all reasons why the job, or this `fleet`,
+    cannot play it."""
     mixes = [
         *_privacy(job),
         *_evaluation(job),
@@ -83,10 +76,8 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
 
 
 def compile_canonical(raw: bytes) -> Plan:
-    """The plan of canonical bytes, as they come over the wire.
-
-    Raises ProtocolError("bad_job") for anything else, and for a job that is impossible.
-    """
+    """The plan of canonical bytes. Raises ProtocolError("bad_job") for anything else, and for a job
+    that is impossible."""
     job = Job.from_canonical(raw)
     try:
         return compile_job(job)

@@ -1,12 +1,9 @@
 """Federated evaluation: the model's figures on the devices' own evaluation records, by noised sums.
 
-After a training round it is asked for in an exchange of its own, whose package carries the model:
-phase `evaluate` for counts of what it gets right (`edgeveil.evaluation.record_counts`), `cluster`
-for sums that cluster scores follow from (`edgeveil.evaluation.cluster_sums`), with the centroids in
-the package. Each device runs the model on every evaluation record by itself, adds up, and adds
-noise that is made for all exchanges of the phase together; the cloud has the sum of all devices
-alone where uploads are summed under masks. The state of the training does not change by it, and no
-method knows of it.
+After a training round an exchange of its own carries the model: phase `evaluate` for counts of what
+it gets right (`record_counts`), `cluster` for the sums of cluster scores (`cluster_sums`). Each
+device adds up over its evaluation records, with noise made for all exchanges of the phase together;
+under masks the cloud has the sum alone.
 """
 
 from __future__ import annotations
@@ -65,11 +62,11 @@ def with_evaluations(
 
 @dataclass(frozen=True)
 class FederatedEvaluation:
-    """What each device is asked for in one evaluation, and what the cloud makes of it.
+    """What each device is asked for in one evaluation, at the price `event`, and what the cloud
+    makes of it.
 
-    `event` is the price of one; `nominal_records` times what one record adds is where a device's
-    count is cut off, so that sums have room. Under masks at most `summed` uploads are in one; 0:
-    each is seen.
+    A device's count is cut off at `nominal_records` times what one record adds. Under masks at most
+    `summed` uploads are in a sum; 0: each is seen.
     """
 
     counts: RecordCounts
@@ -88,10 +85,8 @@ class FederatedEvaluation:
         return summed_spec(COUNTS, shape, largest, self.summed)
 
     def about(self, tensors: Tensors) -> FederatedEvaluation:
-        """The same about the centroids that a package's `tensors` name, if it is about any.
-
-        Raises ProtocolError `bad_package` where they are missing or none.
-        """
+        """The same about the centroids in a package's `tensors`. Raises ProtocolError `bad_package`
+        where they are missing or none."""
         if not isinstance(self.counts, ClusterSums):
             return self
         if CENTROIDS not in tensors:
@@ -118,19 +113,15 @@ class FederatedEvaluation:
         random_bytes: RandomBytes = os_random,
         row_s: float = math.inf,
     ) -> Answer:
-        """The answer of a device with these evaluation records: how the model with the graph's
-        `weights` does on them. A record that takes longer than `row_s` seconds has no output.
-
-        Raises DataError for a graph or weights that fail whatever the records are.
-        """
+        """The answer of a device with these evaluation records. A record that takes longer than
+        `row_s` seconds has no output. Raises DataError for a graph or weights that fail whatever
+        the records are."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
         return self.noised(self.counts.of(outputs, records.y), random_bytes)
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
-        """The answer of a device with these exact counts (cells,), in steps.
-
-        They are cut off before the noise, each by itself: two of them are no further apart then.
-        """
+        """The answer of a device with these exact counts (cells,), each cut off before the
+        noise."""
         within = np.clip(counts, 0, self._room) << self._own.grid_bits
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))

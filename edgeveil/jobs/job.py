@@ -1,8 +1,5 @@
-"""What a job file says: its blocks, and the canonical bytes that every party checks.
-
-Here stands the shape alone: types, ranges, and which keys belong together. What is impossible
-together is refused by `edgeveil.jobs.compile`.
-"""
+"""What a job file says: its blocks, and the canonical bytes that every party checks. What is
+impossible together is refused by `edgeveil.jobs.compile`."""
 
 from __future__ import annotations
 
@@ -284,11 +281,8 @@ class FederatedEvaluationBlock(Block):
 
 
 class Job(Block):
-    """One learning job: what the cloud signs and devices judge.
-
-    Of every key alone it is known to be sound, of the whole nothing: whoever plays or prices a
-    job needs the `Plan` that `compile_job` makes of it, or refuses to.
-    """
+    """One learning job: what the cloud signs and devices judge. Each key is sound alone; whoever
+    plays or prices it needs the `Plan` that `compile_job` makes of it."""
 
     # Made when a job is first read: in a device's process its owner's policy is known by then.
     model_config = ConfigDict(defer_build=True)
@@ -442,10 +436,8 @@ class Job(Block):
     @classmethod
     def from_canonical(cls, raw: bytes) -> Job:
         """The job of canonical bytes (at most 64 KiB); `compile_canonical` judges it as well.
-
-        Raises ProtocolError("bad_job") for anything else, even for another spelling of the
-        same job: one job has one digest.
-        """
+        Raises ProtocolError("bad_job") for anything else, even another spelling: one job has one
+        digest."""
         if len(raw) > CANONICAL_BYTES:
             raise ProtocolError("bad_job", f"a job of more than {CANONICAL_BYTES} bytes")
         try:

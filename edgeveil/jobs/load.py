@@ -19,10 +19,8 @@ LOCAL_RUN = "local_run"
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan of a job file; paths in it count from its folder.
-
-    Raises ConfigError with all problems, of single keys and of what is impossible together.
-    """
+    """The plan of a job file; paths in it count from its folder. Raises ConfigError with all
+    problems."""
     return parse_plan(read(path), str(path), folder=path.absolute().parent)
 
 
@@ -32,10 +30,8 @@ def load_job(path: Path) -> Job:
 
 
 def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Plan:
-    """The plan of a job in YAML text, `where` standing for the file's name in problems.
-
-    Without `folder` the job may name no files of this machine. Raises ConfigError.
-    """
+    """The plan of a job in YAML text, `where` standing for the file's name. Without `folder` it may
+    name no files. Raises ConfigError."""
     tree = job_tree(text, where)
     tree.value = {key: value for key, value in tree.value.items() if key != LOCAL_RUN}
     return judged(Job, compile_job, tree, where, folder=folder, schema=_schema_beside)
@@ -47,10 +43,8 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
 
 
 def job_tree(text: str | bytes, where: str) -> Tree:
-    """A job file's keys, with what its preset gives. Raises ConfigError for files of other kinds.
-
-    An unknown preset does so too: without what it would give, all else would seem to be missing.
-    """
+    """A job file's keys, with what its preset gives. Raises ConfigError for files of other kinds
+    and for an unknown preset."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     tree = parsed(raw, where)
     kind = kind_of(tree.value)

@@ -1,8 +1,5 @@
-"""A job's plan: its exchanges, their segments and their prices, the same for every party.
-
-Built from the job alone, so that a device can price the whole job before it reads a record, and
-check that a manifest asks for what the job said.
-"""
+"""A job's plan: its exchanges, their segments and prices, from the job alone, the same for every
+party."""
 
 from __future__ import annotations
 
@@ -107,11 +104,8 @@ def network_input(job: Job) -> tuple[int, ...]:
 
 
 class Plan:
-    """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
-
-    `artifacts` holds the job's backbones, and the weights that its model begins with, by SHA-256
-    (hex): needed to compute, not to price.
-    """
+    """What a job will do, exchange by exchange; `compile_job` alone makes one. `artifacts`:
+    backbones and first weights by SHA-256 (hex), needed to compute, not to price."""
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
         self.job, self.artifacts = job, artifacts
@@ -233,10 +227,8 @@ class Plan:
         return tuple(exchange for exchange in self.exchanges if not exchange.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
-        """What an evaluation of this phase asks of each device.
-
-        Raises PrivacyError where its noise cannot be made, UsageError where the job asks for none.
-        """
+        """What an evaluation of this phase asks of each device. Raises PrivacyError where its noise
+        cannot be made, UsageError where the job asks for none."""
         return self.cluster_sums if phase == CLUSTER else self.evaluation
 
     @cached_property
@@ -337,9 +329,7 @@ class Plan:
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """The method's state after the mean of `uploads` devices' segments, or what a rule made of
-        them. An evaluation changes the threshold alone, which is of the model that was evaluated,
-        or the centroids.
-        """
+        them; an evaluation changes the threshold or the centroids alone."""
         if not exchange.evaluates:
             after = self.cloud.absorb(state, exchange, mean, uploads)
             if self.job.cluster_every:
@@ -378,10 +368,8 @@ class Plan:
 
     @cached_property
     def adds_noise(self) -> bool:
-        """Whether training adds noise at all, so that `privacy.epsilon` means something.
-
-        Raises PrivacyError where that noise cannot be made for the job's ε.
-        """
+        """Whether training adds noise at all. Raises PrivacyError where it cannot be made for the
+        job's ε."""
         events = (event for e in self.planned for event in self.device.price(e))
         return not all(isinstance(event, UnprotectedEvent) for event in events)
 
@@ -534,10 +522,8 @@ class Plan:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:
-        """The planned price up to exchange `until` (None: the whole job, its two guarantees).
-
-        Up to an exchange it is progress, no guarantee for a job that ends there: see `spent`.
-        """
+        """The planned price up to exchange `until` (None: all): progress, no guarantee for a job
+        that ends there (`spent`)."""
         return price(self.events(until=until), self.job.privacy.delta)
 
     def spent(self, until: int | None = None) -> Quote:

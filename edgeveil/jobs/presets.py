@@ -1,8 +1,5 @@
 """`preset: NAME` in a job file: a published system's parameters, under what the file itself says.
-
-Presets give no data, and never accept for the user what has no proof: `privacy.accept_unproven`
-and the owners' policy stay for the file to say.
-"""
+Presets give no data and no `privacy.accept_unproven`."""
 
 from __future__ import annotations
 
@@ -105,10 +102,8 @@ PRESETS: Table[dict[str, Any]] = Table(
 
 
 def expand(tree: Tree) -> None:
-    """Put a preset's values under those of the file, and note where they came from.
-
-    An unknown name stays in the tree, as its problem, with the nearest known one.
-    """
+    """Put a preset's values under those of the file. An unknown name stays in the tree, as its
+    problem."""
     if KEY not in tree.value:
         return
     name, at = tree.value[KEY], tree.line((KEY,))

@@ -1,10 +1,6 @@
-"""A device's part of a job on made-up records, before it is priced or any record is read.
-
-Everything that a device does later is done here once: each kind of exchange is answered, with the
-method's own noise, from the package that the cloud half makes of its first state; what the device
-keeps goes into the round after it; the graph is checked, loaded and run. No ledger is involved and
-no user's record, so a failure costs nothing and says nothing of data.
-"""
+"""A device's part of a job on made-up records, before it is priced or any record is read: each kind
+of exchange is answered once and the graph is checked, loaded and run. No ledger and no record is
+involved, so a failure costs nothing and says nothing of data."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ _SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
 
 
 def brief(plan: Plan) -> Plan:
-    """The same job with as few repeats of local work as there can be.
-
-    What one local step can do, a thousand can: a check of the job need not wait for them.
-    """
+    """The same job with as few repeats of local work as there can be."""
     train = plan.job.train
     fewer = {
         name: min(getattr(train, name), most) for name, most in _REPEATS if hasattr(train, name)
@@ -43,10 +36,8 @@ def brief(plan: Plan) -> Plan:
 
 
 def made_up_records(plan: Plan, count: int) -> Records:
-    """`count` records of the job's form: values of 0 to the job's `input_scale`, labels in turn.
-
-    The same in every process, and of nobody.
-    """
+    """`count` records of the job's form, the same in every process: values of 0 to `input_scale`,
+    labels in turn."""
     chance, data = np.random.default_rng(_SEED), plan.job.data
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
@@ -65,15 +56,12 @@ def rehearse_device(
     memory_bytes: int | None = None,
 ) -> float:
     """Play one device's part of the job on made-up records; the seconds that its longest answer
-    took: softmax upload and slowest exchange together, or an evaluation.
+    took.
 
     `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
-    keeps from round to round. Training takes all `records`, and so does whatever runs the graph:
-    however a device's records fall into halves, they take no longer. What one answer needs is
-    loaded afterwards, so that a second call takes the time that answers take. Needs torch where
-    the method does and the device trains; never the `onnx` package.
-
-    Raises DataError, PrivacyError or ProtocolError with the reason why the job cannot be done.
+    keeps from round to round. Training and inference take all `records` each. A second call takes
+    the time that answers take. Raises DataError, PrivacyError or ProtocolError with the reason why
+    the job cannot be done.
     """
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
@@ -117,10 +105,8 @@ def _seconds_since(begun_s: tuple[float, float]) -> float:
 def rehearsed_softmax(
     plan: Plan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
 ) -> Array:
-    """The noised softmax upload for evaluation records x (n, ...), n > 0.
-
-    Raises DataError for a graph that a device refuses, or that gives no probabilities.
-    """
+    """The noised softmax upload for evaluation records x (n, ...), n > 0. Raises DataError for a
+    graph that a device refuses, or that gives no probabilities."""
     job, samples = plan.job, plan.softmax_samples
     session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
     given, values = unpack_tensors(pack_tensors(weights)), np.asarray(x, np.float32)
@@ -143,11 +129,9 @@ def rehearsed_evaluation(
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """The noised counts of these evaluation records, by the model of the cloud's `state`, as they
-    would be sealed.
-
-    Raises DataError for a graph that a device refuses, or that has no output for the first of them.
-    """
+    """The noised counts of these records by the model of the cloud's `state`, as they would be
+    sealed. Raises DataError for a graph that a device refuses, or that has no output for the first
+    of them."""
     job = plan.job
     session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
     given = dict(plan.graph_weights(unpack_tensors(pack_tensors(plan.cloud.model(state)))))
@@ -173,11 +157,9 @@ def rehearsed_answer(
     processor: str,
     random_bytes: RandomBytes = os_random,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(the segments as they would be sealed, what the device keeps) of one exchange.
-
-    `own` are the device's earlier answers and what it kept. Raises ProtocolError where a segment
-    is not of the form that the plan states in public, PrivacyError where it has another price.
-    """
+    """(the segments as they would be sealed, what the device keeps) of one exchange; `own`: its
+    earlier answers and what it kept. Raises ProtocolError for another form than the plan states,
+    PrivacyError for another price."""
     tensors = {**unpack_tensors(pack_tensors(package)), **own}
     answer = plan.device.answer(exchange, tensors, records, random_bytes, processor)
     if answer.events != plan.device.price(exchange):
@@ -191,9 +173,8 @@ def rehearsed_answer(
 
 
 def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind that a training device answers: each preparatory phase, the first
-    round and, where stages may keep something from it, the second.
-    """
+    """One exchange of each kind that a training device answers; of stages, which may keep
+    something, two rounds."""
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 

@@ -14,12 +14,9 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What plan and job say of one exchange; cloud and device make the same of it.
-
-    `segments` are what a device may upload, the softmax last, `groups` the same as the manifest
-    states it, `masked` those that are summed under masks, `recalled` the earlier exchanges whose
-    answer this one builds on.
-    """
+    """What plan and job say of one exchange, the same for cloud and device. `segments`: what may be
+    uploaded, the softmax last; `groups`: as the manifest states it; `masked`: those summed under
+    masks; `recalled`: earlier exchanges that this one builds on."""
 
     plan: Plan
     exchange: Exchange

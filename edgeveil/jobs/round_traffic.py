@@ -1,8 +1,5 @@
-"""Whether what a round says fits what a managed broker carries: for one connection, and in all.
-
-Lower bounds alone: the packets and payload bytes that no round can do without, each sent once. A
-job that is refused here cannot end in time; one that is not may still be slower than its links.
-"""
+"""Whether a round fits what a managed broker carries, for one connection and in all. Lower bounds:
+a job that is refused here cannot end in time."""
 
 from __future__ import annotations
 

@@ -1,15 +1,10 @@
 """What the proxy's shuffle earns a job, where the clone bound's conditions hold, and only there.
 
-They are: the proxy shuffles; every release of the kind is pure local DP of a device's whole data
-(any two data sets), with noise of its own: what a device keeps of an upload would lead from one
-round's batch to its next upload; a batch has at least `round.min_batch` uploads of devices that
-keep to the protocol and tell nobody, so there is no cover traffic, whose dummies count in a batch;
-under masks the cloud sees one sum of them, which has no order, and not those of several groups,
-which are dealt by places in a stream that is shuffled lot by lot; the cloud keeps to the protocol,
-does not collude with the proxy or with devices, and never gets two batches of one round, whose
-difference would name uploads. Nor are rounds buffered: an update that is late is weighed, and does
-not hide among those that are not. The first four and the last follow from the job, the others are
-said beside the figure. Each device's own noise holds without any of this.
+By the job: the proxy shuffles; every release of the kind is pure local DP of a device's whole data,
+with noise of its own and nothing kept for its next upload; no masks with several groups; no
+buffered rounds, whose late updates are weighed. Said beside the figure: a batch has
+`round.min_batch` uploads of devices that keep to the protocol and tell nobody, without cover
+traffic; the cloud keeps to the protocol, does not collude, and gets one batch a round.
 """
 
 from __future__ import annotations
@@ -29,12 +24,9 @@ LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
 
 @dataclass(frozen=True)
 class ShuffleCredit:
-    """(ε, δ) per device against a curious cloud alone.
-
-    Of `rounds` rounds, each with at least `uploads` uploads. `local_epsilon` is the same without
-    the shuffle, against everybody; `claimed_epsilon` what a text's m-fold amplification would make
-    of it for m `segments`, which is not proven.
-    """
+    """(ε, δ) per device against a curious cloud alone, of `rounds` rounds with at least `uploads`
+    uploads each. `local_epsilon` holds without the shuffle; `claimed_epsilon` is what a text makes
+    of it for m `segments`, not proven."""
 
     purpose: str
     epsilon: float

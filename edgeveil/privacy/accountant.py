@@ -1,16 +1,13 @@
 """Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their mixtures.
 
-Sources: Dong, Roth and Su, "Gaussian Differential Privacy" (2022), cor. 2.13 (δ(ε)) and
-cor. 3.3 (μ² adds up, adaptively too); Balle and Wang (2018), thm 8, for the same δ(ε). The
-discreteness of the noise costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²); the proof is in
-`docs/privacy.md`.
+Sources: Dong, Roth and Su (2022), cor. 2.13 (δ(ε)) and 3.3 (μ² adds up, adaptively too); Balle and
+Wang (2018), thm 8. The noise's discreteness costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²)
+(proof: `docs/privacy.md`).
 
-*Mixtures.* Every (ε, 0)-DP release is dominated by randomised response at ε (Kairouz, Oh and
-Viswanath 2015), a μ-GDP release by a pair of Gaussians, a Poisson-sampled one by that pair mixed
-(in either direction), and an adaptive composition by the product of the dominating pairs (Zhu, Dong
-and Wang 2022). `dp-accounting` composes these numerically, rounding losses upward. It is an
-optional library (extra `cloud`): without it there is no curve, and what remains is basic
-composition or log moments (`moments.py`), which are valid and looser.
+*Mixtures.* Pure releases are dominated by randomised response at ε (Kairouz, Oh and Viswanath
+2015), μ-GDP ones by a pair of Gaussians, Poisson-sampled ones by that pair mixed, a composition by
+the product of the pairs (Zhu, Dong and Wang 2022). `dp-accounting` (extra `cloud`) composes these
+numerically, rounding upward. Without it basic composition or log moments are valid and looser.
 """
 
 from __future__ import annotations
@@ -86,10 +83,8 @@ class SampledSteps:
 
 
 def discreteness_tv(event: NoisyEvent) -> float:
-    """Bound on the total variation between the noise and a rounded Gaussian, all that is drawn.
-
-    Raises `PrivacyError` below σ = 2**20 steps.
-    """
+    """Bound on the total variation to a rounded Gaussian, all draws together. Raises `PrivacyError`
+    below σ = 2**20 steps."""
     one, steps = (event, 1) if isinstance(event, GaussianEvent) else (event.event, event.steps)
     if one.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
         raise PrivacyError(
@@ -131,11 +126,8 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """(ε, δ) of releasing all `events` on the same data: see `_epsilon`.
-
-    Shared noise is priced as sums show it, and as the device's own noise alone (`colluding`); both
-    for the events' unit and, where a record of a device has another ε, for one record.
-    """
+    """(ε, δ) of releasing all `events` on the same data: see `_epsilon`. Shared noise is priced as
+    sums show it, and as the device's own noise alone (`colluding`)."""
     listed = tuple(events)
     summed = tuple(map(as_summed, listed))
     found = _epsilon(summed, delta)
@@ -167,10 +159,8 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
 
-    Gaussian and pure-ε events together cost the lesser of basic composition and, where the
-    library for it is installed, the composition of their privacy-loss distributions: both are
-    proven. Where steps are sampled, log moments stand in for basic composition. No events cost
-    ε = 0. A claimed or unprotected event leaves no proven guarantee: ε is infinite or, if all
+    Mixtures cost the lesser of basic composition (log moments where steps are sampled) and the
+    composition of loss distributions. With a claimed or unprotected event ε is infinite or, if all
     others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
     """
     listed = tuple(events)
@@ -237,10 +227,8 @@ def _sum_up(exact: Fraction) -> float:
 def _with_gaussians(
     mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
 ) -> float:
-    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`.
-
-    Basic composition, or less. Raises `PrivacyError` if there is no finite ε.
-    """
+    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`. Raises
+    `PrivacyError` if there is no finite ε."""
     alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
@@ -257,11 +245,8 @@ def _with_sampled(
     groups: frozenset[tuple[Fraction, int]],
     sampled: frozenset[SampledSteps],
 ) -> float:
-    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`.
-
-    By log moments, which the discrete noise itself keeps to, or less by loss distributions.
-    Raises `PrivacyError` if there is no finite ε.
-    """
+    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`. Raises
+    `PrivacyError` if there is no finite ε."""
     moments = added(
         [
             gaussian_moments(mu),
@@ -313,10 +298,7 @@ def _finite(value: float, delta: float) -> float:
 
 def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
     """The least ε found from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite.
-
-    The left side falls, then rises. Any ε that satisfies it is valid; the search steps up to
-    the first one on a 5 % grid and bisects below it.
-    """
+    Any ε that satisfies it is valid."""
 
     def holds(candidate: float) -> bool:
         return curve(candidate) + (1 + math.exp(candidate)) * tv <= delta
@@ -359,9 +341,8 @@ def mixture_curve(
 ) -> Curve | None:
     """δ(ε), never too small, of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`.
 
-    At least one of μ and `sampled` must be there. Few groups of pure releases enter the
-    composition: of more, near ones are merged at an ε not below theirs, and past the largest the
-    ε add up. None where the library is missing, or would take minutes: many tiny sampled steps.
+    Of many groups of pure releases near ones are merged at an ε not below theirs, and past the
+    largest the ε add up. None where the library is missing or would take minutes.
     """
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
@@ -412,10 +393,8 @@ def _grouped(
 def _loss_step(
     mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[SampledSteps]
 ) -> float | None:
-    """A grid step that spans the losses in so many points and divides the first ε (nearly).
-
-    None where a sampled step's loss would be lost between so many points.
-    """
+    """A grid step that spans the losses and divides the first ε; None where a sampled step's loss
+    would be lost between the points."""
     spread = mu * (mu + 18.0)
     for e, count in groups:
         one = float(e)

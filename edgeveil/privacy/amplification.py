@@ -1,16 +1,14 @@
 """What a shuffle earns: the clone bound, for pure local DP of whole devices.
 
-**Theorem** (Feldman, McMillan, Talwar 2021, "Hiding Among the Clones", thm 3.1 and 3.2). n devices
-each send one message by an ε₀-DP randomiser of their whole data (any two data sets), chosen
-adaptively, and somebody trusted permutes the messages. For two inputs that differ in one device,
-what is seen is post-processing of P = (A + Δ, C − A + 1 − Δ) against Q = (A + 1 − Δ, C − A + Δ);
-C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½), Δ ~ Bern(e^ε₀/(e^ε₀ + 1)). So it is (ε, δ)-DP with
-δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x where its likelihood ratio
-passes e^ε. Swapping the two counts shows that the other direction is the same.
+**Theorem** (Feldman, McMillan, Talwar 2021, thm 3.1 and 3.2). n devices each send one message by an
+ε₀-DP randomiser of their whole data, chosen adaptively, and somebody trusted permutes them. For
+inputs that differ in one device, what is seen is post-processing of P = (A + Δ, C − A + 1 − Δ)
+against Q = (A + 1 − Δ, C − A + Δ); C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½), Δ ~ Bern(e^ε₀/(e^ε₀ +
+1)). So it is (ε, δ)-DP with δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x
+where its likelihood ratio passes e^ε; the other direction is the same.
 
-All segments of a device are one message: their ε add up before. A proxy that permutes each segment
-group alone shows the cloud less than that. It says nothing about uploads that are DP per record
-only, or with Gaussian noise, and nothing against a proxy that colludes with the cloud.
+All segments of a device are one message. Holds for no record-level or Gaussian uploads, nor against
+a proxy that colludes with the cloud.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ _STEPS = 60
 
 def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
     """ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP alone; never above it.
-
-    Raises PrivacyError for no device, or a δ outside (0, 1).
-    """
+    Raises PrivacyError for no device, or a δ outside (0, 1)."""
     if devices < 1 or not 0 < delta < 1 or not local_epsilon >= 0:
         raise PrivacyError("amplification needs a device, an ε >= 0 and a δ in (0, 1)")
     if devices == 1 or not 0 < local_epsilon <= LARGEST_EPSILON:
@@ -75,11 +71,8 @@ def clone_delta(
 
 
 def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tuple[float, float]:
-    """(ε, δ) of `times` releases, each (ε, δ)-DP, adaptively chosen.
-
-    The lesser of the plain sum and advanced composition with `delta_left` more δ (Dwork, Rothblum,
-    Vadhan 2010).
-    """
+    """(ε, δ) of `times` adaptive releases, each (ε, δ)-DP: the lesser of the plain sum and advanced
+    composition with `delta_left` more δ (Dwork, Rothblum, Vadhan 2010)."""
     plain = times * epsilon
     spread = epsilon * math.sqrt(2 * times * math.log(1 / delta_left))
     advanced = spread + times * epsilon * math.expm1(min(epsilon, LARGEST_EPSILON))
@@ -87,10 +80,8 @@ def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tup
 
 
 def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: float) -> float:
-    """ε at `delta` of `times` rounds, each with at least `devices` shuffled uploads.
-
-    Half of δ goes to the rounds, half to their composition. Never above `times`·`local_epsilon`.
-    """
+    """ε at `delta` of `times` rounds, each with at least `devices` shuffled uploads. Half of δ goes
+    to the rounds, half to their composition."""
     one = clone_epsilon(local_epsilon, devices, delta / (2 * times))
     found, _ = composed(one, delta / (2 * times), times, delta / 2)
     return min(found, times * local_epsilon)
@@ -99,9 +90,7 @@ def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: floa
 def _clones(
     local_epsilon: float, devices: int, delta: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """The likely numbers of clones, their chances, and the chance of all others.
-
-    The chances add up to 1, so that none is below its own."""
+    """The likely numbers of clones, their chances, and the chance of all others; together 1."""
     from scipy.special import betainc, betaincc
 
     n, p, tail = devices - 1, math.exp(-local_epsilon), delta * _TAIL

@@ -1,16 +1,14 @@
 """Noise that is derived, not drawn: the same question over the same records has the same answer.
 
-A device's noise is a pseudo-random function of the question and of the exact sum it hides, under a
-key that follows from the ledger's (`docs/privacy.md`, "Derived noise"). So a ledger put back from a
-backup, a copy of the whole box, or a crash between drawing and recording bring no second draw for
-one question, whose average with the first would hide less than was paid for.
+Noise is a pseudo-random function of the question and of the exact sum it hides, under a key that
+follows from the ledger's (`docs/privacy.md`, "Derived noise"): a restored backup, a cloned box or a
+crash bring no second draw whose average with the first would hide less.
 
     question key  = HMAC-SHA256(noise key, label, data set, job, exchange, package digest)
     samples       = ChaCha20(HMAC-SHA256(question key, label))
     noise on sum  = ChaCha20(HMAC-SHA256(question key, label, draw, law, type, shape, the sum))
 
-Each mechanism binds its stream to its sum itself, by `bound`. Streams that are not derived, the
-operating system's and the seeded ones of simulations and tests, pass through as they are.
+Each mechanism binds its stream to its sum by `bound`; streams that are not derived pass through.
 """
 
 from __future__ import annotations
@@ -71,9 +69,8 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
 class DerivedRandom(SampleBytes):
     """All chance in one answer, from its question's key (32 bytes), the same at every making.
 
-    Called, it gives the bytes of secret samples, places and orders. Noise is not drawn from it but
-    from `bound`. For one answer in one thread: the draws are counted. Raises PrivacyError for a
-    key of another length.
+    Called, it gives secret samples, places and orders; noise comes from `bound`. For one answer in
+    one thread. Raises PrivacyError for a key of another length.
     """
 
     def __init__(self, question_key: bytes) -> None:
@@ -109,11 +106,8 @@ class DerivedRandom(SampleBytes):
 
 
 def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
-    """Where the noise that `law` states on the exact `total` is drawn from.
-
-    `law` must name everything that the noise follows from but its bytes: two laws on one stream of
-    bytes would give noises of which each tells the other.
-    """
+    """Where the noise that `law` states on the exact `total` is drawn from. `law` names everything
+    that the noise follows from but its bytes: two laws on one stream would tell of each other."""
     if isinstance(random_bytes, DerivedRandom):
         return random_bytes.bound(law, total)
     return random_bytes

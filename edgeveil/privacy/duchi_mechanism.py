@@ -1,9 +1,8 @@
 """A value in [−1, 1] sent as one of two public values, +1/T or −1/T, so that its mean is right.
 
-P(+) = ½ + ½·T·v, T = (e^ε − 1)/(e^ε + 1): the chances of any two values differ by at most the
-factor (1 + T)/(1 − T) = e^ε (Duchi, Jordan, Wainwright 2018; as in LDP-FL, Sun et al. 2021). Here v
-is in steps of 2^-20 toward zero and T in steps of 2^-42, rounded down, so P(+) is a whole number
-of 2^-63 and one 63-bit word decides exactly.
+P(+) = ½ + ½·T·v, T = (e^ε − 1)/(e^ε + 1): chances of any two values differ by at most e^ε (Duchi,
+Jordan, Wainwright 2018). v is in steps of 2^-20 toward zero and T in steps of 2^-42, rounded down,
+so one 63-bit word decides exactly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What was released: frozen facts that the accountant prices.
 
-An event states the mathematics (sensitivity and noise in integer steps), not a price. As plain
-values (`to_dict`) it goes over the wire, into the ledger, and into the key of derived noise: so the
-plain form of an event never changes.
+An event states sensitivity and noise in integer steps, not a price. Its plain form (`to_dict`) goes
+over the wire, into the ledger and into the key of derived noise, and never changes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ _STATUSES = ("proven", "claimed", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class _Event:
-    """Common to all events.
-
-    `what` names the release. `unit` is whose presence is hidden: one record, or one device's
-    whole data set. `purpose` is `train` or `infer`. `source` cites the theorem.
-    """
+    """Common to all events: `what` names the release, `unit` is whose presence is hidden (one
+    record, or one device's data set), `purpose` is `train` or `infer`, `source` cites the
+    theorem."""
 
     what: str
     unit: Unit
@@ -52,8 +49,8 @@ class GaussianEvent(_Event):
     """A sum of integer vectors plus independent discrete Gaussian noise.
 
     `sensitivity_steps` is the L2 change one unit can make, in the metric in which the noise has
-    variance `sigma_squared` steps². `finest_sigma_squared` is the least variance of any one
-    coordinate as sampled (half of it for the off-diagonals of a symmetric matrix).
+    variance `sigma_squared` steps². `finest_sigma_squared` is the least variance of any coordinate
+    as sampled (half, for off-diagonals of a symmetric matrix).
     """
 
     sensitivity_steps: int
@@ -121,12 +118,8 @@ class _Wrapping:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(_Wrapping):
-    """`steps` releases, each of them `event` over a fresh Poisson sample of the records.
-
-    In every step each record is in the sum with `sampling_probability`, independently and in
-    secret. `event` states the noise of one step, the same on all coordinates, and what one record
-    changes in a sum that it is in.
-    """
+    """`steps` releases, each `event` over a fresh Poisson sample: in every step each record is in
+    the sum with `sampling_probability`, independently and in secret."""
 
     event: GaussianEvent
     sampling_probability: float
@@ -145,12 +138,8 @@ class PoissonSampled(_Wrapping):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedGaussian(_Wrapping):
-    """A device's part in a sum of which single parts are not seen: shared noise.
-
-    `own` states the noise that the device itself adds. A sum that is seen has the parts of at least
-    `honest` devices that add as much, independently, and tell nobody. Proof: `docs/privacy.md`,
-    "Shared noise".
-    """
+    """A device's part in a sum of which single parts are not seen: `own` is the noise it adds
+    itself, and at least `honest` devices add as much (`docs/privacy.md`, "Shared noise")."""
 
     own: GaussianEvent
     honest: int
@@ -177,9 +166,8 @@ class SharedGaussian(_Wrapping):
 class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
 
-    `sensitivity_steps` is the proven L1 change one unit can make, whatever figure the scale was
-    chosen with, so `epsilon` is always the proven one. Where the unit is a device,
-    `record_sensitivity_steps` is what one of its records can change; 0: as much.
+    `sensitivity_steps` is the proven L1 change of one unit, whatever the scale was chosen with.
+    Where the unit is a device, `record_sensitivity_steps` is that of one record; 0: as much.
     """
 
     sensitivity_steps: int
@@ -208,9 +196,9 @@ class LaplaceEvent(_Event):
 class SelectionEvent(_Event):
     """The index of one of `candidates` public candidates, chosen by integer scores.
 
-    One unit changes any score by at most `sensitivity_steps`; where it moves all scores the same
-    way the selection is `monotonic`. `mechanism` is `exponential`, P(i) ∝ exp(score/scale), or
-    `report_noisy_max`, exponential noise of that scale. The scale, in steps, is an exact rational.
+    One unit changes any score by at most `sensitivity_steps`; `monotonic` where it moves all the
+    same way. `exponential`: P(i) ∝ exp(score/scale); `report_noisy_max`: exponential noise of that
+    scale. The scale, in steps, is an exact rational.
     """
 
     mechanism: str
@@ -239,11 +227,8 @@ class SelectionEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoValueEvent(_Event):
-    """`coordinates` values of one unit, each sent as one of two public values.
-
-    The chance of either moves by a factor of at most e^ε, whatever the value; ε of one value is
-    an exact rational, and all of them belong to the same unit, so it counts for each.
-    """
+    """`coordinates` values of one unit, each sent as one of two public values: ε of one, an exact
+    rational, counts for each."""
 
     coordinates: int
     epsilon_numerator: int
@@ -301,12 +286,8 @@ def as_single(event: Event) -> Event:
 
 
 def for_one_record(event: Event) -> Event:
-    """The same release as it is for one record of a device that keeps its others.
-
-    A noised update hides a device from one without records, at most C apart. With a record and
-    without it a device has two updates, up to 2C apart. A device's pure events hold for any two
-    data sets, and may say what one record changes.
-    """
+    """The same release as it is for one record of a device that keeps its others: of a noised
+    update twice as far apart; pure events hold for any two data sets."""
     if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
         steps = event.record_sensitivity_steps
         return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)

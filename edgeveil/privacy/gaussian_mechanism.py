@@ -1,16 +1,9 @@
 """Gaussian noise on exact integer sums: of records, of a device's whole update, of Poisson samples.
 
-Discrete Gaussian noise of σ² ≥ (sensitivity/μ)² steps² hides one unit's share with Gaussian DP of
-parameter μ (Dong, Roth and Su 2022, thm 2.7; discrete: Canonne, Kamath and Steinke 2020), whatever
-the sum is of; `accountant.py` composes.
-
-- A sum over records: one record moves it by the clip norm at most (`grid.py`).
-- *A device's whole update* as one unit: clipped, quantised toward zero. Neighbours: the device
-  with its records, or with none, whose update is 0. A clip to L2 norm C makes the sensitivity C,
-  whatever happened on the device before (`docs/privacy.md`, "A whole update").
-- *Poisson samples*: each record is in a step's sample with a public probability, by its own random
-  bits. That is secret, and new in every step; what it earns is in `docs/privacy.md`, "Sampled
-  Gaussian".
+σ² ≥ (sensitivity/μ)² steps² hides one unit with Gaussian DP of parameter μ (Dong, Roth and Su 2022,
+thm 2.7; discrete: Canonne, Kamath and Steinke 2020). One record moves a sum by the clip norm at
+most; a device's whole update is clipped, and its neighbour is 0 (`docs/privacy.md`, "A whole
+update"); a Poisson sample is secret and new in every step ("Sampled Gaussian").
 """
 
 from __future__ import annotations
@@ -67,12 +60,10 @@ def gaussian_event(
 ) -> GaussianEvent:
     """The event of a Gaussian release at `mu`, before any record is read.
 
-    `what` names the release; `sensitivity_steps` is the L2 change one unit can make, in steps of
-    2**-grid_bits; `coordinates` is the number of values. σ² is the least even integer with
-    sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper triangle (row by
-    row) of a symmetric matrix and the sensitivity is its Frobenius norm: off-diagonals get σ²/2
-    (`docs/privacy.md`, "The quadratic"). Raises `PrivacyError` for noise that the sampler does not
-    draw, before anybody relies on it.
+    `sensitivity_steps` is the L2 change of one unit, in steps of 2**-grid_bits. σ² is the least
+    even integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper
+    triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get σ²/2. Raises
+    `PrivacyError` for noise that the sampler does not draw.
     """
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
@@ -94,9 +85,8 @@ def gaussian_event(
 def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
     """The same release, of which `honest` devices add their part of the noise each; 0: as it is.
 
-    Each part has the least even variance of which so many add up to the event's. Sums of discrete
-    Gaussians are none, but at `LEAST_SHARE_BITS` of σ and more nobody can tell (`docs/privacy.md`,
-    "Shared noise"). Raises `PrivacyError` for parts that are finer than that.
+    Each part has the least even variance of which so many add up to the event's. Raises
+    `PrivacyError` for parts below `LEAST_SHARE_BITS` of σ (`docs/privacy.md`, "Shared noise").
     """
     if not honest:
         return event
@@ -117,10 +107,8 @@ def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | Shared
 def gaussian(
     total: Int64, event: GaussianEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[Int64, GaussianEvent]:
-    """`total` (any shape, steps) plus the discrete Gaussian noise that `event` states.
-
-    A symmetric layout expects the flat upper triangle, row by row, diagonal included.
-    """
+    """`total` (any shape, steps; symmetric: the flat upper triangle) plus the noise that `event`
+    states."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
     random_bytes = bound(random_bytes, event, total)
@@ -152,12 +140,8 @@ def update_event(
     times: int,
     sigma_bits: int = SIGMA_BITS,
 ) -> GaussianEvent:
-    """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP.
-
-    `what` names it, `coordinates` is the number of weights; the grid follows from the noise, whose
-    σ has about `sigma_bits` bits in steps. Raises `PrivacyError` where no noise of the sampler's
-    meets (ε, δ).
-    """
+    """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP. σ has
+    about `sigma_bits` bits in steps. Raises `PrivacyError` where no noise meets (ε, δ)."""
 
     def of(mu: float) -> GaussianEvent:
         size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu)))
@@ -180,11 +164,9 @@ def counts_event(
 ) -> GaussianEvent | SharedGaussian:
     """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
 
-    The squares of what one record adds to the `coordinates` counts sum to at most
-    `sensitivity_squared`. A count is 2**grid_bits steps, so that the noise is fine although counts
-    are few; with `fine_bits` they come in steps of 2**-fine_bits already. `honest`: so many devices
-    in each sum add a part of the noise; 0: each adds all of it. Raises `PrivacyError` where no
-    noise of the sampler's meets (ε, δ).
+    The squares of what one record adds sum to at most `sensitivity_squared`. A count is
+    2**grid_bits steps; with `fine_bits` counts come in steps of 2**-fine_bits. `honest`: so many
+    devices share the noise; 0: each adds all. Raises `PrivacyError` where no noise meets (ε, δ).
     """
     # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
@@ -204,11 +186,8 @@ def counts_event(
 def meeting(
     of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
 ) -> GaussianEvent:
-    """The event of a μ for which `times` of it are (ε, δ)-DP.
-
-    Part of δ is set aside for the discreteness of the noise, which depends on the noise: a few
-    rounds settle it.
-    """
+    """The event of a μ for which `times` of it are (ε, δ)-DP. δ set aside for discreteness depends
+    on the noise: a few rounds settle it."""
     reserve = 0.0
     for _ in range(8):
         if reserve >= delta:
@@ -243,10 +222,8 @@ def noised_update(
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
-    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero to steps.
-
-    The norm is checked again in integers: a vector that failed, and one that is not finite, is 0.
-    """
+    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero; checked
+    again in integers. What is not finite is 0."""
     whole = np.zeros(values.shape, np.int64)
     largest = float(np.abs(values).max(initial=0.0))
     if not 0 < largest < math.inf:
@@ -271,11 +248,8 @@ def sampled_gaussian_event(
     grid_bits: int,
     noise_multiplier: float = 1.0,
 ) -> PoissonSampled:
-    """`steps` sums of `coordinates` values, each over a Poisson sample of the records.
-
-    One record changes a sum by at most `sensitivity_steps` in L2; the noise of every step has a σ
-    of `noise_multiplier` sensitivities.
-    """
+    """`steps` sums of `coordinates` values over Poisson samples: one record changes a sum by
+    `sensitivity_steps` in L2, σ is `noise_multiplier` sensitivities."""
     variance = _variance(sensitivity_steps, noise_multiplier)
     event = GaussianEvent(
         what=what,
@@ -320,12 +294,8 @@ def noised_step(
 def calibrated(
     sampled: PoissonSampled, participations: int, epsilon_: float, delta: float
 ) -> PoissonSampled:
-    """`sampled` with noise for which `participations` of them are (ε, δ)-DP, nearly tight.
-
-    Whatever noise `sampled` states is put aside; its other figures are kept.
-    Where the library of loss distributions is missing, log moments ask for some percent more
-    noise. Raises `PrivacyError` where the grid is too coarse, or the sampler draws no such noise.
-    """
+    """`sampled` with noise for which `participations` of them are (ε, δ)-DP, nearly tight (some
+    percent more without dp-accounting). Raises `PrivacyError` where the sampler draws none."""
 
     def noised(multiplier: float) -> PoissonSampled:
         variance = _variance(sampled.event.sensitivity_steps, multiplier)

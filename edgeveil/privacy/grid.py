@@ -1,9 +1,7 @@
 """Clip, quantise, and sum exactly: what stands between a record and the noise.
 
-A record's contribution is clipped to its norm bound and then rounded *toward zero* to whole
-steps of 2**-bits, so its norm cannot grow; the sums over records are then exact integers,
-in any order and on any device. Rounding a sum instead would add up to g·√d to the
-sensitivity, and float sums depend on the order (`docs/privacy.md`, "The grid").
+A record is clipped and rounded *toward zero* to whole steps of 2**-bits, so its norm cannot grow,
+and sums are exact integers in any order and on any device (`docs/privacy.md`, "The grid").
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ LARGEST_PIECE = 1 << 12  # rows of one product: bounds memory, not exactness
 
 
 def row_norms(rows: Float64) -> Float64:
-    """L2 norms (n,) of `rows` (n, d), each a function of its own row alone.
-
-    Blocks of exactly 64 rows: the order of a float sum then cannot follow the batch size.
-    """
+    """L2 norms (n,) of `rows` (n, d), in blocks of exactly 64 rows: each a function of its own row
+    alone."""
     n, d = rows.shape
     padded = np.zeros((-(-n // BLOCK_ROWS) * BLOCK_ROWS, d))
     padded[:n] = rows
@@ -58,11 +54,8 @@ def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
 
 
 def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
-    """Rows (n, d) clipped to L2 norm `bound` and rounded toward zero to steps of 2**-bits.
-
-    The integer norm never exceeds `bound * 2**bits`: it is checked in integers, and a row that
-    failed the check would become 0. Raises `PrivacyError` if the squares could overflow.
-    """
+    """Rows (n, d) clipped to L2 norm `bound` and rounded toward zero to steps of 2**-bits; checked
+    in integers. Raises `PrivacyError` if the squares could overflow."""
     steps = int(bound * 2.0**bits)
     if rows.shape[1] > LARGEST_DIMENSION or steps > 1 << 30:
         raise PrivacyError(
@@ -83,11 +76,9 @@ def squared_norms(rows: Int64) -> Int64:
 def exact_matmul(left: Integers, right: Integers) -> Int64:
     """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64.
 
-    Runs in float64, on CUDA where torch has it (MPS has no float64) and otherwise in numpy.
-    Partial sums are integers; the sum over k is cut so that each piece stays below 2**53, where
-    float64 holds all of them, so that neither order nor fused operations matter; the pieces are
-    added in int64. Raises `PrivacyError` if one product, or the int64 total, could overflow:
-    with quantised rows (at most 2**13 steps) that takes 2**37 records.
+    In float64, on CUDA where torch has it, else in numpy; the sum over k is cut so that each piece
+    stays below 2**53, so order does not matter. Raises `PrivacyError` if a product or the int64
+    total could overflow.
     """
     step = _piece(left.shape[1], max(1, _largest(left) * _largest(right)))
     total: Int64 = np.zeros((left.shape[0], right.shape[1]), dtype=np.int64)

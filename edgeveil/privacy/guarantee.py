@@ -1,8 +1,4 @@
-"""The (ε, δ) that is printed, and of whom it is true.
-
-As text, ε and δ are rounded up to the digits that are shown, and what is left of a limit down. Here
-is also decided which ε is told with the words that it protects nothing.
-"""
+"""The (ε, δ) that is printed, and of whom it is true: rounded up, what is left of a limit down."""
 
 from __future__ import annotations
 
@@ -30,12 +26,10 @@ PROTECTS_NOTHING = "so large that it protects nothing"
 class Guarantee:
     """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee.
 
-    `among_others` is the ε of one record of a device that keeps its others, at the same δ, where
-    that is not ε itself: see `for_one_record`. `of_device`, of a guarantee per record, is the ε per
-    device of those releases in it that have one. With shared noise ε holds while cloud and proxy do
-    not collude and each sum has the parts of `honest` devices that keep to the protocol; if all
-    others collude, the device's own noise is left and `colluding` is the guarantee, in the same
-    unit and at the same δ, with an `among_others` of its own.
+    `among_others` is the ε of one record of a device that keeps its others (`for_one_record`),
+    `of_device` the ε per device of those releases that have one. With shared noise ε holds while
+    cloud and proxy do not collude and each sum has the parts of `honest` devices; `colluding` is
+    the guarantee by the device's own noise alone.
     """
 
     epsilon: float
@@ -59,11 +53,8 @@ class Guarantee:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As results, events and pages hold it, with null for what is infinite.
-
-        `record_epsilon` or `device_epsilon`, and with shared noise `collusion_epsilon`,
-        `collusion_record_epsilon` and `honest_devices`, stand where ε does not say it all.
-        """
+        """As results, events and pages hold it, null for what is infinite; further ε where one does
+        not say it all."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status}
         if self.among_others is not None:
@@ -108,10 +99,7 @@ class Guarantee:
 
 
 def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
-    """One guarantee of `privacy`, as results and events hold it, in words.
-
-    `(ε = 8, δ = 1e-05) per record, whole job, proven`.
-    """
+    """One guarantee of `privacy` in words: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
     part = privacy[which]
     if part["status"] != "proven" or part["epsilon"] is None:
         return "no proven guarantee"
@@ -129,11 +117,8 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
 
 
 def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All guarantees of `privacy`, as results and events hold it, as rows (name, words).
-
-    What one record costs stands first, and what its device does beside it. Short, so that who
-    meets them first can take them in: `guarantee_text` is for one cell that stands alone.
-    """
+    """All guarantees of `privacy`, as results and events hold it, as rows (name, short words); what
+    one record costs stands first."""
     parts = {which: privacy[which] for which in ("training", "inference")}
     proven = [one for one in parts.values() if one["status"] == "proven"]
     rows = [("guarantees", "whole job" + ", proven" * (len(proven) == len(parts)))]

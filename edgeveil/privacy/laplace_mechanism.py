@@ -1,18 +1,13 @@
 """Laplace noise on exact integer sums, and on softmax uploads.
 
-Independent discrete Laplace noise of scale (L1 sensitivity)/ε in each coordinate is the Laplace
-mechanism on the whole vector, pure ε-DP (Dwork et al. 2006; discrete: Ghosh et al. 2012).
+Discrete Laplace noise of scale (L1 sensitivity)/ε in each coordinate is pure ε-DP (Dwork et al.
+2006; discrete: Ghosh et al. 2012). A softmax row, floored to integer steps, is >= 0 and sums to at
+most 2**20 steps, so any two rows are at most 2·2**20 apart in L1: the sensitivity
 
-*A softmax upload.* A row of probabilities, floored to integer steps, is >= 0 and sums to at most
-2**20 steps, which is checked in integers, so any two rows are at most 2·2**20 apart in L1. That is
-the sensitivity
-
-- of a *mean* upload (one row) for any two evaluation sets of a device: unit device. It is a sum of
-  records' probabilities over a public number of records, cut off at a mass of 1 (`mean_steps`), so
-  one record added or removed moves it by at most 2/(nominal + 1), and has a price of its own;
-- of a *per-sample* upload (many rows) for one record added or removed: unit record. Each row is a
-  function of one slot's record (`edgeveil/data/split.py`), so a record changes one row at most,
-  and the others stay as they are, bit for bit.
+- of a *mean* upload for any two evaluation sets of a device (unit device); one record moves it by
+  at most 2/(nominal + 1), which has a price of its own (`mean_steps`);
+- of a *per-sample* upload for one record (unit record), which changes one row at most
+  (`edgeveil/data/split.py`).
 """
 
 from __future__ import annotations
@@ -64,12 +59,9 @@ def scale_of(event: LaplaceEvent) -> Fraction:
 def laplace_event(
     what: str, proven: int, assumed: int, epsilon: float | Fraction, size: int, grid_bits: int
 ) -> LaplaceEvent:
-    """The event of `size` values with noise of scale `assumed`/ε steps, unit record.
-
-    `proven` is the true L1 sensitivity in steps of 2**-grid_bits, which sets the price; `assumed`
-    is the one that a text makes its noise for, and the same where the text is right. Raises
-    `PrivacyError` for an ε or noise out of range.
-    """
+    """The event of `size` values with noise of scale `assumed`/ε steps, unit record. `proven` is
+    the true L1 sensitivity in steps, which sets the price. Raises `PrivacyError` for an ε or noise
+    out of range."""
     if not 0 < epsilon < math.inf or assumed <= 0:
         raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")
     scale = Fraction(assumed) / Fraction(epsilon)
@@ -97,11 +89,8 @@ def softmax_event(
 ) -> LaplaceEvent | UnprotectedEvent:
     """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
 
-    `epsilon` None: no noise. `nominal`: of a mean that is divided by so many records, which has a
-    price for one record beside that of the device.
-
-    The proven L1 sensitivity is 2. With `sensitivity=1` the noise is as a text asks that takes
-    it to be 1, and the event's ε, being proven, is 2·epsilon.
+    `epsilon` None: no noise. `nominal`: a mean over so many records, priced per record too. The
+    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, the event's ε is 2·epsilon.
     """
     what = "mean softmax" if samples is None else "per-sample softmax"
     unit: Unit = "device" if samples is None else "record"
@@ -133,11 +122,8 @@ def probability_sum(rows: NDArray[np.floating]) -> Int64:
 
 
 def mean_steps(total: NDArray[Any], nominal: int) -> Int64:
-    """`probability_sum` over a nominal number of records, floored to steps of 2**-20.
-
-    v / max(1, ‖v‖₁) of v = Σp / nominal, in exact integers: where there are more records than
-    nominal, the vector keeps its direction and has mass 1.
-    """
+    """`probability_sum` over a nominal number of records, floored to steps of 2**-20: v / max(1,
+    ‖v‖₁) of v = Σp / nominal, in exact integers."""
     over = max(nominal << RECORD_BITS, sum(map(int, total)))
     return np.array([(int(value) << SOFTMAX_BITS) // over for value in total], np.int64)
 
@@ -191,11 +177,8 @@ def softmax_steps(
     random_bytes: RandomBytes = os_random,
 ) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
     """One vector of probabilities (k,) or per-sample ones (m, k), floored to steps of 2**-20, with
-    discrete Laplace noise of scale sensitivity/ε, in steps. See `softmax_event` for the price.
-
-    Total: NaN and negative entries count as 0, an over-sum is scaled down, so that any two rows
-    differ by at most 2 in L1 after flooring.
-    """
+    noise of scale sensitivity/ε. Total: NaN and negative entries count as 0, an over-sum is scaled
+    down."""
     if softmax.ndim == 2:
         steps = np.stack([_probability_steps(row) for row in softmax])
     else:
@@ -207,10 +190,7 @@ def softmax_steps(
 
 def noise_room(event: LaplaceEvent) -> int:
     """What no value of the noise goes beyond, in steps, but with a chance below 2^-40 for 2^60
-    values; public.
-
-    Of scale t it is beyond 72 t with 2q^m/(1 + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t.
-    """
+    values: 72 t, as 2q^m/(1 + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t."""
     return math.ceil(_ROOM_SCALES * scale_of(event))
 
 
@@ -221,10 +201,8 @@ def largest_softmax(event: Event) -> int:
 
 
 def noise_law(event: LaplaceEvent) -> tuple[float, float]:
-    """(scale, variance) of each coordinate's noise, in the units of the data.
-
-    The variance is the discrete law's own, 2q/(1 − q)² steps² with q = e^(−1/scale).
-    """
+    """(scale, variance) of each coordinate's noise, in the data's units: 2q/(1 − q)² steps², q =
+    e^(−1/scale)."""
     step, scale = 2.0**-event.grid_bits, float(scale_of(event))
     half = min(1 / (2 * scale), _NO_NOISE) if scale else _NO_NOISE
     return scale * step, (step / math.sinh(half)) ** 2 / 2

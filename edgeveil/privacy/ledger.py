@@ -1,14 +1,12 @@
 """The device's durable record of what each data set has released, and what may still be.
 
-Publishing takes a `Receipt`, and only a ledger makes one: in one durable transaction `commit`
-stores the events and the noised tensors, so a retry returns the same tensors and costs nothing.
-A ledger belongs to a data set's configured *name*; adding records resets nothing. Every change
-is a link of a keyed chain (`ledger_chain.py`), checked whole when the ledger is opened.
+Publishing takes a `Receipt`, which only `commit` makes: one durable transaction stores events and
+noised tensors, so a retry returns the same tensors and costs nothing. A ledger belongs to a data
+set's *name*. Every change is a link of a keyed chain (`ledger_chain.py`).
 
-A *deposit* is what a device leaves with the proxy for its own eyes: what a job may cost it. A
-device whose state was lost, copied or put back asks what it answered since; the proxy knows the
-answers' jobs, and gives back what came with them. A deposit is sealed under a key that follows from
-the ledger's, and looks the same whatever it holds: with a dummy it holds nothing.
+A *deposit* is what a device leaves with the proxy for its own eyes, sealed: what a job may cost it.
+A device whose state was lost, copied or put back gets the deposits of the jobs that it answered
+since. A dummy's holds nothing and looks the same.
 """
 
 from __future__ import annotations
@@ -51,10 +49,8 @@ _TEXT_BYTES = 1 << 16  # of what is unpacked
 
 
 def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
-    """`DEPOSIT_BYTES`, holding a request, or nothing for None.
-
-    A request that is too large for them leaves them unreadable: then nobody knows its price.
-    """
+    """`DEPOSIT_BYTES`, holding a request, or nothing for None; unreadable where the request is too
+    large."""
     text = zlib.compress(request.to_json().encode(), 9) if request else b""
     nonce = os.urandom(_NONCE_BYTES)
     if len(text) > _ROOM_BYTES:
@@ -111,11 +107,9 @@ class Receipt:
 class Ledger:
     """All releases of one data set on one device; one SQLite file may hold several data sets.
 
-    Beside `path` stand the chain's key and head (`.key`, `.head`), made with a new ledger. Writes
-    survive a power cut (`synchronous=FULL`) before they return. Files that cannot be used, or are
-    not as this device wrote them, raise `PrivacyError`: without its history there is no price, so
-    nothing may go out. Several ledgers may be open on one file, in one process or more, and threads
-    may share one: of jobs that ask at once each sees what those before it reserved.
+    Beside `path` stand the chain's key and head (`.key`, `.head`). Writes are durable before they
+    return. Files that cannot be used, or are not as this device wrote them, raise `PrivacyError`.
+    Several ledgers, processes and threads may share one file.
     """
 
     def __init__(self, path: Path | str, dataset: str) -> None:
@@ -141,10 +135,11 @@ class Ledger:
         return self._chain.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
-        """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left.
+        """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left; changes
+        nothing.
 
-        Reads no record and changes nothing. Other jobs count with all they reserved while open,
-        then with what they spent. A job's request may not change once it is open.
+        Other jobs count with all they reserved while open, then with what they spent. A job's
+        request may not change once it is open.
         """
         with self._file.guard():
             return self._checked(request, limits)
@@ -167,11 +162,8 @@ class Ledger:
         return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
 
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
-        """`check`, and reserve the whole price durably, so that the job need not stop midway.
-
-        Raises `PrivacyError` for a job that was closed, and for a new one while
-        `limits.max_jobs` are open.
-        """
+        """`check`, and reserve the whole price durably. Raises `PrivacyError` for a job that was
+        closed, and for a new one while `limits.max_jobs` are open."""
         with self._written() as db:
             known = self._account().get(request.job_id)
             if known is not None and not known.is_open:
@@ -185,10 +177,8 @@ class Ledger:
             return quote
 
     def admit(self, job_id: str, events: Sequence[Event]) -> None:
-        """Raise `PrivacyError` unless the open job still has room for these events.
-
-        For the moment before data is read; `commit` checks again.
-        """
+        """Raise `PrivacyError` unless the open job has room for these events: before data is read;
+        `commit` checks again."""
         with self._file.guard():
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -205,11 +195,10 @@ class Ledger:
     ) -> Receipt:
         """Record events and noised tensors together, durably, and return the receipt.
 
-        `kept` is what the device keeps to itself until its next release of this job; None: what
-        it kept before. A second
-        commit for the same job and exchange changes nothing and returns the first receipt, which
-        does not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the
-        job is not open or the events go past what it reserved.
+        `kept` is what the device keeps until its next release of this job; None: what it kept
+        before. A second commit for the same job and exchange returns the first receipt, which does
+        not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the job is
+        not open or the events go past what it reserved.
         """
         with self._written() as db:
             if self._release(job_id, exchange) is None:
@@ -237,10 +226,8 @@ class Ledger:
             db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
 
     def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
-        """The receipt and the stored payload of an earlier commit, or None.
-
-        Raises `PrivacyError` if the payload was forgotten or changed: it must not be drawn anew.
-        """
+        """The receipt and payload of an earlier commit, or None. Raises `PrivacyError` if the
+        payload was forgotten or changed."""
         with self._file.transaction() as db:
             self._chain.settle()  # what a crash left out of the head must be in it before it goes
             release = self._release(job_id, exchange)
@@ -258,11 +245,8 @@ class Ledger:
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it reserved and did not spend (`spent`) is free again.
-
-        Its stored tensors and what was kept are forgotten; events and digests stay. An unknown
-        job changes nothing.
-        """
+        """End a job: what it did not spend is free again; its tensors are forgotten, events and
+        digests stay."""
         with self._written() as db:
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -283,11 +267,8 @@ class Ledger:
             return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
-        """A copy of this device answered this job: all that its `deposit` reserved counts here.
-
-        Nothing more is answered in it. A deposit that holds nothing was a dummy's; where it cannot
-        be read, nobody knows what was spent, and nothing is left.
-        """
+        """A copy of this device answered this job: all that its `deposit` reserved counts here, and
+        nothing is left where it cannot be read."""
         try:
             request = opened_deposit(self._chain.deposit_key(), deposit)
         except PrivacyError:
@@ -376,11 +357,8 @@ def _require_place(account: Account, limits: Limits) -> None:
 
 
 def read_ledger(path: Path) -> LedgerChain:
-    """Check a ledger as it stands, whole, and return what it holds; changes nothing.
-
-    May be called while a device runs. Raises `UsageError` if there is no ledger, `PrivacyError`
-    at the first thing that is not as this device wrote it.
-    """
+    """Check a ledger whole, also while a device runs, and return what it holds; changes nothing.
+    Raises `UsageError` if there is none, `PrivacyError` where it was altered."""
     require_database(path)
     if not path.is_file() or path.stat().st_size == 0:
         raise UsageError(

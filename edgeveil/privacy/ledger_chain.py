@@ -1,15 +1,10 @@
-"""The ledger's hash chain, and the accounts that it adds up to.
-
-Every change is a link that is keyed to all links before it:
+"""The ledger's hash chain, and the accounts that it adds up to. Every change is a link:
 
     mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, exchange, body)
 
-The *head*, number and mac of the newest link, also stands in a small file beside the database,
-written after each link. So an edit, another order, a link that is gone from the middle or the end,
-and an older copy of the database are all found by whoever holds the key.
-
-A crash may fall between a link and the head: then the database is ahead by that one link, whose
-release nobody has seen, and the head is moved forward. The database is never behind.
+The *head*, number and mac of the newest link, also stands in a file beside the database: an edit,
+another order, a missing link and an older copy are found. After a crash between link and head the
+database is ahead by one link, whose release nobody saw, and the head is moved forward.
 """
 
 from __future__ import annotations
@@ -64,12 +59,9 @@ Kind = Literal["opened", "released", "closed", "elsewhere"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of one data set's account; `body` is the text that its kind needs.
-
-    `opened`: the job's request. `released`: the events and the digest of the stored tensors, for
-    one `exchange`. `closed`: nothing. `elsewhere`: the request of a job that a copy of this device
-    answered, or nothing where nobody knows what was.
-    """
+    """One change of a data set's account. `body` of `opened`: the job's request; `released`: events
+    and digest of the tensors of one `exchange`; `closed`: nothing; `elsewhere`: the request of a
+    job that a copy of this device answered, or nothing where nobody knows."""
 
     dataset: str
     kind: Kind
@@ -186,13 +178,9 @@ def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
 
 
 def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-    """Return what was spent by one job, or (None) over the data set's life.
-
-    A job counts its whole reserved price from its first release that is not pure ε on
-    (`JobRequest.counted`). `purpose` is `train` or `infer`. Over several jobs ε and δ add up,
-    each job priced at its own δ. After any claimed or unprotected release, lifetime totals
-    are not proven.
-    """
+    """Return what was spent by one job, or (None) over the data set's life: ε and δ add up, each
+    job at its own δ and as `JobRequest.counted` says. After a claimed or unprotected release,
+    totals are not proven."""
     chosen = [account[job] for job in account if job_id in (None, job)]
     quotes = [entry.spent for entry in chosen]
     result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
@@ -203,11 +191,10 @@ def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> 
 
 
 class LedgerChain:
-    """Follows the links of one open database: `links` of them, and the `accounts` that those add up
-    to, by data set.
+    """Follows the links of one open database, and the `accounts` that they add up to, by data set.
 
-    Every method that reads raises `PrivacyError` at the first thing that is not as this device
-    wrote it. Calls must be made inside a transaction of `file`, except `follow`.
+    Methods that read raise `PrivacyError` at the first thing that this device did not write. All
+    but `follow` are called inside a transaction of `file`.
     """
 
     def __init__(self, file: SqliteFile, path: Path) -> None:
@@ -218,11 +205,8 @@ class LedgerChain:
         self._settled = 0  # the furthest that the head was seen to be
 
     def open(self, *, create: bool) -> None:
-        """Read the key and check the whole chain; `create` makes what a new ledger needs.
-
-        Without `create` nothing is written. Raises `PrivacyError` where links have lost their
-        key or head, where a key stands alone, where a table is gone, and for an earlier form.
-        """
+        """Read the key and check the whole chain; `create` makes what a new ledger needs. Raises
+        `PrivacyError` where links have lost key or head, a key stands alone, or a table is gone."""
         self._require_tables()
         if not self._key_path.exists():
             if self._rows() or not create or self._begun():
@@ -251,10 +235,8 @@ class LedgerChain:
         return self._key.deposit_key()
 
     def make_tables(self) -> None:
-        """Make what a new ledger lacks, in a transaction before `open`'s, which writes the key.
-
-        Beside a key or a head with links it makes nothing: a table gone there took rows along.
-        """
+        """Make what a new ledger lacks, before `open` writes the key; beside a key or a head with
+        links nothing: a table gone there took rows along."""
         if self._key_path.exists() or self._begun():
             self._require_tables()
         with self._file.guard() as db:
@@ -304,10 +286,8 @@ class LedgerChain:
             self._take(row)
 
     def settle(self, *, write: bool = True) -> None:
-        """`follow`, and compare with the head; where it is one link behind, move it forward.
-
-        Finds files that were put back under the running device, a moment ago or long ago.
-        """
+        """`follow`, and compare with the head; where it is one link behind, move it forward. Finds
+        files that were put back under the running device."""
         if self._file.replaced():
             raise broken("another database was put in its place while it was open", self._path)
         self.follow()

@@ -1,8 +1,5 @@
-"""The mechanisms by name: everything that adds noise to what leaves a device, or chooses.
-
-Each takes integers (the softmax mechanism: probabilities), an event that prices the noise, or
-its ε, and random bytes, and returns the noised values with their event. An audit attacks all.
-"""
+"""The mechanisms by name: integers (softmax: probabilities), an event or ε, and random bytes ->
+noised values and their event. The audit attacks all."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
 """Log moments of the privacy loss: bounds that add up, without any library.
 
-α(λ), the log moment of order λ > 0 (λ times the Rényi divergence of order λ + 1), adds up over
-releases, adaptive ones too (Abadi et al. 2016, thm 2.1; Mironov 2017). One release has at most
+α(λ), λ times the Rényi divergence of order λ + 1, adds up over adaptive releases (Abadi et al.
+2016, thm 2.1; Mironov 2017). One release has at most
 
-- Gaussian: α(λ) = λ(λ + 1)·μ²/2, true of the discrete noise itself (Canonne, Kamath and Steinke
-  2020), so nothing is added for the grid;
-- pure ε₀: α(λ) = min(λε₀, λ(λ + 1)·ε₀²/2) (Bun and Steinke 2016);
-- a step of a sampled Gaussian: for whole λ the binomial sum of Mironov, Talwar and Zhang (2019),
-  true of the discrete noise too and in both directions (proof: `docs/privacy.md`, "Sampled
-  Gaussian"); between whole λ the chord, since α is convex in λ and α(0) = 0.
+- Gaussian: λ(λ + 1)·μ²/2, also of the discrete noise (Canonne, Kamath and Steinke 2020);
+- pure ε₀: min(λε₀, λ(λ + 1)·ε₀²/2) (Bun and Steinke 2016);
+- a sampled Gaussian step: for whole λ the sum of Mironov, Talwar and Zhang (2019), both ways
+  (`docs/privacy.md`, "Sampled Gaussian"); between whole λ the chord.
 """
 
 from __future__ import annotations

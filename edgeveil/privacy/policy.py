@@ -27,15 +27,11 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set.
+    """The owner's limits for one data set; see `edgeveil.sites.policy.Policy`.
 
-    `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
-    unit where all have one, else per record; `max_inference_epsilon` bounds what is uploaded of
-    evaluation records, inferences and counts, in the data set's whole life, per device, and
-    `max_inference_record_epsilon` (None: as much) per record, and `lifetime_delta`
-    that too. The two of collusion bound what training costs if all others collude, that of the
-    lifetime also what evaluation does; None: as much as if they do not. `max_jobs` bounds the jobs
-    that are open at once; None: as many as there is budget for.
+    Training is bounded in the jobs' own unit where all have one, else per record; inference over
+    the data set's life, per device and (`max_inference_record_epsilon`, None: as much) per record.
+    Those of collusion bound what is spent if all others collude; None: as much as if they do not.
     """
 
     max_epsilon_per_job: float
@@ -52,11 +48,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Everything a job may ever ask of this data set: each planned event, as often as planned.
-
-    `delta` is for the whole job. The number of training events is the job's
-    `max_participations`, whether or not the device will be selected as often.
-    """
+    """Everything a job may ever ask of this data set; `delta` is for the whole job, training events
+    are counted `max_participations` times."""
 
     job_id: str
     delta: float
@@ -94,11 +87,9 @@ class JobRequest:
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
         """What a job counts for good when these of its events were released, by purpose.
 
-        Pure ε counts as it was released. As soon as any other event was, the whole plan counts,
-        however early the job ended: when it ends may have been chosen from what was released,
-        and (ε, δ) then holds for a budget fixed beforehand, not for the part of it that was used
-        (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that never were released
-        do not count.
+        Pure ε counts as released. After any other event the whole plan counts, however early the
+        job ended: (ε, δ) holds for a budget fixed beforehand (Rogers et al. 2016; Smith and
+        Thakurta 2022). Unproven events that were never released do not count.
         """
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
@@ -118,12 +109,9 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events apart; those of training must have one unit.
-
-    What reads the evaluation records may be priced a record and a device: together it is per
-    record, as each of them holds for one record of a device too, and what has a price for the
-    device keeps that (`Guarantee.of_device`).
-    """
+    """Price training and inference events apart; those of training must have one unit. Inference
+    events of both units are priced per record, and for the device those that have it
+    (`Guarantee.of_device`)."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
@@ -135,11 +123,8 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition of several jobs: ε and δ add up, the weakest status stays.
-
-    Of different units the sum holds per record, with what each job costs one record. With shared
-    noise in any of them the same is done for what they cost if all others collude.
-    """
+    """Basic composition of several jobs: ε and δ add up, the weakest status stays. Of different
+    units the sum holds per record; the same is done for what they cost if all others collude."""
     listed = tuple(parts)
     units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
     whole = _composed(listed, units)
@@ -170,10 +155,8 @@ def _added(epsilons: Iterable[float]) -> float:
 
 def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
     """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`.
-
-    Unprotected releases have no finite price: they need `accept_unprotected` and then count
-    nothing here. A claimed ε needs `accept_unproven` and counts as claimed.
-    """
+    Unprotected releases need `accept_unprotected` and count nothing here, claimed ones
+    `accept_unproven`."""
     _check_status(request, limits)
     priced = price(_countable(request.events), request.delta)
     past = tuple(others)

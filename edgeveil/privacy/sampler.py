@@ -1,13 +1,9 @@
 """Exact integer noise: the discrete Laplace and the discrete Gaussian, vectorised.
 
-Both follow Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
-(2020): a discrete Gaussian is a discrete Laplace thinned by a Bernoulli(exp(-γ)).
-
-Every random decision compares a uniform U with exp(-γ). The fast path compares 64 random
-bits with a float64 value and accepts the answer only outside a proven error margin
-(`docs/privacy.md`, "Exact sampling"); the rare rest is decided by `LazyUniform`, which draws
-further bits of the *same* U and brackets exp(-γ) in integer arithmetic. So the distribution
-is exact, not merely close.
+Both follow Canonne, Kamath and Steinke (2020). A uniform U is compared with exp(-γ): 64 random bits
+against a float64 value, accepted only outside a proven error margin (`docs/privacy.md`, "Exact
+sampling"); the rare rest is decided by `LazyUniform` with further bits of the *same* U in integer
+arithmetic. So the distribution is exact.
 """
 
 from __future__ import annotations
@@ -67,10 +63,8 @@ class SeededRandom:
 def discrete_laplace(
     scale: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Independent draws with P(x) ∝ exp(-|x|/scale), in integer steps, int64 of `shape`.
-
-    Raises `PrivacyError` unless 0 < scale <= 2**40 steps.
-    """
+    """Independent draws with P(x) ∝ exp(-|x|/scale), int64 steps of `shape`. Raises `PrivacyError`
+    unless 0 < scale <= 2**40."""
     t = Fraction(scale)
     if not 0 < t <= LARGEST_SCALE:
         raise PrivacyError(f"scale must be in (0, 2^40] steps, got {t}")
@@ -81,10 +75,8 @@ def discrete_laplace(
 def discrete_gaussian(
     sigma_squared: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Independent draws with P(x) ∝ exp(-x²/2σ²), in integer steps, int64 of `shape`.
-
-    Raises `PrivacyError` unless 0 < σ² <= 2**80 steps².
-    """
+    """Independent draws with P(x) ∝ exp(-x²/2σ²), int64 steps of `shape`. Raises `PrivacyError`
+    unless 0 < σ² <= 2**80."""
     law = _gaussian_law(sigma_squared)
     _check_source(random_bytes)
 
@@ -98,11 +90,8 @@ def discrete_gaussian(
 
 @dataclass(frozen=True)
 class _GaussianLaw:
-    """How a discrete Gaussian of this variance is drawn: from a discrete Laplace of `scale`.
-
-    `peak` is where a candidate is kept for certain, `fall` the factor of (|x| - peak)² in the
-    logarithm of its chance, both in float64.
-    """
+    """How a discrete Gaussian is drawn: from a discrete Laplace of `scale`; at `peak` a candidate
+    is kept for certain, `fall` is the factor of (|x| - peak)² in the logarithm of its chance."""
 
     variance: Fraction
     scale: Fraction
@@ -194,11 +183,8 @@ def too_much_noise(what: str, fix: str) -> PrivacyError:
 
 
 class LazyUniform:
-    """A uniform number in [0, 1), known to `count` leading bits and extended on demand.
-
-    With `MOST_BITS` nothing is drawn any more: what they leave open counts as not less, and zeros
-    alone as 2**-MOST_BITS. So every method ends, whatever the bits are.
-    """
+    """A uniform number in [0, 1), known to `count` leading bits and extended on demand, to
+    `MOST_BITS` at most: what they leave open counts as not less."""
 
     def __init__(self, bits: int, count: int, random_bytes: RandomBytes) -> None:
         self._bits, self._count, self._random_bytes = bits, count, random_bytes
@@ -220,11 +206,8 @@ class LazyUniform:
             self._extend()
 
     def geometric(self, t: Fraction) -> int:
-        """floor(-t·ln U): the largest x with U < exp(-x/t) (ties have probability 0).
-
-        From a guess in float64 outward in doubling steps, then by halves: some 2·log₂(1100·t)
-        comparisons at most, and as many again when further bits are drawn, for a new guess.
-        """
+        """floor(-t·ln U): the largest x with U < exp(-x/t) (ties have probability 0). From a guess
+        in float64 outward in doubling steps, then by halves."""
         while self._bits == 0 and self._count < MOST_BITS:
             self._extend()
         self._bits = max(1, self._bits)
@@ -267,9 +250,8 @@ def _inverse_e(precision: int) -> tuple[int, int]:
 def _exp_below_one(r: Fraction, precision: int) -> tuple[int, int]:
     """Bracket of exp(-r)·2**precision for 0 <= r <= 1, by the alternating Taylor series.
 
-    With r and each term rounded down, a term is off by less than 3 units: the rounding of r
-    adds at most one to what the previous term carries, over k >= 1, and the two shifts one
-    each. The tail is below the first term that rounds to zero, hence below 4 units.
+    With r and each term rounded down, a term is off by less than 3 units; the tail is below the
+    first term that rounds to zero, hence below 4.
     """
     one = 1 << precision
     fixed = int(r * one)

@@ -1,16 +1,10 @@
 """Private selection: the index of a good candidate, by exact sampling on integer scores.
 
-A score is an integer in steps; one unit (a record, or a device) changes any score by at most
-`sensitivity_steps` Δ. With scale t both mechanisms are (2Δ/t)-DP, and (Δ/t)-DP where one unit
-moves all scores the same way (proofs in `docs/privacy.md`, "Selection"):
-
-- exponential mechanism (McSherry and Talwar 2007): P(i) ∝ exp(score_i / t);
-- report-noisy-max with exponential noise of scale t, drawn as permute-and-flip (McKenna and
-  Sheldon 2020), which has exactly its distribution (Ding et al. 2021). Never worse in
-  expectation than the former.
-
-No float decides anything: every choice is a uniform index or a Bernoulli(exp(-γ)) for a
-rational γ, settled by `LazyUniform`. The number of draws depends on the scores.
+One unit changes any score by at most `sensitivity_steps` Δ. With scale t both mechanisms are
+(2Δ/t)-DP, and (Δ/t)-DP where one unit moves all scores the same way (`docs/privacy.md`,
+"Selection"): the exponential mechanism (McSherry and Talwar 2007), and report-noisy-max with
+exponential noise, drawn as permute-and-flip (McKenna and Sheldon 2020; Ding et al. 2021). No float
+decides; the number of draws depends on the scores.
 """
 
 from __future__ import annotations
@@ -47,12 +41,9 @@ def selection_event(
     unit: Unit = "record",
     purpose: str = "train",
 ) -> SelectionEvent:
-    """The event of one selection at pure `epsilon`, before any record is read.
-
-    `monotonic` says that one unit moves all scores in the same direction (counts, sums of
-    non-negative losses); the scale is then half. Raises `PrivacyError` without candidates, and
-    for an epsilon or a sensitivity that is not positive and finite.
-    """
+    """The event of one selection at pure `epsilon`, before any record is read. `monotonic`: one
+    unit moves all scores in the same direction, so the scale is half. Raises `PrivacyError` for
+    impossible values."""
     if not 0 < epsilon < math.inf or sensitivity_steps <= 0:
         raise PrivacyError(
             f"{what}: needs epsilon > 0 and a sensitivity > 0, got epsilon = {epsilon}"
@@ -76,11 +67,8 @@ def selection_event(
 def exponential_mechanism(
     scores: Int64, event: SelectionEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[int, SelectionEvent]:
-    """An index into `scores` (n,), drawn with P(i) ∝ exp(score_i / scale), and its event.
-
-    By rejection: a uniform candidate is kept with probability exp(-(best - score)/scale); n
-    tries are expected at most. Raises `PrivacyError` if the event prices another selection.
-    """
+    """An index into `scores` (n,), P(i) ∝ exp(score_i / scale), by rejection, and its event. Raises
+    `PrivacyError` if the event prices another selection."""
     random_bytes = bound(random_bytes, event, scores)
     wins = _flip(scores, event, "exponential", random_bytes)
     while True:
@@ -92,11 +80,8 @@ def exponential_mechanism(
 def report_noisy_max(
     scores: Int64, event: SelectionEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[int, SelectionEvent]:
-    """The index of the largest of `scores` (n,) plus exponential noise, and its event.
-
-    Permute-and-flip: candidates in random order, the first whose Bernoulli(exp(-(best -
-    score)/scale)) succeeds; the best one always does. Raises `PrivacyError` as above.
-    """
+    """The index of the largest of `scores` (n,) plus exponential noise, by permute-and-flip, and
+    its event. Raises `PrivacyError` as above."""
     random_bytes = bound(random_bytes, event, scores)
     wins = _flip(scores, event, "report_noisy_max", random_bytes)
     order = list(range(event.candidates))
