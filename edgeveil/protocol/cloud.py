@@ -1,28 +1,24 @@
 """The cloud's machine: several jobs beside each other in all cells, and what they share.
 
 Theory of operation. Each job that runs has a course of its own (`JobCourse` in `cloud_job.py`),
-which knows nothing of the others: a job that waits, pauses or ends holds nobody up. What comes is
-handed to the course that it is about: batches and notes by the job that they name, parts and
-requests by the digest of their blob, timers by their name, results of work by their task. What is
-about no job that runs is answered here: its batches are of no use.
+which knows nothing of the others. What comes is handed to the course that it is about: batches and
+notes by the job that they name, parts and requests by the digest of their blob, timers by their
+name, results of work by their task. What is about no job that runs is answered here: its batches
+are of no use.
 
 Each cell has a proxy with a key of its own, and what it says counts for its cell alone. Beside the
-jobs, and in any state of theirs, stand the cells' rosters, which the proxies hand over when they
-change, the ends of jobs, which are told until the proxies confirm them (`JobEnds`), and what
-follows a release (`CloudReleases`): the rest of the devices after a canary, or devices that were
-admitted later, is decided by the process, from what its store holds, and comes as `PublishRelease`;
-reports are acknowledged once they are counted durably; the newest statement is said until the
-proxies confirm it. Where a proxy refuses a release, as when a newer one has come meanwhile, it is
-dropped, and the process decides anew. Each cell is told by itself.
+jobs stand, cell by cell, the roster, ends of jobs (repeated until confirmed) and releases: the rest
+of the devices after a canary, or devices that were admitted later, is decided by the process and
+comes as `PublishRelease`; reports are acknowledged once they are counted durably; the newest
+statement is repeated until confirmed. A release that a proxy refuses is dropped, and the process
+decides anew.
 
 Batches of several jobs share the disk that `spool_bytes` bounds. One for which the others leave no
-room waits at the proxy until theirs are committed; what came of batches that are not whole yet
-makes way for it.
+room waits at the proxy until theirs are committed; batches that are not whole yet make way for it.
 
-Whom the cloud believes, and with which keys it speaks, may change while jobs run, by metadata
-that the offline root signed. What was signed with the key before is believed no more: each job is
-announced anew, and its round repeated.
-"""
+Whom the cloud believes, and with which keys it signs, may change while jobs run, by metadata that
+the offline root signed. What was signed with the key before is believed no more: each job is
+announced anew, and its round repeated."""
 
 from __future__ import annotations
 
@@ -45,10 +41,10 @@ from edgeveil.protocol.cloud_job import (
     CellCourse,
     CloudSettings,
     JobCourse,
-    JobEnds,
     OpenArrived,
     OutgoingBroadcast,
     ReleaseHeld,
+    RepeatedNotes,
     SealJob,
     SealRelease,
     SealRound,
@@ -72,8 +68,7 @@ class CancelJob:
 
 @dataclass(frozen=True)
 class RepeatEnd:
-    """A `Command`: this job ended before the process did; say so again, as nobody may have heard
-    it."""
+    """A `Command`: this job ended before the process did; announce its end again."""
 
     job_id: bytes
     status: str
@@ -81,8 +76,7 @@ class RepeatEnd:
 
 @dataclass(frozen=True)
 class PublishRelease:
-    """A `Command`: bring the release of this job, which has ended, to all enrolled devices of these
-    cells."""
+    """A `Command`: bring the release of this ended job to all enrolled devices of these cells."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -90,9 +84,7 @@ class PublishRelease:
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """A `Command`: what the cloud signs with from now on, and whom it believes in each cell;
-    `metadata` says why.
-    """
+    """A `Command`: sign with these keys from now on, and believe these peers."""
 
     jobs: SigningKey
     releases: SigningKey
@@ -102,8 +94,7 @@ class OwnKeys:
 
 @dataclass(frozen=True)
 class SealPublication:
-    """Seal a release to all enrolled keys of these cells; result `CellBroadcasts`, `Obstacle` or
-    `WorkFailed`."""
+    """Seal a release to all keys of these cells. Result as `SealJob`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -111,10 +102,8 @@ class SealPublication:
 
 @dataclass(frozen=True)
 class CountReports:
-    """Open devices' reports on a release and count each once; result `ReportsCounted`.
-
-    `note` is the digest of what handed them over, in this cell.
-    """
+    """Open a cell's reports on a release, count each once; result `ReportsCounted`. `note`: the
+    digest of what handed them over."""
 
     at: m.ExchangeId
     sealed: tuple[bytes, ...]
@@ -129,7 +118,7 @@ class ReportsCounted:
 
 @dataclass(frozen=True)
 class RosterMark:
-    """Which roster was taken last: of which registry, and its number there."""
+    """The roster that was taken last: its registry, and its number there."""
 
     lineage: str
     epoch: int
@@ -184,10 +173,8 @@ class RosterArrival:
         self._newest = newest  # an older roster would bring revoked devices back
 
     def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
-        """A roster is offered (again); `named` is the lineage that the root names.
-
-        Raises ProtocolError where it cannot be fetched.
-        """
+        """A roster is offered (again); `named` is the lineage that the root names. Raises
+        ProtocolError where it cannot be fetched."""
         cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
         check_fetchable(offer, header.blob, limit_bytes)
         if header.blob.size_bytes % KEY_BYTES:
@@ -206,11 +193,8 @@ class RosterArrival:
         return [cell.set("roster", cell.settings.repair_s)]
 
     def _why_not(self, header: m.Roster, named: str) -> str:
-        """Why this roster is not taken, or "".
-
-        Another registry is one that was rebuilt: its numbers begin anew, and it may have forgotten
-        who was revoked. Somebody must vouch for it.
-        """
+        """Why this roster is not taken, or "". A rebuilt registry numbers anew and may have
+        forgotten who was revoked: somebody must vouch for it."""
         newest = self._newest
         if named:
             if header.lineage != named:
@@ -224,7 +208,6 @@ class RosterArrival:
         return "replayed_roster" if header.epoch < newest.epoch else ""
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
-        """A part of it; others are ignored."""
         roster = self._roster
         if roster is None or roster.header.blob.digest != part.blob:
             return []
@@ -233,7 +216,6 @@ class RosterArrival:
         return self._cell.ask(roster.next_need(timer=False))
 
     def look(self) -> list[fx.Effect]:
-        """The timer: ask for what did not come."""
         if self._roster is None:
             return []
         again = self._cell.set("roster", self._cell.settings.repair_s)
@@ -248,107 +230,12 @@ class RosterArrival:
         return [fx.Persist(kept), held, fx.Report("roster", told)]
 
 
-# --- releases --------------------------------------------------------------------------------
-
-
-class CloudReleases:
-    """At most one publication under way in each cell, and one statement. Timers `release` and
-    `statement` of each cell."""
-
-    def __init__(self, cells: Mapping[str, Cell]) -> None:
-        self._asked: PublishRelease | None = None  # while it is sealed
-        self._cells = {name: _ReleasesOfCell(cell) for name, cell in cells.items()}
-
-    def offering(self, cell: str) -> bool:
-        """Whether a release is on its way to this cell."""
-        asked = self._asked is not None and cell in self._asked.cells
-        return asked or self._cells[cell].out.sequence >= 0
-
-    def publish(self, asked: PublishRelease) -> list[fx.Effect]:
-        """Have a release sealed for the cells; nothing while another one is sealed."""
-        if self._asked is not None or any(map(self.offering, asked.cells)):
-            return []
-        self._asked = asked
-        return [fx.Work(SealPublication(asked.job_id, asked.cells))]
-
-    def sealed(self, task: SealPublication, result: object) -> list[fx.Effect]:
-        """Offer what was sealed; what cannot be sealed now is asked for again."""
-        if self._asked is None or self._asked.job_id != task.job_id:
-            return []
-        self._asked = None
-        if not isinstance(result, CellBroadcasts):
-            return [fx.Report("release_waits", {"why": getattr(result, "reason", "")})]
-        of_it = next(iter(result.by_cell.values())).manifest
-        out: list[fx.Effect] = [fx.Report("release_published", {"selected": of_it.selected})]
-        for cell, one in result.by_cell.items():
-            out += self._cells[cell].out.offer(one)
-        return out
-
-    def state(self, said: m.ReleaseStatement) -> list[fx.Effect]:
-        """Say this statement from now on."""
-        return [one for cell in self._cells.values() for one in cell.state(said)]
-
-    def sign_anew(self) -> list[fx.Effect]:
-        """The keys have changed."""
-        return [one for cell in self._cells.values() for one in cell.sign_anew()]
-
-    def of(self, cell: str) -> _ReleasesOfCell:
-        """What this cell is told."""
-        return self._cells[cell]
-
-    @property
-    def outgoing(self) -> list[OutgoingBroadcast]:
-        """What each cell is offered."""
-        return [cell.out for cell in self._cells.values()]
-
-
-class _ReleasesOfCell:
-    """What one cell is told."""
-
-    def __init__(self, cell: Cell) -> None:
-        self._cell, self.out = cell, OutgoingBroadcast(cell, "release")
-        self._statement: tuple[m.ReleaseStatement, m.Note] | None = None
-        self._wait_s = cell.settings.resend_s
-
-    def state(self, said: m.ReleaseStatement) -> list[fx.Effect]:
-        """Say this one from now on."""
-        cell = self._cell
-        self._statement, self._wait_s = (said, cell.releases.note(said)), cell.settings.resend_s
-        return self.tell()
-
-    def tell(self) -> list[fx.Effect]:
-        """Say the statement (again), ever more rarely, until it is confirmed."""
-        if self._statement is None:
-            return []
-        cell, wait_s = self._cell, self._wait_s
-        self._wait_s = min(2 * wait_s, cell.settings.close_cap_s)
-        return [fx.Send(cell.proxy, self._statement[1]), cell.set("statement", wait_s)]
-
-    def sign_anew(self) -> list[fx.Effect]:
-        """The keys have changed."""
-        stated = self.state(self._statement[0]) if self._statement else []
-        return [*self.out.send(), *stated]
-
-    def confirmed(self, ack: m.Ack) -> list[fx.Effect] | None:
-        """The proxy has the publication, or the statement; None if it is about something else."""
-        if self._statement is not None and _digest(self._statement[1].body) == ack.blob:
-            self._statement = None
-            return [self._cell.cancel("statement")]
-        if not self.out.is_blob(ack.blob):
-            return None
-        sequence, stop = self.out.sequence, self._cell.cancel("release")
-        self.out.drop()
-        if ack.status == "held":
-            return [fx.Persist(ReleaseHeld(sequence, self._cell.name)), stop]
-        return [stop, fx.Report("release_refused", {"why": ack.reason})]
-
-
 # --- the machine -----------------------------------------------------------------------------
 
 
 class CloudMachine:
-    """One cloud behind the proxies of its cells. `courses` are the jobs that run, by their id,
-    oldest first; `heard` are the cells that said something since its start."""
+    """One cloud behind the proxies of its cells. `courses` are the running jobs by id, oldest
+    first; `heard` are the cells that said something since its start."""
 
     def __init__(
         self,
@@ -360,9 +247,8 @@ class CloudMachine:
         rosters: Mapping[str, RosterMark] | None = None,
         metadata: m.TrustMetadata | None = None,
     ) -> None:
-        """`keys` are those that each cell's parties speak with. `releases` signs final models
-        (None: `signer` does); `rosters` were taken last; `metadata` is what the proxies are told of
-        the root's."""
+        """`keys` are those of each cell's parties; `releases` signs final models (None: `signer`);
+        `rosters` were taken last; `metadata` is what proxies are told of the root's."""
         self.signer, self.keys, self._metadata = signer, dict(keys), metadata
         self.heard: set[str] = set()
         self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # links, by their hop
@@ -373,13 +259,16 @@ class CloudMachine:
         cells = {name: Cell(name, signer, self._releases, self.settings) for name in keys}
         marks, self._cells = rosters or {}, cells
         self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
-        self._ends = {name: JobEnds(one) for name, one in cells.items()}
-        self.releases = CloudReleases(cells)
+        self._ends = {name: RepeatedNotes(one, signer, "close") for name, one in cells.items()}
+        self._statements = {
+            name: RepeatedNotes(one, self._releases, "statement") for name, one in cells.items()
+        }
+        self._published = {name: OutgoingBroadcast(one, "release") for name, one in cells.items()}
+        self._publishing: PublishRelease | None = None  # while it is sealed
 
     @property
     def at(self) -> m.ExchangeId | None:
-        """The job that runs alone, its exchange and attempt; what is about one of several says so
-        itself."""
+        """The attempt of the job that runs alone; None where none or several run."""
         courses = list(self.courses.values())
         return courses[0].at if len(courses) == 1 else None
 
@@ -410,19 +299,23 @@ class CloudMachine:
             case fx.Command(what=CancelJob(job_id=job_id)):
                 return self.courses[job_id].cancel() if job_id in self.courses else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
-                return [one for ends in self._ends.values() for one in ends.tell(job_id, status)]
+                close = m.Close(job_id, status)  # type: ignore[arg-type]
+                return [one for ends in self._ends.values() for one in ends.say(job_id, close)]
             case fx.Command(what=PublishRelease() as asked):
-                return self.releases.publish(asked)
+                if self._publishing is not None or any(map(self.offering, asked.cells)):
+                    return []
+                self._publishing = asked
+                return [fx.Work(SealPublication(asked.job_id, asked.cells))]
             case fx.Command(what=m.ReleaseStatement() as said):
-                return self.releases.state(said)
+                return [one for each in self._statements.values() for one in each.say(b"", said)]
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
             case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return [self._here(cell)]
             case fx.PeerConnected(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 jobs = [one for of_it in self._of_jobs(cell) for one in of_it.send()]
-                of_it = self.releases.of(cell)
-                beside = [*self._ends[cell].send(), *of_it.out.send(), *of_it.tell()]
+                published, statement = self._published[cell], self._statements[cell]
+                beside = [*self._ends[cell].send(), *published.send(), *statement.send()]
                 out = [*self._tell_trust(cell), self._here(cell), *jobs, *beside]
                 return [*out, *self._linked(cell, "cloud", "")]
             case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
@@ -435,7 +328,7 @@ class CloudMachine:
             case fx.Timer(name=name):
                 return self._timer(name)
             case fx.WorkDone(task=SealPublication() as task, result=result):
-                return self.releases.sealed(task, result)
+                return self._publish(task, result)
             case fx.WorkDone(task=CountReports(note=note, cell=cell), result=result):
                 # What could not be counted the proxy says again.
                 counted = isinstance(result, ReportsCounted)
@@ -451,8 +344,29 @@ class CloudMachine:
         return JobCourse(start, cells, list(self._ends.values()))
 
     def _of_jobs(self, cell: str) -> list[CellCourse]:
-        """The cell in each job."""
         return [course.cells[cell] for course in self.courses.values()]
+
+    # --- releases beside the jobs ---
+
+    def offering(self, cell: str) -> bool:
+        """Whether a release is on its way to this cell."""
+        asked = self._publishing is not None and cell in self._publishing.cells
+        return asked or self._published[cell].sequence >= 0
+
+    def _publish(self, task: SealPublication, result: object) -> list[fx.Effect]:
+        """Offer what was sealed; what cannot be sealed now is asked for again."""
+        if self._publishing is None or self._publishing.job_id != task.job_id:
+            return []
+        self._publishing = None
+        if not isinstance(result, CellBroadcasts):
+            return [fx.Report("release_waits", {"why": getattr(result, "reason", "")})]
+        selected = next(iter(result.by_cell.values())).manifest.selected
+        out: list[fx.Effect] = [fx.Report("release_published", {"selected": selected})]
+        for cell, one in result.by_cell.items():
+            out += self._published[cell].offer(one)
+        return out
+
+    # --- links ---
 
     @property
     def unreached(self) -> list[str]:
@@ -464,7 +378,6 @@ class CloudMachine:
         return next(iter(self._down[cell].values()), "")
 
     def _linked(self, cell: str, hop: str, down: str) -> list[fx.Effect]:
-        """What the jobs make of a link that is `down`, or up again."""
         if down:
             self._down[cell][hop] = f"{down} (cell '{cell}')" if cell else down
         else:
@@ -486,7 +399,6 @@ class CloudMachine:
         return []
 
     def _hear(self, cell: str) -> None:
-        """Its proxy said something, with its signature."""
         self.heard.add(cell)
         for of_it in self._of_jobs(cell):
             of_it.heard = True
@@ -506,9 +418,9 @@ class CloudMachine:
             return []
         match task:
             case OpenArrived():
-                return course.opened(task)
+                return course.cells[task.cell].arrival.opened()
             case GrantPut(sender=fx.ProxyAddress(cell=cell)):
-                return course.cells[cell].arrival.may_be_put(task, result)
+                return course.cells[cell].arrival.grants.granted(task, result)
             case TakeBatch():
                 return course.taken(task, result)
         return course.done(task, result) if course.awaits(task) else []
@@ -516,7 +428,7 @@ class CloudMachine:
     def _shown(self, task: ShowBlob, result: object) -> list[fx.Effect]:
         """A broadcast lies in the store, or a publication; cells may have the same one."""
         of_jobs = [one for course in self.courses.values() for one in course.cells.values()]
-        outgoing = [*self.releases.outgoing, *(one.out for one in of_jobs)]
+        outgoing = [*self._published.values(), *(one.out for one in of_jobs)]
         asked = [one for one in outgoing if one.shown.awaits(task)]
         of_it = next((one for one in asked if one.lends(task.data)), asked[0] if asked else None)
         return of_it.shown.done(task, result, self._now_s) if of_it else []
@@ -539,17 +451,16 @@ class CloudMachine:
         if not changed:
             return out
         out += [one for ends in self._ends.values() for one in ends.sign_anew()]
-        out += self.releases.sign_anew()
+        for cell, published in self._published.items():
+            out += [*published.send(), *self._statements[cell].sign_anew()]
         return out + [one for course in self.courses.values() for one in course.rekeyed()]
 
     # --- messages ---
 
     def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
-        """The parts asked for, or where they lie.
-
-        Raises ProtocolError `unknown_blob` or `bad_index`.
-        """
-        published = self.releases.of(cell).out
+        """Send the parts asked for, or where they lie. Raises ProtocolError `unknown_blob`,
+        `bad_index`."""
+        published = self._published[cell]
         if published.is_blob(need.blob):
             return published.answer(need, self._now_s)
         course = self._course(lambda one: one.cells[cell].out.is_blob(need.blob))
@@ -585,8 +496,7 @@ class CloudMachine:
     def _batch(
         self, course: JobCourse, cell: str, offer: m.Offer, header: m.Batch
     ) -> list[fx.Effect]:
-        """Where it fits beside other batches, though not beside what came of others that are
-        not whole yet, those make way."""
+        """Streams of other jobs make way where this batch would fit without them."""
         others = self._others(course, cell)
         left_bytes = self.settings.spool_bytes - sum(one.batch_bytes for one in others)
         out, size_bytes = list[fx.Effect](), header.blob.size_bytes
@@ -617,7 +527,7 @@ class CloudMachine:
                 return self._stream(cell, body)
             case m.BlobPut():
                 course = self._course(lambda one: one.cells[cell].knows(body.blob))
-                return course.is_put(cell, body) if course else []
+                return course.cells[cell].arrival.is_put(body) if course else []
             case m.ReleaseReports():
                 return [fx.Work(CountReports(body.at, body.sealed, _digest(envelope), cell))]
             case m.Ack():
@@ -627,12 +537,16 @@ class CloudMachine:
         raise ProtocolError("unexpected_body")
 
     def _ack(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
-        confirmed = self._ends[cell].confirmed(ack.blob)
-        if confirmed is not None:
-            return confirmed
-        published = self.releases.of(cell).confirmed(ack)
-        if published is not None:
-            return published
+        for notes in (self._ends[cell], self._statements[cell]):
+            if (confirmed := notes.confirmed(ack.blob)) is not None:
+                return confirmed
+        published = self._published[cell]
+        if published.is_blob(ack.blob):
+            sequence, stop = published.sequence, self._cells[cell].cancel("release")
+            published.drop()
+            if ack.status == "held":
+                return [fx.Persist(ReleaseHeld(sequence, cell)), stop]
+            return [stop, fx.Report("release_refused", {"why": ack.reason})]
         course = self._course(lambda one: one.cells[cell].asks_about(ack))
         return course.acknowledged(cell, ack) if course else []
 
@@ -648,9 +562,9 @@ class CloudMachine:
             case "close":
                 return self._ends[cell].send()
             case "release":
-                return self.releases.of(cell).out.send()
+                return self._published[cell].send()
             case "statement":
-                return self.releases.of(cell).tell()
+                return self._statements[cell].send()
             case "roster":
                 return self._rosters[cell].look()
         return []

@@ -1,32 +1,30 @@
-"""One job at the cloud: announced, exchange after exchange, released, in all cells.
+"""One job at the cloud: announced, round after round, released, in all cells.
 
 Theory of operation. `CLOUD_STATES` has the whole course. The job is announced to all enrolled
-devices, then played exchange by exchange, then its model is released. Each of the three begins with
-the host sealing broadcasts (`Work`), one for each cell, which are offered to the cells' proxies
-again and again until each says that it holds its own. After an exchange's broadcast the proxies'
+devices, then played round by round (of preparation, training or evaluation), then its model is
+released. Each of the three begins with the host sealing broadcasts (`Work`), one for each cell,
+which are offered to the cells' proxies until each says that it holds its own. Then the proxies'
 batches are awaited, pulled part by part to the host's disk, and given to the host to open,
 aggregate and commit together (`Absorb`). Only then are they acknowledged: a proxy keeps its batch
 until the round is durable here.
 
 A round under masks takes two steps more. What the host opens are sums that say nothing yet, one of
-each cell. Each proxy is asked for the checks of its batch's masks, by factors that it hears only
-now, and uploads that do not fit are left out of the sums; no choice is said yet, so a round that
-ends here is repeated like any other. Once the sums are durable each proxy is asked for the masks of
-the uploads in its own. There is no way back from there: the exchange is never asked for again, also
-not after a restart, which finds the kept sums when it would seal the round anew.
+each cell. Each proxy is asked for the checks of its batch's masks, by factors that are disclosed
+only now, and uploads that do not fit are left out; a round that ends here is repeated like any
+other. Once the sums are durable each proxy is asked for the masks of the uploads in its own. There
+is no way back from there: the round is never asked for again, also not after a restart, which finds
+the kept sums when it would seal the round anew.
 
-What moves a job on is a result of the host's work, or where its cells stand (`Stand`), which
-changes by the words of their proxies and by their silence. A step ends when no cell is awaited any
-more: with what came, if anything did. A cell that is silent, that refuses, or that has not come
-when the others' uploads make a quorum of all, costs its own devices only; it is asked again from
-the exchange after it has been heard and holds the job. Only results of the attempt under way count
-(`JobCourse.awaits`), and only messages that the state allows. Where an attempt brings too few
-uploads it is repeated, at most `retries` times for each exchange, with the same devices and noise.
-After that, or where something stands in the way that others must mend, the job pauses with its
+A job moves on by results of the host's work and by where its cells stand (`Stand`), which changes
+by messages of their proxies and by their silence. A step ends when no cell is awaited any more. A
+cell that is silent, refuses, or has not come when the others' uploads make a quorum of all, costs
+its own devices only; it is asked again from the round after it has been heard and holds the job.
+Only results of the attempt under way count (`JobCourse.awaits`), and only messages that the state
+allows. An attempt with too few uploads is repeated, at most `retries` times for each round, with
+the same devices and noise. After that, or where others must mend something, the job pauses with its
 round kept; `end` is for what cannot be mended. `watchdog` is the one timer that ends a wait for a
-proxy: it starts anew with every sign of it about this job, so that a broadcast or batch may take as
-long as it moves. Jobs know nothing of each other; each has timers of its own.
-"""
+proxy: every sign of it about this job restarts it, so a broadcast or batch may take as long as it
+moves."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, 
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
     Fetch,
-    GrantPut,
     LentData,
     PutGrants,
     PutTaken,
@@ -67,9 +64,8 @@ ONE_CELL = ("",)  # of a fleet without named cells
 
 @dataclass(frozen=True)
 class StartJob:
-    """A `Command`: run this job from `exchange` (1 for a new one), `attempt` being the first one
-    not yet used. `exchange` is `exchanges + 1` where only the release is missing.
-    """
+    """A `Command`: run this job from `exchange` on (1 for a new one; `exchanges + 1` where only the
+    release is missing), `attempt` being the first one not yet used."""
 
     job_id: bytes
     exchange: int
@@ -80,10 +76,8 @@ class StartJob:
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal the job and its graph to all enrolled keys of these cells.
-
-    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`.
-    """
+    """Seal the job and its graph to all enrolled keys of these cells. Result `CellBroadcasts`,
+    `Obstacle` or `WorkFailed`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -91,11 +85,9 @@ class SealJob:
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select among the devices of these cells, make the keys of the round, seal the model.
-
-    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far
-    as that before, as it is asked no second time.
-    """
+    """Select among these cells' devices, make the round's keys, seal the model. Result as
+    `SealJob`, or `AskUnmask` where the round came as far as that before, as it is asked no second
+    time."""
 
     job_id: bytes
     exchange: int
@@ -105,10 +97,7 @@ class SealRound:
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Seal the final model, to a canary's keys or to all enrolled ones, as the job says.
-
-    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`.
-    """
+    """Seal the final model, to a canary's keys or to all, as the job says. Result as `SealJob`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -131,11 +120,8 @@ class CellBroadcasts:
 
 @dataclass(frozen=True)
 class OpenArrived:
-    """Open what is there of a round's stream and was not opened yet, and add it up. Nothing
-    follows from the result: what is not done then `Absorb` does.
-
-    `batch` has no counts while all that is there is its stream.
-    """
+    """Open what is there of a round's stream and was not opened yet, and add it up; `Absorb` does
+    what is not done then. `batch` has no counts while only its stream is there."""
 
     batch: m.Batch
     cell: str = ""
@@ -143,37 +129,30 @@ class OpenArrived:
 
 @dataclass(frozen=True)
 class Absorb:
-    """Check, open, validate, aggregate, evaluate, commit the batches whose parts were stored, one
-    of each cell.
+    """Check, open, validate, aggregate, evaluate, commit the stored batches, one of each cell.
 
-    Result `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; for a round under masks
-    `AskChecks`, or `AskUnmask` where its masks are not checked one by one. The host commits in one
-    transaction and does nothing the second time.
-    """
+    Result `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; under masks `AskChecks`, or
+    `AskUnmask` where masks are not checked one by one. The host commits once, and does nothing the
+    second time."""
 
     batches: Mapping[str, m.Batch]
 
     @property
     def at(self) -> m.ExchangeId:
-        """The attempt that they belong to."""
         return next(iter(self.batches.values())).at
 
 
 @dataclass(frozen=True)
 class AskChecks:
-    """The uploads were opened and added up under their masks; before any counts, the proxy of each
-    of these cells is asked for the check of each mask."""
+    """The uploads were added up under their masks; ask these cells for the check of each mask."""
 
     checks: Mapping[str, m.CheckMasks]
 
 
 @dataclass(frozen=True)
 class TakeChecks:
-    """Compare the masks' checks with what the uploads say, and leave out those that do not fit. A
-    cell that was asked and whose checks are not here is left out.
-
-    Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`.
-    """
+    """Compare the masks' checks with the uploads, and leave out those that do not fit, and cells
+    without checks. Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`."""
 
     at: m.ExchangeId
     checks: Mapping[str, bytes] = field(repr=False)
@@ -181,28 +160,22 @@ class TakeChecks:
 
 @dataclass(frozen=True)
 class AskUnmask:
-    """The uploads that count were added up under their masks, and that is durable; the proxy of
-    each cell has the masks of its own. `at` is the attempt that it came to; `misfits` are uploads
-    that no honest device sends, by cell.
-    """
+    """Sums under masks are durable; ask each cell for its masks. `misfits` are uploads that no
+    honest device sends, by cell."""
 
     unmasks: Mapping[str, m.Unmask]
     misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
 
     @property
     def at(self) -> m.ExchangeId:
-        """The same of all."""
         return next(iter(self.unmasks.values())).at
 
 
 @dataclass(frozen=True)
 class TakeMasks:
-    """Take these sums of masks away, check the sums, aggregate, evaluate, commit. What was kept
-    of a cell whose masks are not here is of no use any more.
-
-    Result `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a round is
-    unmasked but once.
-    """
+    """Subtract these sums of masks, check the result, aggregate, evaluate, commit; drop cells
+    without masks. Result `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a
+    round is unmasked but once."""
 
     at: m.ExchangeId
     masks: Mapping[str, bytes] = field(repr=False)
@@ -234,10 +207,8 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class TakeBatch:
-    """What the proxy put into the store, as `name`, goes where the parts of a batch go.
-
-    Result `PutTaken` or `WorkFailed`; either way it is gone from the store.
-    """
+    """Move what the proxy put into the store, as `name`, to where the parts of a batch go, and
+    delete it there. Result `PutTaken` or `WorkFailed`."""
 
     batch: m.Batch
     name: str
@@ -246,10 +217,8 @@ class TakeBatch:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Bytes of the batch with this digest, or with a stream of this name. They need not survive
-    the process: a cloud that starts again asks for the round anew. Another digest takes the place
-    of the job's batch before it.
-    """
+    """Bytes of the job's batch with this digest, or stream of this name; replaces a batch before
+    it. Need not survive the process: a cloud that starts again asks for the round anew."""
 
     digest: bytes
     offset: int
@@ -301,7 +270,6 @@ class CloudSettings:
 
 
 def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
-    """What a timer of the cloud's machine is called, with the job and the cell that it is of."""
     if cell:
         return f"{what}/{job_id.hex()}/{cell}"
     return f"{what}/{job_id.hex()}" if job_id else what
@@ -325,23 +293,18 @@ class Cell:
 
     @property
     def proxy(self) -> fx.ProxyAddress:
-        """Its proxy."""
         return fx.ProxyAddress(self.name)
 
     def set(self, what: str, delay_s: float) -> fx.SetTimer:
-        """Set a timer."""
         return fx.SetTimer(timer_name(what, self.job_id, self.name), delay_s)
 
     def cancel(self, what: str) -> fx.CancelTimer:
-        """Cancel a timer."""
         return fx.CancelTimer(timer_name(what, self.job_id, self.name))
 
     def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
-        """Tell its proxy what became of what it offered."""
         return fx.Send(self.proxy, self.signer.note(m.Ack(digest, status)))
 
     def ask(self, need: m.Need | None) -> list[fx.Effect]:
-        """Send the request, if there is one."""
         return [fx.Send(self.proxy, need)] if need else []
 
 
@@ -362,7 +325,6 @@ class OutgoingBroadcast:
         return self.send(push=what.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
 
     def drop(self) -> None:
-        """The proxy holds it, or nobody needs it any more."""
         self._data.take_back()
         self._manifest = None
 
@@ -392,18 +354,14 @@ class OutgoingBroadcast:
         return self._manifest.sequence if self._manifest else -1
 
     def is_blob(self, digest: bytes) -> bool:
-        """Whether this is the digest of the broadcast under way."""
         return self._manifest is not None and self._manifest.blob.digest == digest
 
     def lends(self, data: object) -> bool:
-        """Whether these are its bytes, which a store is to show."""
         return data is self._data
 
     def answer(self, need: m.Need, now_s: float) -> list[fx.Effect]:
-        """The parts asked for, or where they lie.
-
-        Raises ProtocolError `unknown_blob` or `bad_index`.
-        """
+        """Send the parts asked for, or where they lie. Raises ProtocolError `unknown_blob`,
+        `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
         proxy, blob = self._cell.proxy, self._manifest.blob
@@ -416,15 +374,14 @@ class OutgoingBroadcast:
 
 class BatchArrival:
     """One job's batch of one cell, as far as it is there. The timer `repair` asks for what is
-    missing; `watchdog` starts anew whenever a part has come.
-    """
+    missing; a part that comes restarts `watchdog`."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell, settings = cell, cell.settings
         self._batch: Fetch[m.Batch] | None = None  # its bytes go to the host
         self._stream: Fetch[m.Batch] | None = None  # the front of one that is not whole yet
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
-        self._grants = PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
+        self.grants = PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
 
     @property
     def whole_batch(self) -> m.Batch | None:
@@ -451,8 +408,8 @@ class BatchArrival:
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
     def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> list[fx.Effect]:
-        """The batch of the round under way is offered (again). A large one is pulled at once, and
-        one of which the front is there already; or it is put where this cloud says."""
+        """The batch of the round is offered (again). One that is large, or whose front is there
+        already, is pulled at once; or it is put where this cloud says."""
         cell, batch, stream, known = self._cell, self._batch, self._stream, False
         new = batch is None or batch.header != header
         if batch is None or new:
@@ -466,9 +423,9 @@ class BatchArrival:
             self._batch, self._stream = batch, None
         proxy, blob = cell.proxy, header.blob
         look_again = cell.set("repair", cell.settings.repair_s)
-        if offer.beside and not header.stream and self._grants.takes(proxy, blob, now_s):
+        if offer.beside and not header.stream and self.grants.takes(proxy, blob, now_s):
             batch.on_its_way = True
-            told = self._grants.offered(proxy, cell.job_id, blob, header, now_s)
+            told = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
             return [*told, look_again, self.watch()]  # who offers it is there
         batch.on_its_way = False
         out: list[fx.Effect] = []
@@ -480,17 +437,13 @@ class BatchArrival:
             out += cell.ask(batch.next_need(timer=True))
         return [*out, look_again, self.watch()] if new else [*out, look_again]
 
-    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
-        """The store has a place for the batch."""
-        return self._grants.granted(task, result)
-
     def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
         """The proxy says that the batch lies in the store: take it from there."""
-        grant = self._grants.get(self._cell.proxy, put.blob)
+        grant = self.grants.get(self._cell.proxy, put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
         grant.taking = True
-        return [fx.Work(TakeBatch(grant.arrival, grant.name, self._cell.name))]
+        return [fx.Work(TakeBatch(grant.arrival, grant.name, self._cell.name), grant.arrival.at)]
 
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
         """The batch is on the disk; or what was put there was not it, and it is offered again."""
@@ -498,17 +451,15 @@ class BatchArrival:
         if batch is None or batch.header != task.batch:
             # Its round went meanwhile, and what was written since is of no use.
             return [] if batch or self._stream else [self._dropped()]
-        self._grants.end(self._cell.job_id)
+        self.grants.end(self._cell.job_id)
         if isinstance(result, PutTaken):
             batch.assembly.fill(b"")
             return []
         return [fx.Refuse(f"beside_{why_not(result)}")]
 
     def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
-        """The front of a batch that is not whole yet, as far as it is there.
-
-        Raises ProtocolError `oversized_blob`, `tiny_parts` or `malformed`.
-        """
+        """Ask for the front of a batch that is not whole yet. Raises ProtocolError
+        `oversized_blob`, `tiny_parts` or `malformed`."""
         blob = arrived.blob
         check_claim(blob, self._cell.settings.spool_bytes)
         if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
@@ -532,12 +483,10 @@ class BatchArrival:
         return self._open(batch.header) if more and batch and batch.header.stream else []
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
-        """A part of it; others are ignored."""
         batch = self._batch or self._stream
         return self._put_away(batch, part) if batch is not None and self.knows(part.blob) else []
 
     def look(self) -> list[fx.Effect]:
-        """The timer: ask for what did not come."""
         batch = self._batch
         if batch is None or batch.assembly.complete:
             return []
@@ -558,7 +507,7 @@ class BatchArrival:
         """Forget the batch, here and on the disk."""
         batch = self._batch or self._stream
         self._batch = self._stream = None
-        self._grants.end(self._cell.job_id)
+        self.grants.end(self._cell.job_id)
         return [] if batch is None else [self._dropped()]
 
     def drop_stream(self) -> list[fx.Effect]:
@@ -594,13 +543,12 @@ class BatchArrival:
             self._more = True
             return []
         self._at_work = True
-        return [fx.Work(OpenArrived(batch, self._cell.name))]
+        return [fx.Work(OpenArrived(batch, self._cell.name), batch.at)]
 
 
 class MaskArrivals:
-    """At most one question of a job about masks. The timer `unmask` says it again until the answer
-    is whole; then it is in `masks`.
-    """
+    """At most one question of a job about masks, repeated by the timer `unmask` until the answer is
+    whole; then it is in `masks`."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -609,12 +557,10 @@ class MaskArrivals:
         self.masks: bytes | None = None
 
     def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
-        """Begin with this question."""
         self._asked, self._answer, self.masks = asked, None, None
         return self.send()
 
     def drop(self) -> list[fx.Effect]:
-        """The answer was used, or nobody needs it any more."""
         self._asked, answer, self._answer, self.masks = None, self._answer, None, None
         told = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
         return [self._cell.cancel("unmask"), *told]
@@ -653,7 +599,6 @@ class MaskArrivals:
         return self._whole(self._answer) if complete else []
 
     def knows(self, digest: bytes) -> bool:
-        """Whether parts of this name are of the answer."""
         return self._answer is not None and self._answer.header.blob.digest == digest
 
     def part(self, part: m.BlobPart) -> list[fx.Effect] | None:
@@ -695,12 +640,48 @@ class Stand(Enum):
     """Silent, or refusing."""
 
 
-class CellCourse:
-    """One job in one cell. `joined`: its proxy holds the job, so that rounds may ask there.
+class RepeatedNotes:
+    """Notes to a cell's proxy, repeated ever more rarely until each is confirmed: ends of jobs (for
+    which owners' reserved budgets wait), the statement on releases. One timer for all."""
 
-    A cell that does not answer, or will not, is `GONE` for the step, and that costs its own devices
-    only.
-    """
+    def __init__(self, cell: Cell, signer: m.Signer, timer: str) -> None:
+        self._cell, self._signer, self._timer = cell, signer, timer
+        self._open: dict[bytes, tuple[m.Body, m.Note]] = {}
+        self._wait_s = cell.settings.resend_s
+
+    def say(self, key: bytes, body: m.Body) -> list[fx.Effect]:
+        """Send this from now on, in place of the one with the same key."""
+        self._open[key] = body, self._signer.note(body)
+        self._wait_s = self._cell.settings.resend_s
+        return self.send()
+
+    def sign_anew(self) -> list[fx.Effect]:
+        """The key that signed them is believed no more."""
+        self._open = {k: (body, self._signer.note(body)) for k, (body, _) in self._open.items()}
+        self._wait_s = self._cell.settings.resend_s
+        return self.send()
+
+    def send(self) -> list[fx.Effect]:
+        """Send all of them (again)."""
+        if not self._open:
+            return []
+        cell, wait_s = self._cell, self._wait_s
+        self._wait_s = min(2 * wait_s, cell.settings.close_cap_s)
+        notes = [fx.Send(cell.proxy, note) for _, note in self._open.values()]
+        return [*notes, cell.set(self._timer, wait_s)]
+
+    def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
+        """The proxy acknowledged a note of this digest; None if it is none of these."""
+        for key, (_, note) in self._open.items():
+            if hashlib.sha256(note.body.payload).digest() == digest:
+                del self._open[key]
+                return [] if self._open else [self._cell.cancel(self._timer)]
+        return None
+
+
+class CellCourse:
+    """One job in one cell. `joined`: its proxy holds the job, so that rounds may ask there. A cell
+    that does not answer, or will not, is `GONE` for the step, and costs its own devices only."""
 
     def __init__(self, of_it: Cell, *, alone: bool) -> None:
         """`alone`: there is no other cell, so that nobody waits for this one in vain."""
@@ -721,13 +702,11 @@ class CellCourse:
 
     @property
     def awaited(self) -> bool:
-        """Whether the step waits for it."""
         return self.stand in (Stand.OFFERED, Stand.HELD, Stand.ASKED)
 
     @property
     def silent(self) -> bool:
-        """Whether a step went on without this cell, as nothing came from its proxy, and still
-        nothing has."""
+        """Whether a step went on without this cell for its silence, which lasts."""
         return self.reason == SILENT and not self.heard
 
     def offer(self, what: Broadcast) -> list[fx.Effect]:
@@ -751,7 +730,6 @@ class CellCourse:
         return [self._cell.cancel("resend"), self.wait()]
 
     def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
-        """Ask its proxy about masks."""
         self.stand, self.reason = Stand.ASKED, ""
         return [*self.masks.ask(asked), self.arrival.watch()]
 
@@ -777,7 +755,6 @@ class CellCourse:
         return self._drop_all()
 
     def leave(self) -> list[fx.Effect]:
-        """Nothing is awaited of it any more, and nothing that came is kept."""
         self.stand, self.joining = Stand.OUT, False
         return self._drop_all()
 
@@ -786,7 +763,6 @@ class CellCourse:
         return [*self.arrival.drop(), *self.masks.drop(), *self.rest()]
 
     def rest(self) -> list[fx.Effect]:
-        """Cancel its timers."""
         return [self._cell.cancel("watchdog"), self._cell.cancel("resend")]
 
     def tell(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
@@ -798,69 +774,23 @@ class CellCourse:
         return [*out, *sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
 
     def wait(self) -> fx.SetTimer:
-        """Restart the watchdog."""
         of_it = self.manifest
         held = self._alone or self.stand is Stand.HELD
         round_s = of_it.deadline_s + of_it.grace_s if of_it and held else 0.0
         return self._cell.set("watchdog", round_s + self._cell.settings.proxy_margin_s)
 
     def send(self) -> list[fx.Effect]:
-        """Say all that is not confirmed (again)."""
         return [*self.out.send(), *self.masks.send()]
 
     def closed(self, digest: bytes) -> fx.Effect:
-        """Its proxy may forget what it offers under this digest."""
         return self._cell.ack(digest, "closed")
 
     def knows(self, digest: bytes) -> bool:
-        """Whether parts of this name belong to it."""
         return self.masks.knows(digest) or self.arrival.knows(digest)
 
     def asks_about(self, ack: m.Ack) -> bool:
         """Whether the proxy's word is about this job's broadcast, or its question."""
         return ack.blob == self.masks.question or self.out.is_blob(ack.blob)
-
-
-class JobEnds:
-    """Ends of jobs, told until the proxy confirms them, since owners' reserved budgets wait for it;
-    one timer, `close`, for all.
-    """
-
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self._open: dict[bytes, m.Note] = {}
-        self._wait_s = cell.settings.resend_s
-
-    def tell(self, job_id: bytes, status: str) -> list[fx.Effect]:
-        """A job has ended as `status`."""
-        self._open[job_id] = self._cell.signer.note(m.Close(job_id, status))  # type: ignore[arg-type]
-        self._wait_s = self._cell.settings.resend_s
-        return self.send()
-
-    def sign_anew(self) -> list[fx.Effect]:
-        """The key that signed them is believed no more."""
-        told = [m.decode_body(note.body) for note in self._open.values()]
-        ends = [body for body in told if isinstance(body, m.Close)]
-        self._open = {end.job_id: self._cell.signer.note(end) for end in ends}
-        self._wait_s = self._cell.settings.resend_s
-        return self.send()
-
-    def send(self) -> list[fx.Effect]:
-        """Say all of them (again), ever more rarely."""
-        if not self._open:
-            return []
-        cell, wait_s = self._cell, self._wait_s
-        self._wait_s = min(2 * wait_s, cell.settings.close_cap_s)
-        notes = [fx.Send(cell.proxy, note) for note in self._open.values()]
-        return [*notes, cell.set("close", wait_s)]
-
-    def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
-        """The proxy acknowledged a note of this digest; None if it is none of these."""
-        for job_id, note in self._open.items():
-            if hashlib.sha256(note.body.payload).digest() == digest:
-                del self._open[job_id]
-                return [] if self._open else [self._cell.cancel("close")]
-        return None
 
 
 # --- the job, over all cells -----------------------------------------------------------------
@@ -919,12 +849,10 @@ _SLOW = "the other cells had a quorum of all devices before it answered"
 
 
 class JobCourse:
-    """One job from its start to its end: the exchange and attempt it is at, the retries left.
+    """One job from its start to its end: the round and attempt it is at, the retries left. It is
+    over when it is in the state `idle` again."""
 
-    It is over when it is in the state `idle` again.
-    """
-
-    def __init__(self, start: StartJob, cells: list[Cell], ends: list[JobEnds]) -> None:
+    def __init__(self, start: StartJob, cells: list[Cell], ends: list[RepeatedNotes]) -> None:
         """`cells` have this job's timers; the end of the job is told to `ends`."""
         self.start, self._ends, self._settings = start, ends, cells[0].settings
         self.state = CLOUD_STATES.start
@@ -937,12 +865,10 @@ class JobCourse:
 
     @property
     def job_id(self) -> bytes:
-        """The job, as the wire names it."""
         return self.start.job_id
 
     @property
     def at(self) -> m.ExchangeId:
-        """The attempt under way."""
         return m.ExchangeId(self.job_id, self.exchange, self.attempt)
 
     @property
@@ -953,12 +879,10 @@ class JobCourse:
 
     @property
     def over(self) -> bool:
-        """Nothing follows any more."""
         return self.state is CloudState.IDLE
 
     @property
     def releasing(self) -> bool:
-        """Its release is being sealed, or offered."""
         return self.state in (_S.SEALING_RELEASE, _S.RELEASING)
 
     def awaits(self, task: object) -> bool:
@@ -1000,7 +924,6 @@ class JobCourse:
         return SealJob(self.job_id, tuple(self.cells))
 
     def cancel(self) -> list[fx.Effect]:
-        """The operator ends it."""
         return self._end("cancelled", "cancelled by the operator")
 
     def rekeyed(self) -> list[fx.Effect]:
@@ -1033,18 +956,18 @@ class JobCourse:
         self, status: str, reason: str, answers: RoundAnswers | None = None
     ) -> list[fx.Effect]:
         """The job runs no more; unless it is only paused, its end is told."""
+        close = m.Close(self.job_id, status)  # type: ignore[arg-type]
         ends = self._ends if status != "paused" else ()
         return [
             *self._all_leave(),
             fx.Persist(JobStatus(self.job_id, status, reason, answers)),
-            *(one for end in ends for one in end.tell(self.job_id, status)),
+            *(one for end in ends for one in end.say(self.job_id, close)),
             self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
         ]
 
     # --- the host's work ---
 
     def done(self, task: object, result: object) -> list[fx.Effect]:
-        """A result that is awaited."""
         cells = self.cells
         if isinstance(task, SealJob) and self.state is not _S.SEALING_JOB:
             joining = [cells[cell] for cell in task.cells if cells[cell].joining]
@@ -1077,14 +1000,6 @@ class JobCourse:
                 told = [one for cell in cells.values() for one in cell.arrival.acknowledge()]
                 return [*blamed, *told, *self._repeat(reason, answers)]
         return []
-
-    def opened(self, task: OpenArrived) -> list[fx.Effect]:
-        """The host opened what was there of a stream."""
-        return self._at_work(self.cells[task.cell].arrival.opened())
-
-    def _at_work(self, out: list[fx.Effect]) -> list[fx.Effect]:
-        """With the place that work of the arrival is about."""
-        return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
 
     def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
         self._step("summed")
@@ -1127,8 +1042,7 @@ class JobCourse:
         return [*out, *self._join(), self._work(self.sealing)]
 
     def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
-        """Another attempt; one during which a link was down cost no retry, and while it is down
-        none is begun."""
+        """Make another attempt, at no retry if a link was down; while it is down, pause."""
         asked = [one for one in self.cells.values() if one.stand is not Stand.OUT]
         if down := next((one.link for one in asked if one.link), ""):
             return self._pause(down, answers)
@@ -1173,7 +1087,7 @@ class JobCourse:
     def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
         of_it = self.cells[cell]
-        out = self._at_work(of_it.out.answer(need, now_s))
+        out = of_it.out.answer(need, now_s)
         return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
 
     def acknowledged(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
@@ -1209,10 +1123,8 @@ class JobCourse:
     def batch(
         self, cell: str, offer: m.Offer, header: m.Batch, room_bytes: int, now_s: float
     ) -> list[fx.Effect]:
-        """The proxy offers a batch; `room_bytes` of the disk are left by others.
-
-        Raises ProtocolError where it cannot be fetched.
-        """
+        """The proxy offers a batch; others leave `room_bytes` of the disk. Raises ProtocolError
+        where it cannot be fetched."""
         settings, size_bytes = self._settings, header.blob.size_bytes
         takes, of_it = self.takes(cell, header), self.cells[cell]
         if takes and size_bytes > settings.spool_bytes:
@@ -1235,10 +1147,6 @@ class JobCourse:
         same = at.exchange == self.exchange
         return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
 
-    def is_put(self, cell: str, put: m.BlobPut) -> list[fx.Effect]:
-        """The proxy says that the batch lies in the store."""
-        return self._at_work(self.cells[cell].arrival.is_put(put))
-
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
         """The batch was taken from the store, or what lay there was not it."""
         of_it = self.cells[task.cell]
@@ -1250,7 +1158,7 @@ class JobCourse:
             return []
         if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
             return []  # it comes with the batch
-        return self._at_work(self.cells[cell].arrival.stream(arrived))
+        return self.cells[cell].arrival.stream(arrived)
 
     def part(self, cell: str, part: m.BlobPart) -> list[fx.Effect]:
         """A part of the batch, or of the sums of masks."""
@@ -1270,7 +1178,7 @@ class JobCourse:
         return [*out, *cell.come(), *self._move()]
 
     def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
-        out = self._at_work(out)
+        out = out
         if cell.batch is None or not self.takes(cell.cell, cell.batch):
             return out
         return [*out, *cell.come(), *self._move()]
@@ -1329,8 +1237,7 @@ class JobCourse:
     def _round_moves(
         self, offered: list[CellCourse], held: list[CellCourse], came: list[CellCourse]
     ) -> list[fx.Effect]:
-        """Absorb what came once no cell is awaited; with a quorum of all the others have
-        `grace_s`."""
+        """Absorb what came once no cell is awaited; after a quorum the others have `grace_s`."""
         out: list[fx.Effect] = []
         if held and not offered and self._may("held"):
             self._step("held")
@@ -1372,7 +1279,6 @@ class JobCourse:
     # --- timers ---
 
     def timer(self, what: str, cell: str) -> list[fx.Effect]:
-        """One of its own ran out."""
         if what == "enough":  # the others make a quorum: who has not come is not waited for
             slow = self._where(Stand.OFFERED, Stand.HELD) if self._may("batch") else []
             return [one for of_it in slow for one in self._gone(of_it, _SLOW)]
@@ -1381,7 +1287,7 @@ class JobCourse:
             case "resend":
                 return of_it.out.send()
             case "repair":
-                return self._at_work(of_it.arrival.look())
+                return of_it.arrival.look()
             case "unmask":
                 return of_it.masks.send()
             case "watchdog":
@@ -1389,8 +1295,8 @@ class JobCourse:
         return []
 
     def _silent(self, cell: CellCourse) -> list[fx.Effect]:
-        """The same is offered or asked on, unless others answered; each further wait takes one of
-        the retries. A round is not waited for twice."""
+        """Offer or ask the same again, unless others answered; each further wait takes one of the
+        retries. A round is not waited for twice."""
         others = self._where(Stand.HELD, Stand.CAME)
         if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:
             return self._gone(cell, cell.link or SILENT)

@@ -362,7 +362,7 @@ def test_a_publication_is_offered_beside_the_job_until_it_is_held():
     out = told(machine, PROXY.note(m.Ack(header.blob.digest, "held")))
     assert stored(out) == [cj.ReleaseHeld(header.sequence)]
     assert not headers(machine.handle(fx.Timer("release"), 0.0))
-    assert not machine.releases.offering("")
+    assert not machine.offering("")
 
 
 @pytest.mark.parametrize("refusal", [cj.Obstacle("no roster"), fx.WorkFailed("disk")])
@@ -370,7 +370,7 @@ def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
     machine = cloud()
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
     machine.handle(fx.WorkDone(SealPublication(JOB), refusal), 0.0)
-    assert not machine.releases.offering("")
+    assert not machine.offering("")
 
 
 def test_reports_are_acknowledged_once_they_are_counted():
