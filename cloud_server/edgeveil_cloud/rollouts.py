@@ -159,8 +159,7 @@ class RolloutDriver:
         sealing = any(course.releasing for course in self._machine.courses.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
-        releases = self._machine.releases
-        free = [cell for cell in self._machine.keys if not releases.offering(cell)]
+        free = [cell for cell in self._machine.keys if not self._machine.offering(cell)]
         newest_key_at = self._store.rollouts.newest_key_at()
         came = newest_key_at if now_s > newest_key_at + QUIET_S else 0.0
         for data_set in dict.fromkeys(one.data_set for one in found):

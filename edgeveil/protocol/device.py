@@ -1,20 +1,18 @@
 """The device's machine: fetch, open, consent and work, upload, until it was counted.
 
 Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
-host, which returns its result; the machine decides what is fresh, what is answered, and when to
-send again. The rounds, one of each job, with their states, turns and uploads are in
-`device_round.py`; here are blobs on their way (`Fetches`), the jobs that are known, releases, and
-how the device says that it is there.
+host; the machine decides what is fresh, what is answered, and when to send again. The rounds, one
+of each job, are in `device_round.py`; here are blobs on their way (`Fetches`), the jobs that are
+known, releases, and how the device says that it is there.
 
-Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
-host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
-it; one that comes before its job is kept, each job's newest, until the job is known or the round is
-over. A *release* is put in use unless a newer one is known; those tagged for other data sets than
-this device's are passed over. Rounds from before the newest release are refused, since a cloud
-whose numbers have fallen behind could not bring its model here in the end, and an answer would
-spend budget for nothing. What is older than the newest of its kind, or a second text of the same,
-is refused. All of this is bounded: a blob that stands still gives way to a new one, and of too many
-jobs the oldest ends here.
+Three kinds of broadcast come from the cloud, each signed, fetched as a blob and opened by the host.
+A *job* is for every enrolled device and is learnt once. A *round* is for those who can open it; one
+that comes before its job is kept, each job's newest, until the job is known or the round is over. A
+*release* is put in use unless a newer one is known or it is tagged for another data set. Rounds
+from before the newest release are refused: a cloud whose numbers have fallen behind could not bring
+its model here, and an answer would spend budget for nothing. What is older than the newest of its
+kind, or a second text of the same, is refused. All of this is bounded: a blob that stands still
+gives way to a new one, and of too many jobs the oldest ends here.
 
 Of each release that asks for it the device reports once what became of it, at a moment of its own
 in the first half of the soak time, which follows from its name and the release alone: neither when
@@ -23,10 +21,8 @@ hold another data set, report a dummy. The host seals the report at that moment,
 that failed after it was put in use is reported as rolled back.
 
 A device whose owner's conditions do not hold is away (`Command("leave")`, `Command("come")`): it
-takes up nothing new and greets nobody, but ends what it has begun before it says `Bye`. Whom it
-believes may change at any moment, by metadata that the offline root signed (`TakeTrust`); where a
-key of the cloud's was replaced, what came under the one before counts no more.
-"""
+takes up nothing new and greets nobody, but ends what it has begun before it says `Bye`. Where a key
+of the cloud's was replaced (`TakeTrust`), what came under the one before counts no more."""
 
 from __future__ import annotations
 
@@ -51,11 +47,9 @@ from edgeveil.protocol.device_round import (
     DeviceSettings,
     DeviceState,
     ManifestMark,
-    NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
-    SealedAnswer,
 )
 from edgeveil.protocol.messages import KNOWS_CHECKS, Hello
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
@@ -144,10 +138,8 @@ class MadeReport:
 
 @dataclass(frozen=True)
 class ApplyStatement:
-    """Keep what the cloud says of releases, and leave one that it withdraws.
-
-    Result `StatementApplied` or `WorkFailed`.
-    """
+    """Keep what the cloud says of releases, and leave one that it withdraws. Result
+    `StatementApplied` or `WorkFailed`."""
 
     statement: m.ReleaseStatement
 
@@ -202,12 +194,10 @@ HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 
 class Fetches:
-    """Offered blobs by digest. What is complete is handed out once and forgotten.
-
-    A blob that `stays`, such as a round that came before its job, is handed out when it is offered
-    again. Of a manifest in pieces the stanzas are handed out first; its stream is asked for, and
-    then handed out with them as one blob, once they are found to be of use (`go_on`).
-    """
+    """Offered blobs by digest. What is complete is handed out once and forgotten; a blob that
+    `stays`, such as a round ahead of its job, when it is offered again. Of a manifest in pieces the
+    stanzas come first; the stream is asked for, and handed out with them, once it is of use
+    (`go_on`)."""
 
     def __init__(
         self,
@@ -216,9 +206,8 @@ class Fetches:
         stays: HeaderTest,
         complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
     ) -> None:
-        """`sealing` are the keys that this device's stanzas are sealed to: it looks in the buckets
-        of these alone (none: in all). `complete` gets a header, its data, and whether these are its
-        stanzas alone."""
+        """This device looks for stanzas in the buckets of the keys `sealing` (none: in all).
+        `complete` gets a header, its data, and whether these are its stanzas alone."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
         self._stays, self._complete = stays, complete
         self.under_way: dict[bytes, Fetch[m.BroadcastHeader]] = {}
@@ -226,10 +215,8 @@ class Fetches:
     def make_room(
         self, offer: m.Offer, header: m.BroadcastHeader, over: HeaderTest = lambda _header: False
     ) -> None:
-        """Be ready to fetch: what is `over` is forgotten, what stands still gives way to the new.
-
-        Raises ProtocolError `too_many_fetches`, and changes nothing, if what is under way moves.
-        """
+        """Forget what is `over`; what stands still gives way. Raises ProtocolError
+        `too_many_fetches`, and changes nothing, if what is under way moves."""
         kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
         if not offer.data and all(fetch.header != header for fetch in kept.values()):
             still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
@@ -244,14 +231,11 @@ class Fetches:
         self.under_way = kept
 
     def has(self, header: m.BroadcastHeader) -> bool:
-        """Whether the blob, or a piece of it, is under way."""
         return any(fetch.header == header for fetch in self.under_way.values())
 
     def begin(self, offer: m.Offer, header: m.BroadcastHeader) -> Fetch[m.BroadcastHeader] | None:
-        """Begin a fetch that there is room for, or go on with it; the one that is handed out first.
-
-        None where the stanzas are here and the stream is under way.
-        """
+        """Begin a fetch that there is room for, or go on with it. None where the stanzas are here
+        and the stream is under way."""
         limit_bytes = self._settings.blob_bytes
         beside = offer.beside and bool(self._settings.blob_urls)
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
@@ -278,10 +262,8 @@ class Fetches:
     def offer(
         self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True
     ) -> list[fx.Effect]:
-        """Take what is in the offer, and `ask` at once for what does not come by itself.
-
-        Raises ProtocolError `bad_part` or `bad_digest`.
-        """
+        """Take what is in the offer, and `ask` at once for what does not come by itself. Raises
+        ProtocolError `bad_part` or `bad_digest`."""
         fetch = self.begin(offer, header)
         if fetch is not None and fetch.blob == header.blob:
             for part in first_data(offer, header.blob):
@@ -303,13 +285,11 @@ class Fetches:
         return any(bucket_of(key, level) == index for key in self._sealing)
 
     def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
-        """A blob that was asked for may be had beside the broker. Raises ProtocolError
-        `foreign_url`."""
+        """A blob that was asked for may be had beside the broker. Raises `foreign_url`."""
         fetch = self.under_way.get(at.blob)
         return [] if fetch is None else begin_fetch(fetch, at, self._settings.blob_urls)
 
     def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
-        """It has come, or did not."""
         fetch = self.under_way.get(task.blob.digest)
         if fetch is None:
             return []
@@ -319,10 +299,7 @@ class Fetches:
         return failed
 
     def go_on(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
-        """The stream is of use: ask for it. Nothing where it was given up.
-
-        Raises ProtocolError `bad_digest`.
-        """
+        """Ask for the stream, unless it was given up. Raises ProtocolError `bad_digest`."""
         fetch = self.under_way.get(manifest.pieces[1].digest)
         if fetch is None or fetch.header != manifest:
             return []
@@ -332,7 +309,6 @@ class Fetches:
         return [*_asked(need), fx.SetTimer("repair", self._settings.repair_s)]
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
-        """Take a part, and ask for the next ones."""
         fetch = self.under_way.get(part.blob)
         if fetch is None:
             return []  # parts are broadcast: most are of no interest here
@@ -346,10 +322,8 @@ class Fetches:
         return _asked(fetch.next_need(timer=False))
 
     def repair(self) -> list[fx.Effect]:
-        """Ask for what did not come; look again later, ever more rarely while nothing comes.
-
-        A record that does not come is gone: the proxy keeps a job's newest.
-        """
+        """Ask for what did not come, ever more rarely while nothing comes. A record that does not
+        come is gone: the proxy keeps a job's newest."""
         self.under_way = {
             digest: fetch
             for digest, fetch in self.under_way.items()
@@ -390,10 +364,8 @@ _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
-    """One device. `memory` is changed only together with the `Persist` effects that say so.
-
-    Timers beside those of the rounds: `hello`, `key`, `repair`, `want`, `report`.
-    """
+    """One device. `memory` changes only together with the `Persist` effects that say so. Timers
+    beside those of the rounds: `hello`, `key`, `repair`, `want`, `report`."""
 
     def __init__(
         self,
@@ -404,8 +376,7 @@ class DeviceMachine:
         data_set: bytes = b"",
         sealing: Sequence[SealingKey] = (),
     ) -> None:
-        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any.
-        `sealing`: see `Fetches`."""
+        """`data_set` is the tag of its data (empty: it takes releases for any)."""
         self._data_set, self._now_s = data_set, 0.0
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
@@ -440,18 +411,17 @@ class DeviceMachine:
 
     @property
     def state(self) -> DeviceState:
-        """Where it stands in that round."""
         last = self.rounds.last
         return last.state if last else DEVICE_STATES.start
 
     @property
     def unheard(self) -> bool:
-        """Whether the proxy has answered none of several hellos: it is away, or knows no device
-        with this key."""
+        """Whether the proxy answered none of several hellos: it is away, or knows no such
+        device."""
         return bool(self._hello) and self._hello_tries > UNHEARD_TRIES
 
     def hears(self, bucket: fx.BucketAddress) -> bool:
-        """Whether this is a bucket in which it looks for stanzas."""
+        """Whether it looks for stanzas in this bucket."""
         return self.fetches.looks_in(bucket.level, bucket.index)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -566,8 +536,7 @@ class DeviceMachine:
         return self._fetch(offer, header)
 
     def _record(self, offer: m.Offer, commit: m.Commit, round_: DeviceRound) -> list[fx.Effect]:
-        """Fetch a record that tells what became of an upload: the whole as it is pushed, or the
-        piece in which the upload's marks stand."""
+        """Fetch a record that tells what became of an upload: the whole, or the marks' piece."""
         answer = round_.awaited(commit.at)
         if answer is None:
             return []
@@ -599,8 +568,8 @@ class DeviceMachine:
         return [fx.Work(OpenPackage(header, data))]
 
     def _covers(self, manifest: m.Manifest) -> bool:
-        """Whether even who finds no stanza fetches the stream: of a release, that nobody sees whom
-        a canary has."""
+        """Whether even who finds no stanza fetches the stream: of a release, so that nobody sees
+        whom a canary has."""
         if manifest.kind == "release":
             return True
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
@@ -637,10 +606,14 @@ class DeviceMachine:
             case InstallJob(manifest=manifest), Installation():
                 return self._learned(manifest.at.job_id)
             case ComputeAnswer() as work, answer:
-                after = self._answered(work.manifest, answer)
+                round_ = self.rounds.of(work.manifest.at.job_id)
+                after = round_.answered(work.manifest, answer, self._now_s) if round_ else []
                 return after + self.rounds.worked(work, answer, self._now_s)
             case SealDummies(manifest=manifest), answer:
-                return self._answered(manifest, answer, dummies=True)
+                round_ = self.rounds.of(manifest.at.job_id)
+                return (
+                    round_.answered(manifest, answer, self._now_s, dummies=True) if round_ else []
+                )
             case (InstallRelease() | AdoptRelease()) as work, Installation():
                 release, memory = work.manifest, self.memory
                 if release.sequence >= m.known_number(memory.release_sequence):
@@ -698,23 +671,6 @@ class DeviceMachine:
             del self._foreign[next(iter(self._foreign))]
         return self._take_up_ahead(job_id)
 
-    def _answered(
-        self, manifest: m.Manifest, answer: object, *, dummies: bool = False
-    ) -> list[fx.Effect]:
-        round_ = self.rounds.of(manifest.at.job_id)
-        match answer:
-            case _ if round_ is None:
-                return []
-            case SealedAnswer() as sealed:
-                return round_.sealed(manifest, sealed, self._now_s)
-            case (NoAnswer() | fx.WorkFailed()) as none:
-                why = none.why if isinstance(none, NoAnswer) else none.reason
-                if dummies:
-                    return round_.uncovered(manifest, why)
-                cause = none.cause if isinstance(none, NoAnswer) else "fault"
-                return round_.declined(manifest, why, cause)
-        return []
-
     # --- jobs, and rounds ahead of them ---
 
     def _is_ahead(self, header: m.BroadcastHeader) -> bool:
@@ -763,16 +719,12 @@ class DeviceMachine:
         return [*wanted, fx.SetTimer("want", wait_s)]
 
     def _take_up_ahead(self, job_id: bytes) -> list[fx.Effect]:
-        """Go on with the round that waited for this job."""
         waiting = self._ahead.pop(job_id, None)
         return self._offer(waiting[1]) if waiting else []
 
     def _learned(self, job_id: bytes) -> list[fx.Effect]:
-        """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
-
-        Its end was not heard, or the cloud runs too many at once; one with a round at hand is not
-        taken.
-        """
+        """The host holds the job. Of more than `settings.jobs` the oldest without a round at hand
+        ends here: its end was not heard, or the cloud runs too many."""
         memory = self.memory
         self._job_at_work.pop(job_id, None)
         if job_id in memory.closed:  # it ended while the host was at it
@@ -817,7 +769,6 @@ class DeviceMachine:
         return [fx.SetTimer("report", release.deadline_s * int.from_bytes(seed[:6]) / 2**48)]
 
     def _tell_report(self) -> list[fx.Effect]:
-        """The timer: have the report made, or say it (again)."""
         due = self.memory.report_due
         if due is None:
             return []

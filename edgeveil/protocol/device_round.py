@@ -1,13 +1,13 @@
 """The rounds of a device: from a manifest to the cloud's record of what it counted.
 
 Theory of operation. Each job has one round at a time, in the states of `DEVICE_STATES`; rounds of
-different jobs run beside each other. A new manifest (`is_new`: not older than the newest of its
-job, not a second text of it, not settled) ends the job's round before it, from any state, and is
-durable before anything of it is opened, so that a restart refuses what was refused before. When the
-package is complete the host opens it. From then on, before a record is read for it, the moment is
-fixed at which an answer leaves (`AnswerWindow`): a moment that depended on the work would show how
-long that took. A device that was not selected is done; a selected one consents and computes in its
-turn, or declines. Results for a manifest that is not the round's any more are dropped.
+different jobs run beside each other. A new manifest (`is_new`) ends the job's round before it, from
+any state, and is durable before anything of it is opened, so that a restart refuses what was
+refused before. When the package is complete the host opens it. From then on, before a record is
+read, the moment is fixed at which an answer leaves (`AnswerWindow`): a moment that depended on the
+work would show how long that took. A device that was not selected is done; a selected one consents
+and computes in its turn, or declines. Results for a manifest that is not the round's any more are
+dropped.
 
 An answer is durable before it is sent, sent until the proxy acknowledges it, and kept until the
 record of the round tells whether it was counted. Under cover traffic every device answers every
@@ -15,12 +15,11 @@ round, with dummies where it has no answer, at a random moment (`CoverTraffic`).
 round that is being fetched or sent; an acknowledged one waits for its record or for the next round.
 
 Work on records is done one job at a time, in *turns*. How long work takes may tell about records,
-so a turn does not end with the work but at a moment that was public before: the end of what work
-may take, and of what ledger and seals may take after it. The next turn begins then. So the moment
-of an answer follows from when packages came and from what jobs say of themselves, never from how
-long another job's work took. Turns go by the earliest deadline; work with too little time left is
-declined, which follows from the same public moments. A turn that read no record ends at once.
-"""
+so a turn ends not with the work but at a moment that was public before: the end of what work may
+take, and of what ledger and seals may take after it. So the moment of an answer follows from when
+packages came and from what jobs say of themselves, never from how long another job's work took.
+Turns go by the earliest deadline; work with too little time left is declined, which follows from
+the same public moments. A turn that read no record ends at once."""
 
 from __future__ import annotations
 
@@ -58,11 +57,9 @@ class OpenPackage:
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """The package; None if no stanza was for this device.
-
-    `chance` in [0, 1), the job's `budget_s` (0: not known) and the duration of its trial on made-up
-    records (`needed_s`) fix the moment of the answer; all are known before any record is read.
-    """
+    """The package; None if no stanza was for this device. `chance` in [0, 1), the job's `budget_s`
+    (0: not known) and the duration of its trial on made-up records (`needed_s`) fix the moment of
+    the answer before any record is read."""
 
     package: Package | None
     chance: float = 0.0
@@ -72,12 +69,10 @@ class OpenedPackage:
 
 @dataclass(frozen=True)
 class ComputeAnswer:
-    """Consent, infer, train, price, seal; result `SealedAnswer` or `NoAnswer`.
-
-    Work on records ends `allowed_s` after `begun_s` (the machine's time) at the latest; at
-    `closes_s` nobody waits for an answer any more. `round_key` and `proxy_memory` are the proxy's
-    of this round (`RoundKey`), where segments are masked.
-    """
+    """Consent, infer, train, price, seal; result `SealedAnswer` or `NoAnswer`. Work on records ends
+    `allowed_s` after `begun_s` (machine time) at the latest; at `closes_s` nobody waits for an
+    answer any more. `round_key` and `proxy_memory` are the proxy's (`RoundKey`), where segments are
+    masked."""
 
     manifest: m.Manifest
     package: Package
@@ -89,16 +84,13 @@ class ComputeAnswer:
 
     @property
     def until_s(self) -> float:
-        """The machine's time at which the work must have ended."""
         return self.begun_s + self.allowed_s
 
 
 @dataclass(frozen=True)
 class SealDummies:
-    """Seal a dummy upload for cover traffic; result `SealedAnswer` or `NoAnswer`.
-
-    It contains nothing of the device, so no ledger knows of it.
-    """
+    """Seal a dummy upload for cover traffic, of which no ledger knows; result `SealedAnswer` or
+    `NoAnswer`."""
 
     manifest: m.Manifest
     round_key: bytes = b""
@@ -106,11 +98,9 @@ class SealDummies:
 
 @dataclass(frozen=True)
 class SealedAnswer:
-    """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
-
-    `at_once`: no record had a part in it, so that it need not wait for its moment. `deposit` is for
-    the upload's header, `seed` that of the masks, sealed to the proxy.
-    """
+    """The priced, sealed segments, in the order of `groups`, each with its mark (`segment_mark`).
+    `at_once`: no record had a part in it, so it need not wait for its moment. `deposit` is for the
+    upload's header; `seed`, sealed to the proxy, that of the masks."""
 
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -124,8 +114,8 @@ class SealedAnswer:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Nothing will be sent; `why` is for the owner's console only, `cause` (one of
-    `DECLINE_CAUSES`) for the proxy too."""
+    """Nothing will be sent; `why` is for the owner's console, `cause` (of `DECLINE_CAUSES`) for the
+    proxy too."""
 
     why: str
     cause: str = "fit"
@@ -136,10 +126,8 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class ManifestMark:
-    """The newest manifest of a job, so that an older or a second one is refused.
-
-    `settled`: the device is done with this attempt, and does not take it up again.
-    """
+    """The newest manifest of a job, so that an older or a second one is refused. `settled`: the
+    device is done with this attempt."""
 
     at: m.ExchangeId
     manifest_digest: bytes
@@ -148,8 +136,8 @@ class ManifestMark:
 
 @dataclass(frozen=True)
 class OutboxPut:
-    """A sealed upload, sent until the round closes. `marks` are those of its segments, in order;
-    `held`: the proxy acknowledged it. A dummy has no receipt."""
+    """A sealed upload, sent until the round closes; `marks` of its segments in order. `held`: the
+    proxy acknowledged it. A dummy has no receipt."""
 
     at: m.ExchangeId
     header: m.Envelope
@@ -172,10 +160,8 @@ Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
 
 @dataclass(frozen=True)
 class OutboxDrop:
-    """The upload is not needed any more, and its attempt is settled.
-
-    `counted`, `partial`, `missing`: the round's record names all of its segments, some, or none.
-    """
+    """The upload is not needed any more, its attempt is settled. `counted`, `partial`, `missing`:
+    the round's record names all of its segments, some, or none."""
 
     at: m.ExchangeId
     outcome: Outcome
@@ -234,26 +220,23 @@ BUSY = "the box computes for other jobs for too long"
 
 @dataclass(frozen=True)
 class Moment:
-    """Of one answer, in the machine's time: work may take `allowed_s` from `begun_s` on, and its
-    result leaves at `leaves_s`. Without a budget both are free."""
+    """Of one answer, in machine time: work may take `allowed_s` from `begun_s` on; its result
+    leaves at `leaves_s`. Without a budget both are free."""
 
     begun_s: float = 0.0
     allowed_s: float = math.inf
     leaves_s: float = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until it leaves."""
         return max(0.0, self.leaves_s - now_s)
 
 
 @dataclass(frozen=True)
 class AnswerWindow:
-    """What the moment of an answer follows from, all of it known before a record is read.
-
-    The package came at `begun_s`. `budget_s` is the job's (0: a job that is not known here),
-    `cover_s` the window of cover traffic (0: there is none), `chance` a draw from [0, 1). The round
-    closes at `closes_s`, and an answer takes this box `needed_s` on made-up records.
-    """
+    """What the moment of an answer follows from, all known before a record is read. The package
+    came at `begun_s`. `budget_s` is the job's (0: unknown), `cover_s` the window of cover traffic
+    (0: none), `chance` from [0, 1). The round closes at `closes_s`; an answer takes this box
+    `needed_s` on made-up records."""
 
     begun_s: float = 0.0
     budget_s: float = 0.0
@@ -263,11 +246,9 @@ class AnswerWindow:
     needed_s: float = 0.0
 
     def moment(self, start_s: float) -> Moment:
-        """The moment of an answer whose work begins at `start_s`, not before `begun_s`.
-
-        Under cover all answers and dummies leave in the window's second half, so its first half is
-        all there is for work, whenever it begins; without it the moment moves with the beginning.
-        """
+        """The moment of an answer whose work begins at `start_s`, not before `begun_s`. Under cover
+        all answers and dummies leave in the window's second half, so its first half is all there is
+        for work, whenever it begins; without cover the moment moves with the beginning."""
         if self.cover_s:
             half_s = self.cover_s / 2
             least_s = min(self.budget_s or half_s, half_s)
@@ -287,12 +268,10 @@ class AnswerWindow:
 
 
 class CoverTraffic:
-    """Cover traffic, as the proxy asked for it last; each round begins with a copy.
-
-    It is not kept: the proxy asks after each hello and before each round. No message ends it, since
-    an old one could be played again: it ends with the first round on a new link on which it was not
-    asked for again.
-    """
+    """Cover traffic, as the proxy asked for it last; each round begins with a copy. It is not kept:
+    the proxy asks after each hello and before each round. No message ends it, since an old one
+    could be played again: it ends with the first round on a new link on which it was not asked for
+    again."""
 
     def __init__(self) -> None:
         self._window_s = self._span_s = self._begun_s = self._heard_s = 0.0
@@ -300,7 +279,6 @@ class CoverTraffic:
 
     @property
     def on(self) -> bool:
-        """Every round is answered, by dummies where there is nothing to say."""
         return self._window_s > 0
 
     def connected(self) -> None:
@@ -308,11 +286,9 @@ class CoverTraffic:
         self._said = False
 
     def asked(self, cover: m.Cover) -> None:
-        """From now on, uploads leave within this window."""
         self._window_s, self._said = cover.window_s, True
 
     def heard_of(self, now_s: float) -> None:
-        """A round's manifest is here."""
         self._heard_s = now_s
         if not self._said:
             self._window_s = 0.0
@@ -323,7 +299,6 @@ class CoverTraffic:
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
     def window(self, manifest: m.Manifest, opened: OpenedPackage) -> AnswerWindow:
-        """What the moment of an answer to the package follows from."""
         closes_s = self._heard_s + manifest.deadline_s
         budget_s, chance, needed_s = opened.budget_s, opened.chance, opened.needed_s
         return AnswerWindow(self._begun_s, budget_s, self._span_s, chance, closes_s, needed_s)
@@ -372,14 +347,12 @@ INLINE_PACKET_BYTES = 16384
 
 
 def timer_name(what: str, job_id: bytes) -> str:
-    """The name of a job's own timer."""
     return f"{what}/{job_id.hex()}"
 
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """What the parts of a device's machine share. `round_keys` are the proxy's of rounds that it
-    will offer next, the newest of each job."""
+    """What the parts of a device's machine share. `round_keys`: the proxy's newest, by job."""
 
     signer: m.Signer
     memory: DeviceMemory
@@ -388,16 +361,13 @@ class DeviceContext:
     round_keys: dict[bytes, m.RoundKey] = field(default_factory=dict)
 
     def round_key(self, manifest: m.Manifest) -> m.RoundKey | None:
-        """The proxy's key of this round, if it was told."""
         known = self.round_keys.get(manifest.at.job_id)
         return known if known is not None and known.at == manifest.at else None
 
 
 class DeviceRound:
-    """State, manifest and upload of a job's round; `memory.uploads` keeps the upload.
-
-    Two timers of the job's own (`timer_name`): `deadline` and `resend`.
-    """
+    """State, manifest and upload of a job's round; `memory.uploads` keeps the upload. Two timers of
+    the job's own (`timer_name`): `deadline` and `resend`."""
 
     def __init__(self, job_id: bytes, context: DeviceContext, cover: CoverTraffic) -> None:
         self.job_id, self.cover, self._context = job_id, cover, context
@@ -414,7 +384,6 @@ class DeviceRound:
 
     @property
     def item(self) -> OutboxPut | None:
-        """The upload, if there is one."""
         return self._memory.uploads.get(self.job_id)
 
     @property
@@ -425,7 +394,6 @@ class DeviceRound:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left of it."""
         return self.state is DeviceState.IDLE and self.item is None
 
     @property
@@ -451,10 +419,8 @@ class DeviceRound:
     # --- the manifest ---
 
     def is_new(self, mark: ManifestMark) -> bool:
-        """Whether to take this round up; False while at it, and once it is settled.
-
-        Raises ProtocolError `replayed_round` or `forked_manifest`.
-        """
+        """Whether to take this round up; False while at it, and once it is settled. Raises
+        ProtocolError `replayed_round` or `forked_manifest`."""
         at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
         if seen is None:
             return True
@@ -477,7 +443,6 @@ class DeviceRound:
         return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
 
     def complete(self, manifest: m.Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
-        """The package is here."""
         self._step("complete")
         self.cover.begin(manifest, now_s)
         return [fx.Work(OpenPackage(manifest, data))]
@@ -564,12 +529,25 @@ class DeviceRound:
             self._step("declined")
         return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
 
-    def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
-        """An answer is ready: keep it and send it, at its moment.
+    def answered(
+        self, manifest: m.Manifest, answer: object, now_s: float, *, dummies: bool = False
+    ) -> list[fx.Effect]:
+        """The host's answer to the package, or its `dummies`."""
+        if isinstance(answer, SealedAnswer):
+            return self.sealed(manifest, answer, now_s)
+        match answer:
+            case NoAnswer(why=why, cause=cause):
+                pass
+            case fx.WorkFailed(reason=why):
+                cause = "fault"
+            case _:
+                return []
+        return self.uncovered(manifest, why) if dummies else self.declined(manifest, why, cause)
 
-        Until then it is nowhere but in memory: a dummy is ready at once, and on disk it would
-        outlive a restart where an answer that is still computed does not.
-        """
+    def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
+        """Keep an answer that is ready, and send it at its moment. Until then it is in memory
+        alone: a dummy is ready at once, and on disk it would outlive a restart where an answer
+        still computed does not."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
         self._step("sealed")
@@ -583,7 +561,6 @@ class DeviceRound:
     # --- the upload ---
 
     def _put(self, at: m.ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
-        """Store a sealed answer, then send it."""
         self._waiting, memory, signer = None, self._memory, self._context.signer
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
@@ -595,10 +572,7 @@ class DeviceRound:
         return [fx.Persist(item), *self._send()]
 
     def _send(self) -> list[fx.Effect]:
-        """Offer the upload, whole if it is small, and set the time of the next offer.
-
-        The proxy asks for the parts of a larger one when it has room for them.
-        """
+        """Offer the upload, whole if it is small; the proxy asks for parts of a larger one."""
         item, settings = self.item, self._settings
         if item is None:
             return []
@@ -693,7 +667,6 @@ class DeviceRound:
     # --- its end ---
 
     def job_closed(self) -> list[fx.Effect]:
-        """The job has ended."""
         self._step("closed")
         self.manifest = self._package = None
         timers = [fx.CancelTimer(self._resend), fx.CancelTimer(self._deadline)]
@@ -750,17 +723,14 @@ class DeviceRounds:
         return found
 
     def with_upload(self, digest: bytes) -> DeviceRound | None:
-        """The one whose upload has this blob."""
         for round_ in self:
             if (item := round_.item) is not None and item.upload.blob.digest == digest:
                 return self.of(round_.job_id)
         return None
 
     def take_up(self, job_id: bytes) -> DeviceRound:
-        """The job's, made where there is none; of too many one that is over goes.
-
-        Raises ProtocolError `too_many_rounds`.
-        """
+        """The job's, made where there is none; of too many one that is over goes. Raises
+        ProtocolError `too_many_rounds`."""
         if found := self.of(job_id):
             return found
         if len(self._rounds) >= self.context.settings.jobs:
@@ -779,16 +749,13 @@ class DeviceRounds:
 
     @property
     def under_way(self) -> bool:
-        """Whether the device still owes one of them something."""
         return any(round_.under_way for round_ in self)
 
     def connected(self) -> list[fx.Effect]:
-        """The link is up (again)."""
         self._cover.connected()
         return [effect for round_ in self for effect in round_.connected()]
 
     def cover_asked(self, cover: m.Cover) -> None:
-        """From now on, uploads leave within this window."""
         for one in (self._cover, *(round_.cover for round_ in self)):
             one.asked(cover)
 

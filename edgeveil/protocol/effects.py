@@ -78,8 +78,8 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class PeerSigned:
-    """What this peer says is signed with the key that is pinned for it again; or, with `known`
-    false, with another: its state folder is another than it was, or somebody else speaks."""
+    """This peer signs with the key that is pinned for it again; or, with `known` false, with
+    another: its state folder is another than it was, or somebody else speaks."""
 
     peer: Address
     known: bool
@@ -154,10 +154,8 @@ class Send:
 
 @dataclass(frozen=True)
 class TakeTrust:
-    """Work of any role: verify metadata of the root's, and go forward to it.
-
-    Outcome `PeerKeys`, or `WorkFailed`.
-    """
+    """Work of any role: verify metadata of the root's, and go forward to it. Outcome `PeerKeys` or
+    `WorkFailed`."""
 
     metadata: TrustMetadata
 
@@ -187,9 +185,7 @@ class Persist:
 @dataclass(frozen=True)
 class Work:
     """Something slow or random, done by the host off the event loop; comes back as `WorkDone`.
-
-    `at` is what it is about, where the machine itself is about several jobs.
-    """
+    `at`: the round that it is about, where the machine has several jobs."""
 
     task: object
     at: ExchangeId | None = None
@@ -197,10 +193,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A message was refused: counted by reason, logged at most once a minute and reason.
-
-    `sender`, where somebody else's word showed what is wrong with it.
-    """
+    """A message was refused: counted by reason, logged at most once a minute and reason. `sender`,
+    where somebody else's word showed what is wrong with it."""
 
     reason: str
     sender: Address | None = None
@@ -208,10 +202,8 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Report:
-    """Something a person may want to see. Never holds a secret, a sample or a device's name.
-
-    `at` is what it is about, where the machine itself is about several jobs.
-    """
+    """Something a person may want to see. Never holds a secret, a sample or a device's name. `at`
+    as in `Work`."""
 
     what: str
     data: Mapping[str, object] = field(default_factory=dict)

@@ -2,14 +2,12 @@
 
 Five messages travel: `Offer` announces a blob (and carries it when it is small), `BlobPart` carries
 a piece of one, `Need` asks for pieces again, `Note` is a small signed statement, `TrustMetadata`
-what the offline root has signed. What an offer
-or a note says stands in a *header* or *body* inside a signed `Envelope`, so identity and integrity
-never depend on the broker.
+what the offline root has signed. Offers and notes have a *header* or *body* in a signed `Envelope`,
+so identity and integrity never depend on the broker.
 
-Messages are frozen and compact (arrays, not maps). All validation of form happens here, once: a
-frame is one version byte and a msgpack array, its size is checked before anything is parsed, and an
-array or string header longer than the frame is refused by the parser before memory is taken. Where
-these texts say *round* they mean one exchange, be it a training round or a preparatory one.
+All validation of form happens here, once: a frame is one version byte and a msgpack array, its size
+is checked before anything is parsed, and an array or string header longer than the frame is refused
+before memory is taken. A *round* is one of preparation, of training or of evaluation.
 """
 
 from __future__ import annotations
@@ -64,10 +62,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    """A blob exists. `data` is the whole blob if it fits in this packet, else empty.
-
-    `beside`: its sender can hand it over beside the broker, and sends no part unasked.
-    """
+    """A blob exists. `data` is the whole blob if it fits in this packet, else empty. `beside`: its
+    sender can hand it over beside the broker, and sends no part unasked."""
 
     header: Envelope
     data: bytes = b""
@@ -84,10 +80,7 @@ class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Please send these parts (again). The length bounds the credit one request takes.
-
-    `beside`: or say where the blob lies (`BlobAt`), where that is beside the broker.
-    """
+    """Please send these parts (again); or, with `beside`, say where the blob lies (`BlobAt`)."""
 
     blob: Digest
     indices: Annotated[tuple[Count, ...], Meta(max_length=64)]
@@ -101,10 +94,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
 
 
 class TrustMetadata(msgspec.Struct, frozen=True, array_like=True, tag="trust"):
-    """Root documents in their order, and the newest delegations (may be empty): TUF metadata.
-
-    They are signed by the root's keys: who hands them on cannot change them.
-    """
+    """Root documents in their order, and the newest delegations (may be empty), as TUF metadata:
+    signed by the root's keys, so who hands them on cannot change them."""
 
     roots: Annotated[tuple[bytes, ...], Meta(max_length=64)]
     delegations: bytes
@@ -117,10 +108,8 @@ Message = Offer | BlobPart | Need | Note | TrustMetadata
 
 
 class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
-    """Which exchange of which job, by its index, and which attempt at it.
-
-    A job has preparatory exchanges and training rounds; the index counts them all, from 1.
-    """
+    """Which round of which job (counted from 1, those of preparation too), and which attempt at
+    it."""
 
     job_id: JobId
     exchange: Count
@@ -128,7 +117,7 @@ class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def numbers(self) -> bytes:
-        """Exchange and attempt as seals are bound to them, 4 bytes each, big-endian."""
+        """Round and attempt as seals are bound to them, 4 bytes each, big-endian."""
         return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
@@ -149,8 +138,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
 
 class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A group, by its index, whose segments are vectors of `count` integers mod 2^`bits` under
-    masks. Who uploads one masked group uploads them all.
-    """
+    masks. Who uploads one masked group uploads them all."""
 
     group: Count
     count: Annotated[int, Meta(ge=1, le=2**31)]
@@ -169,23 +157,20 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
 
     The blob is `stanza_bytes` of sealed content keys, then the AEAD stream of the package.
     `commitment` binds the content key and `package_digest` the plaintext, so that two devices
-    cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this
-    round alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud:
-    an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
-    over in the order in which they came. `masked` are the groups that are summed under masks; the
-    uploads are then dealt into `sets`, each of which is summed by itself. `data_set` is that of a
-    release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version). `pieces`, where not
-    everybody is selected, are the blob's stanzas and its stream, each as a blob of its own: who
-    finds no stanza needs no stream. Where there are several `buckets`, each is a part of the first
-    piece, and a device needs that of its own key alone (`edgeveil.crypto.buckets`). `check` is the
-    commitment to the factors by which masks are checked (`CheckMasks`; empty: none are).
+    cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this round
+    alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud. Unless
+    `shuffled`, the proxy hands uploads over in the order in which they came. `masked` groups are
+    summed under masks, the uploads dealt into `sets`, each summed by itself. `data_set` is a
+    release's tag (`data_set_tag`; empty: by an earlier version). `pieces`, where not everybody is
+    selected, are the blob's stanzas and its stream as blobs of their own: who finds no stanza needs
+    no stream. Of several `buckets` each is a part of the first piece, and a device needs that of
+    its own key alone (`edgeveil.crypto.buckets`). `check` commits to the factors by which masks are
+    checked (`CheckMasks`; empty: none are).
 
     A job's says what its last broadcast will be, so that it is refused before anybody pays for it:
-    the release's `data_set`, the most bytes beside stanzas that a round's package or the release
-    has (`broadcast_bytes`), and a device's upload (`upload_bytes`), and in `release_proof` that the
-    cloud has the key for releases (`proof_of_releases`; 0 and empty: by a cloud of an earlier
-    version).
-    """
+    the release's `data_set`, the most bytes beside stanzas of a round's package or the release
+    (`broadcast_bytes`), of a device's upload (`upload_bytes`), and in `release_proof` that the
+    cloud has the key for releases (`proof_of_releases`; 0 and empty: by an earlier version)."""
 
     kind: Literal["job", "round", "release"]
     at: ExchangeId
@@ -227,10 +212,8 @@ def known_number(number: int) -> int:
 
 
 def data_set_tag(name: str) -> bytes:
-    """What a release's manifest says of its data set, 16 bytes: equal names have equal tags.
-
-    The proxy tells by it which release takes the place of which. It hides no name that is guessed.
-    """
+    """The tag of a data set in manifests, 16 bytes: the proxy tells by it which release replaces
+    which. It hides no name that is guessed."""
     return hashlib.sha256(context(DATA_SET, name.encode())).digest()[:DATA_SET_TAG_BYTES]
 
 
@@ -239,11 +222,9 @@ SEALED_SEED_BYTES = KEY_BYTES + SEAL_OVERHEAD_BYTES
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
-    """A device's sealed segments: the blob holds the groups listed, in that order.
-
-    The proxy keeps number and deposit, and gives them back to a device that lost them (`Behind`).
-    `seed` is that of the masks, sealed to the proxy's key of the round; empty without masks.
-    """
+    """A device's sealed segments: the blob holds the groups listed, in that order. The proxy keeps
+    number and deposit, and gives them back to a device that lost them (`Behind`). `seed` is that of
+    the masks, sealed to the proxy's key of the round; empty without masks."""
 
     at: ExchangeId
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
@@ -254,14 +235,11 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own.
-
-    Of a manifest that is not `shuffled` they stand in the order in which uploads came. Those of
-    masked groups are shuffled together: each upload has one place in all of them. With a `stream`
-    they come first, one upload after the other: the blob begins with what `Arrived` called so.
-    `causes` counts the declined by `DECLINE_CAUSES`, in that order; the rest named no cause.
-    `offline` is the number of admitted devices that were not connected (-1: unknown).
-    """
+    """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own,
+    masked groups together. Not `shuffled`, they stand in the order of arrival. With a `stream` the
+    blob begins with what `Arrived` called so, one upload after the other. `causes` counts the
+    declined by `DECLINE_CAUSES`; the rest named none. `offline` counts the admitted devices that
+    were not connected (-1: unknown)."""
 
     at: ExchangeId
     uploads: Count
@@ -277,12 +255,10 @@ MOST_PIECES = 16  # of a round's record
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The round is closed: the blob lists the mark of every accepted segment, sorted.
-
-    `pieces` are the blob cut by the first bits of the marks, each as a blob of its own: a device
-    asks for the one in which its mark would stand (`edgeveil.protocol.transfer`). None: a
-    party of an earlier version takes part, and the whole is pushed.
-    """
+    """The round is closed: the blob lists the mark of every accepted segment, sorted. `pieces` are
+    the blob cut by the first bits of the marks: a device asks for the one in which its mark would
+    stand (`edgeveil.protocol.transfer`). None: a party of an earlier version takes part, and the
+    whole is pushed."""
 
     at: ExchangeId
     accepted: Count
@@ -291,18 +267,14 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
 
     @property
     def kind(self) -> Literal["commit"]:
-        """As a manifest's: what this broadcast is."""
         return "commit"
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
-    """The public sealing keys of all admitted devices, sorted, and nothing else about them.
-
-    `epoch` grows with every change of one registry, which `lineage` names (empty: by a proxy of an
-    earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is
-    what each of these devices knows, as its hello says; from 2 on, the proxy hands out the pieces
-    of a round's record besides.
-    """
+    """The public sealing keys of all admitted devices, sorted, and nothing else about them. `epoch`
+    grows with every change of one registry, which `lineage` names (empty: by an earlier version).
+    From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is what all these
+    devices know; from 2 on, the proxy hands out pieces of records besides."""
 
     epoch: Annotated[int, Meta(ge=0, le=2**62)]
     blob: Blob
@@ -312,10 +284,9 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
 
 class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
-    """The proxy's answer to `Unmask`, which `question` names: for each masked group the sum of the
-    masks of those uploads, packed, and of their checks. Or to `CheckMasks`: of each upload, in the
-    batch's order, for each masked group the check of its mask, 8 bytes, big-endian.
-    """
+    """The proxy's answer to the `question` `Unmask`: for each masked group the sum of the masks of
+    those uploads, packed, and of their checks. Or to `CheckMasks`: of each upload, in the batch's
+    order, for each masked group the check of its mask, 8 bytes, big-endian."""
 
     at: ExchangeId
     question: Digest
@@ -338,13 +309,10 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A device is there; said again until the proxy acknowledges it and sends what is open.
-
-    With the versions of the root and the delegations that it knows: the proxy sends newer ones.
-    Zeros where it pins keys one by one, or is of an earlier version. `answered` is the number of
-    its newest answer; below zero, it does not count them. `knows` grows with what may be said to it
-    alone: from 1 on, stanzas in buckets.
-    """
+    """A device is there; repeated until the proxy acknowledges it and sends what is open. The proxy
+    sends newer metadata than these versions (zeros: keys are pinned one by one). `answered` is the
+    number of its newest answer (below zero: it counts none). `knows` grows with what may be said to
+    it alone: from 1 on, stanzas in buckets."""
 
     device: DeviceId
     root_version: Count = 0
@@ -360,11 +328,8 @@ KNOWS_CHECKS = 3  # the proxy answers checks of masks, by factors that devices h
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The signer has (again) come.
-
-    The proxy's asks every device for a hello, spread over `spread_s`; the cloud's asks the proxy
-    for the roster.
-    """
+    """The signer has (again) come. The proxy's asks every device for a hello, spread over
+    `spread_s`; the cloud's asks the proxy for the roster."""
 
     spread_s: Seconds
 
@@ -383,12 +348,9 @@ class JobDeposit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
-    """The proxy's answer to a hello that counts fewer answers than this identity has given: what
-    says so is a copy, or was put back from one.
-
-    `jobs` are those answered since, up to answer number `answered`; not `whole`: there may have
-    been others. What is still missing then, the next hello brings.
-    """
+    """The proxy's answer to a hello that counts fewer answers than this identity has given: a copy,
+    or put back from one. `jobs` are those answered since, up to answer number `answered`; not
+    `whole`: there may have been others, which the next hello brings."""
 
     hello: Digest
     answered: Answers
@@ -398,18 +360,15 @@ class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
     """The proxy asks for cover traffic: every device answers every round, the unselected with
-    dummies, each at a uniformly random moment of the second half of `window_s`.
-    """
+    dummies, at a uniformly random moment of the second half of `window_s`."""
 
     window_s: Annotated[float, Meta(gt=0, le=10 * 86400)]
 
 
 class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
-    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks.
-
-    `memory` names the proxy's memory of what it unmasked: one that was lost or put back from a
-    backup has another (empty: a proxy of an earlier version).
-    """
+    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks. `memory`
+    names the proxy's memory of what it unmasked: one that was lost or put back has another name
+    (empty: an earlier version)."""
 
     at: ExchangeId
     key: Key
@@ -417,11 +376,9 @@ class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
 
 
 class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
-    """The cloud asks for the sums of the masks of those uploads of a batch that it counts.
-
-    `chosen` has a bit for each upload that has masked groups, in the batch's order: the first one's
-    is the lowest of the first byte. A round is unmasked for one choice, and never for a second.
-    """
+    """The cloud asks for the sums of the masks of those uploads of a batch that it counts. `chosen`
+    has a bit for each upload that has masked groups, in the batch's order, lowest bit first. A
+    round is unmasked for one choice, and never for a second."""
 
     at: ExchangeId
     batch: Digest
@@ -430,8 +387,7 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
 
 class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks"):
     """The cloud asks for the check of each mask of a batch that is durable, and discloses the key
-    of the factors, to which the round's manifest commits.
-    """
+    of the factors, to which the round's manifest commits."""
 
     at: ExchangeId
     batch: Digest
@@ -439,9 +395,8 @@ class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks")
 
 
 class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
-    """The cloud says which uploads of a batch no honest device sends, as `Unmask` says its choice:
-    for the proxy's operator to see, and of no other effect.
-    """
+    """Uploads of a batch that no honest device sends, by places as in `Unmask`: for the proxy's
+    operator to see, and of no other effect."""
 
     at: ExchangeId
     batch: Digest
@@ -449,11 +404,9 @@ class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
-    """Of an open round the masked segments of some uploads are there: the front of its batch.
-
-    The digest of `blob` is but a name, by which its whole parts may be asked for: what comes later
-    only makes it longer, and the batch that has it as its `stream` begins with it.
-    """
+    """The front of an open round's batch is there, in masked segments. The digest of `blob` is but
+    a name, by which its whole parts may be asked for: what comes later only makes it longer, and
+    the batch that has it as its `stream` begins with it."""
 
     at: ExchangeId
     blob: Blob
@@ -466,11 +419,9 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
 
 
 class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
-    """A selected device will not answer this round.
-
-    `cause` is one of `DECLINE_CAUSES`, or "" (an earlier version). It follows from the job, the
-    owner's settings and the ledger, never from a record; the reason in words stays on the console.
-    """
+    """A selected device will not answer this round. `cause` is one of `DECLINE_CAUSES`, or "" (an
+    earlier version). It follows from the job, the owner's settings and the ledger, never from a
+    record."""
 
     at: ExchangeId
     cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""
@@ -487,8 +438,8 @@ class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
 
 
 class LinkState(msgspec.Struct, frozen=True, array_like=True, tag="linkstate"):
-    """The proxy's word to the cloud on its link to the devices' broker, when it changes and when
-    the cloud comes: what no device can answer is no attempt."""
+    """The proxy's link to the devices' broker, when it changes and when the cloud comes: what no
+    device can answer is no attempt."""
 
     up: bool
 
@@ -508,9 +459,7 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 
 class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="newsealingkey"):
     """A device's sealing key is another one from now on; its identity, who signs this, stays.
-
-    `number` grows from key to key, so that an older one cannot be brought back.
-    """
+    `number` grows from key to key, so that an older one cannot be brought back."""
 
     device: DeviceId
     sealing: Key
@@ -526,9 +475,7 @@ Sequences = Annotated[
 
 class ReleaseReport(msgspec.Struct, frozen=True, array_like=True, tag="releasereport"):
     """What became of a release on this device, sealed for the cloud: once for each broadcast.
-
-    Every device says one, those that could not open the release a dummy of the same size.
-    """
+    Devices that could not open it send a dummy of the same size."""
 
     at: ExchangeId
     sealed: SealedReport
@@ -542,11 +489,9 @@ class ReleaseReports(msgspec.Struct, frozen=True, array_like=True, tag="releaser
 
 
 class ReleaseStatement(msgspec.Struct, frozen=True, array_like=True, tag="releasestatement"):
-    """The cloud's word on all its releases, by their sequence; a larger `number` replaces it.
-
-    Those `renewed` are good until `expires_s` (since 1970). Who has one of those `withdrawn` goes
-    back to the release before. Signed with the key for releases.
-    """
+    """The cloud's word on all its releases, by their sequence; a larger `number` replaces it. Those
+    `renewed` are good until `expires_s` (since 1970). Who has one of those `withdrawn` goes back to
+    the release before. Signed with the key for releases."""
 
     number: Annotated[int, Meta(ge=0, le=2**62)]
     expires_s: Annotated[float, Meta(ge=0, le=2**40)]
@@ -620,10 +565,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes, limit_bytes: int) -> Message:
-    """The message of a frame.
-
-    Raises ProtocolError `oversized`, `unknown_version` or `malformed`.
-    """
+    """The message of a frame. Raises ProtocolError `oversized`, `unknown_version` or
+    `malformed`."""
     if len(frame) > limit_bytes:
         raise ProtocolError("oversized", f"{len(frame)} bytes where {limit_bytes} are allowed")
     if not frame or frame[0] != VERSION:
@@ -665,7 +608,6 @@ class Signer:
 
     @property
     def key(self) -> SigningKey:
-        """The one in use."""
         return self._key
 
     def use(self, key: SigningKey) -> None:
@@ -673,15 +615,12 @@ class Signer:
         self._key = key
 
     def header(self, header: Header) -> Envelope:
-        """The signed header of an offer."""
         return self._envelope(HEADER, encode_inner(header))
 
     def offer(self, header: Header, data: bytes = b"") -> Offer:
-        """An offer of the blob that the header names."""
         return Offer(self.header(header), data)
 
     def note(self, body: Body) -> Note:
-        """A signed statement."""
         return Note(self._envelope(BODY, encode_inner(body)))
 
     def _envelope(self, label: bytes, payload: bytes) -> Envelope:
@@ -694,10 +633,8 @@ def proof_of_releases(job: Manifest) -> bytes:
 
 
 def check_signature(envelope: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
-    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this.
-
-    `key` is None for a signer that nobody admitted; `label` says as what it was signed.
-    """
+    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this under `label`;
+    `key` is None for a signer that nobody admitted."""
     if key is None or envelope.signer != signer:
         raise ProtocolError("unknown_signer")
     if not verify(key, label, envelope.payload, envelope.signature):
@@ -721,12 +658,10 @@ def verified_body(envelope: Envelope, signer: str, key: VerifyKey | None) -> Bod
 
 @dataclass(frozen=True)
 class PeerKeys:
-    """The keys that others speak with, as far as a party believes them now; None: nobody does.
-
-    `epoch` grows whenever a key of the cloud's is replaced: its numbers begin anew then. `lineage`
-    names the registry whose rosters count (empty: the first one seen). `versions` are those of the
-    root and the delegations that say so, zeros where keys are pinned one by one.
-    """
+    """The keys that a party believes now; None: nobody speaks as this one. `epoch` grows whenever a
+    key of the cloud's is replaced: its numbers begin anew then. `lineage` names the registry whose
+    rosters count (empty: the first one seen). `versions` of root and delegations, zeros where keys
+    are pinned one by one."""
 
     cloud: VerifyKey | None = None
     proxy: VerifyKey | None = None
@@ -741,10 +676,8 @@ class PeerKeys:
         return cls(cloud, proxy, cloud)
 
     def cloud_header(self, envelope: Envelope) -> Header:
-        """The header that the cloud signed, a release with its key for these.
-
-        Raises as `verified_header`.
-        """
+        """The header that the cloud signed, a release with its key for these. Raises as
+        `verified_header`."""
         if self.cloud == self.releases:
             return verified_header(envelope, "cloud", self.cloud)
         try:
@@ -765,10 +698,8 @@ class PeerKeys:
         )
 
     def cloud_body(self, envelope: Envelope) -> Body:
-        """The body that the cloud signed, a statement on releases with its key for these.
-
-        Raises as `verified_body`.
-        """
+        """The body that the cloud signed, a statement with its key for releases. Raises as
+        `verified_body`."""
         stated = isinstance(decode_body(envelope), ReleaseStatement)
         return verified_body(envelope, "cloud", self.releases if stated else self.cloud)
 
@@ -780,11 +711,9 @@ REPORT_BYTES = HEALTH.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
 class ReleaseOutcome(Enum):
-    """What became of a release on one device; its value is what the sealed report says.
-
-    It follows from the release, the owner's policy and a trial on made-up records. No record has a
-    part in it, so it costs no ε; who adds an outcome must keep that true.
-    """
+    """What became of a release on one device; its value is what the sealed report says. It follows
+    from the release, the owner's policy and a trial on made-up records, so it costs no ε; who adds
+    an outcome must keep that true."""
 
     IN_USE = "in_use"
     REFUSED_BY_CHECK = "refused_by_check"
@@ -798,7 +727,6 @@ class ReleaseOutcome(Enum):
         return self not in (ReleaseOutcome.IN_USE, ReleaseOutcome.REFUSED_BY_POLICY)
 
     def to_bytes(self) -> bytes:
-        """The plaintext of the report."""
         return self.value.encode()
 
     @classmethod

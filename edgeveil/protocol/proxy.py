@@ -64,11 +64,9 @@ class TrustDocuments(Protocol):
 
 @dataclass(frozen=True)
 class FindAnswered:
-    """Work: which jobs has this identity answered after answer number `since`; at most so many.
-
-    Result `Answered`. `hello` is the digest of the hello that asks, `known` the number of the
-    identity's newest answer.
-    """
+    """Work: which jobs, `most` at most, has this identity answered after answer `since`; result
+    `Answered`. `hello` is the digest of the hello that asks, `known` the number of the newest
+    answer."""
 
     device: str
     hello: bytes
@@ -132,13 +130,11 @@ class HelloRate:
         self._seen_s = self._next_s = 0.0
 
     def free(self, now_s: float) -> bool:
-        """Whether one more may be heard now."""
         self._room = min(self._most, self._room + (now_s - self._seen_s) * self._per_s)
         self._seen_s = now_s
         return self._room >= 1
 
     def heard(self) -> None:
-        """One was."""
         self._room -= 1
 
     def delay_s(self, now_s: float) -> float:
@@ -147,7 +143,7 @@ class HelloRate:
         return min(self._next_s - now_s, _LATEST_S)
 
     def put_off_s(self, now_s: float) -> float:
-        """For how long those who were put off may still be coming; 0 or less if they are not."""
+        """For how long those who were put off may still be coming; at most 0 if they are not."""
         return min(self._next_s - now_s, _LATEST_S)
 
 
@@ -253,7 +249,7 @@ class ProxyMachine:
             case PutBeside():
                 return self.rounds.laid_down(task, result)
             case GrantPut():
-                return self.uploads.may_be_put(task, result)
+                return self.uploads.grants.granted(task, result)
             case TakePut():
                 return self.uploads.taken(task, result)
             case SumMasks() | CheckSeeds():
@@ -290,22 +286,18 @@ class ProxyMachine:
 
     @property
     def offline(self) -> set[str] | None:
-        """Admitted devices that are not connected; None while they may be about to come."""
         return self._context.offline
 
     @property
     def spool_bytes(self) -> int:
-        """Disk taken by uploads and batches, or promised to uploads under way."""
         return self.rounds.spooled_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Disk taken by broadcasts, or promised to those under way."""
         return self.broadcasts.cached_bytes
 
     @property
     def credit_bytes(self) -> int:
-        """Bytes that devices were asked for and that have not come yet."""
         return self.uploads.credit.granted_bytes
 
     def asks(self, device: str) -> Asked | None:
@@ -314,7 +306,6 @@ class ProxyMachine:
 
     @property
     def open_rounds(self) -> int:
-        """Rounds that take uploads."""
         return len(self.rounds.open)
 
     def _presence(self) -> fx.Effect:
@@ -476,10 +467,8 @@ class ProxyMachine:
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 
     def _put_off(self, device: str, now_s: float) -> list[fx.Effect]:
-        """Ask for the same hello again, later.
-
-        Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
-        """
+        """Ask for the same hello again, later. Raises ProtocolError `unknown_signer` or
+        `hello_too_often`."""
         if self.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         self._count_hello(device, now_s)
@@ -500,11 +489,8 @@ class ProxyMachine:
         self._hellos[device] = since_s, count + 1
 
     def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
-        """A hello that is the device's own: it is there, and is told what it should know.
-
-        One that counts fewer answers than this identity gave is not heard before it counts them
-        too. Raises ProtocolError `hello_too_often`.
-        """
+        """A device is there, and is told what it should know, once it counts all answers of this
+        identity. Raises ProtocolError `hello_too_often`."""
         device, to, answered = hello.device, fx.DeviceAddress(hello.device), self.memory.answered
         newer = self._send_trust(to, hello.root_version, hello.trust_version)
         known = answered.get(device)
@@ -524,8 +510,8 @@ class ProxyMachine:
         return [*newer, *heard, *cover, *knows, *kept, *coming, self._presence()]
 
     def _answers(self, hello: m.Hello) -> list[fx.Effect]:
-        """How many it counts is remembered; that it counts them at all, or knew checks of masks
-        once, for good."""
+        """Remember how many it counts; for good, that it counts them at all, or knew checks of
+        masks."""
         if hello.answered < 0 and hello.knows < m.KNOWS_CHECKS:
             return []
         answered, counted = self.memory.answered, max(0, hello.answered)
@@ -554,10 +540,8 @@ class ProxyMachine:
     def _new_sealing_key(
         self, new: m.NewSealingKey, signed: m.Envelope, now_s: float
     ) -> list[fx.Effect]:
-        """A device's new sealing key, kept; the same note again is only answered.
-
-        Raises ProtocolError `new_key_too_often`: for each the cloud hears of all keys again.
-        """
+        """Keep a device's new sealing key; only answer the same note again. Raises ProtocolError
+        `new_key_too_often`: for each the cloud hears of all keys again."""
         digest = hashlib.sha256(signed.payload).digest()
         told = self._context.ack(fx.DeviceAddress(new.device), digest, "held")
         known, next_s = self._new_sealing.get(new.device, (b"", now_s))

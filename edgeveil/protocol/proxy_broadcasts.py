@@ -1,24 +1,21 @@
 """The cloud's broadcasts at the proxy: taken part by part, checked, kept, passed on.
 
-Theory of operation. A broadcast is one of four kinds: a job's announcement, a round, its commit
-record, a release. Of each there is one place (`_slot`), and a second, different text for a place is
-refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
-and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
-it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
-before of its data set, a round the job's earlier rounds, a commit record the job's record before,
-and what is still coming in gives way to what supersedes it. So a record outlives the next round,
-for who was away when it came. Where there is no room for the releases of so many data sets,
-the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
-bounds (`Serving`).
+Theory of operation. A broadcast is a job's announcement, a round, its commit record, or a release.
+Of each there is one place (`_slot`), and a second, different text for a place is refused as a fork.
+It comes part by part to the disk; when all is there the host checks the digest and makes it
+durable, and only then is it acknowledged, does a round open, and do devices hear of it: identical
+bytes for all. Only the newest stays (`_supersedes`): a release replaces the one before of its data
+set, a round the job's earlier rounds, a commit record the job's record before, and what is still
+coming in gives way to what supersedes it. So a record outlives the next round, for who was away
+when it came. Without room for the releases of so many data sets, the oldest give way. Devices that
+come late are told what is kept, and may ask for parts, within bounds (`Serving`).
 
-A device's report on a release is kept in memory alone, one for each device and release, and
-acknowledged when the cloud has it; until then the device says it again, so a proxy that starts anew
-loses nothing. Reports are handed over together, at least as many as a batch has, sorted by their
-ciphertext, and of no release that was sealed for fewer devices than a round selects: what the cloud
-counts is then never one device's. Every device reports, those that could not open the release a
-dummy, so who was among the first ones is not seen here. Of the cloud's statements on releases the
-newest is kept, passed on, and sent to whoever comes. A release that it withdraws is served no more.
-"""
+A device's report on a release is kept in memory alone and acknowledged when the cloud has it; until
+then the device says it again, so a proxy that starts anew loses nothing. Reports are handed over
+together, at least as many as a batch has, sorted by their ciphertext, and of no release that was
+sealed for fewer devices than a round selects: what the cloud counts is then never one device's. Of
+the cloud's statements on releases the newest is kept, passed on, and sent to whoever comes. A
+release that it withdraws is served no more."""
 
 from __future__ import annotations
 
@@ -144,7 +141,6 @@ class ProxyReleases:
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)]
 
     def look(self) -> list[fx.Effect]:
-        """The timer: hand over what waits, or what the cloud did not acknowledge, again."""
         out: list[fx.Effect] = []
         for at, reports in self._of.items():
             release = self._release(at)
@@ -229,12 +225,10 @@ class ProxyReleases:
         ]
 
     def welcome(self, device: str) -> list[fx.Effect]:
-        """What a device that came should know of releases."""
         note = self._context.memory.statement
         return [fx.Send(fx.DeviceAddress(device), note)] if note else []
 
     def withdrawn(self, header: m.Manifest) -> bool:
-        """Whether the cloud has taken this release back."""
         said = self._said()
         return said is not None and header.sequence in said.withdrawn
 
@@ -244,8 +238,8 @@ class ProxyReleases:
         return -1 if said is None else said.number
 
     def _said(self) -> m.ReleaseStatement | None:
-        """The newest statement; none where its key counts no more, for numbers begin anew then, or
-        where no cloud's clock can have given its number."""
+        """The newest statement, unless its key counts no more or no clock can have given its
+        number."""
         note = self._context.memory.statement
         with suppress(ProtocolError):
             said = self._context.keys.cloud_body(note.body) if note else None
@@ -268,10 +262,8 @@ SEALING_MS = 600_000  # between the number of a job's announcement and its comin
 
 
 class Broadcasts:
-    """What the cloud broadcasts, kept for devices. A complete round's manifest opens the round.
-
-    All of it lies on the disk; here are headers and marks of what has come.
-    """
+    """What the cloud broadcasts, kept on the disk for devices. A complete round's manifest opens
+    the round."""
 
     def __init__(
         self,
@@ -335,12 +327,9 @@ class Broadcasts:
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
     def _ended(self, signed: m.Envelope, header: m.BroadcastHeader) -> set[bytes]:
-        """The blobs that go where this broadcast is kept.
-
-        What it supersedes; with a release also those whose key counts no more; then releases of
-        other data sets, the oldest first, if they are too many or take room that it needs. The
-        newest of all releases stays.
-        """
+        """The blobs that go where this broadcast is kept: what it supersedes; with a release also
+        those whose key counts no more; then releases of other data sets, the oldest first, if they
+        are too many or take room that it needs. The newest of all releases stays."""
         kept, most = self._context.memory.kept, self._context.settings.releases_kept
         ended = {d for d, k in kept.items() if _supersedes(header, k.header)}
         releases = [d for d, k in kept.items() if k.header.kind == "release" and d not in ended]
@@ -362,7 +351,6 @@ class Broadcasts:
         return left + _cost_bytes(signed, header) <= self._context.settings.cache_bytes
 
     def _why_not(self, header: m.BroadcastHeader) -> str:
-        """The reason to refuse a broadcast, or an empty string."""
         kind = header.kind
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
@@ -389,10 +377,8 @@ class Broadcasts:
         return self._masks.why_not(header)
 
     def _no_end(self, job: m.Manifest) -> str:
-        """Why what a job uploads, or the release with which it ends, would not be taken, or "".
-
-        Numbers follow the cloud's clock, so what was said while the job was sealed is passed over.
-        """
+        """Why what a job uploads, or its release, would not be taken, or "". Numbers follow the
+        cloud's clock, so what was said while the job was sealed is passed over."""
         context, latest = self._context, job.sequence + SEALING_MS
         limits, least = context.settings, max(job.min_batch, context.settings.min_batch_floor)
         if job.release_proof and not context.keys.will_take_release(job):
@@ -413,8 +399,8 @@ class Broadcasts:
         return "replayed_release" if later else ""
 
     def _believed(self) -> Iterator[KeptBroadcast]:
-        """What is kept and signed with a key that still counts: a leaked one's holds up nothing,
-        nor does a number that the cloud's clock cannot have given."""
+        """What is kept and signed with a key that still counts, by a number that a clock can have
+        given."""
         for kept in self._context.memory.kept.values():
             header = kept.header
             if isinstance(header, m.Manifest) and self._context.is_far(header.sequence):
@@ -437,7 +423,6 @@ class Broadcasts:
         ]
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
-        """A part of a broadcast under way."""
         fetch = self.arriving.get(part.blob)
         if fetch is None or part.index in fetch.assembly:
             return []
@@ -451,7 +436,6 @@ class Broadcasts:
         return [] if fetch is None else begin_fetch(fetch, at, self._context.settings.blob_urls)
 
     def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
-        """A broadcast is on the disk, or could not be had there."""
         fetch = self.arriving.get(task.blob.digest)
         if fetch is None:
             known = task.blob.digest in self._context.memory.kept
@@ -496,10 +480,8 @@ class Broadcasts:
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
     def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> list[fx.Effect]:
-        """A new round of a job ends its earlier ones; of broadcasts only the newest stays.
-
-        A round that is committed takes no more seeds: what opens them goes.
-        """
+        """A new round of a job ends its earlier ones. A round that is committed takes no more
+        seeds: what opens them goes."""
         memory = self._context.memory
         if isinstance(header, m.Commit):
             closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
@@ -513,10 +495,8 @@ class Broadcasts:
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: m.Close, note: m.Note) -> list[fx.Effect]:
-        """A job ended: forget all of it but the release, tell the devices, say that we heard.
-
-        Its last record stays with its end: devices may be about to ask for it.
-        """
+        """A job ended: forget all of it but its release and its last record, for which devices may
+        be about to ask; tell the devices."""
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -629,13 +609,10 @@ class Serving:
         self.shown = ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
-        """The broadcast's offer; to all at once, the whole of one that is small.
-
-        Of a round that is not for everybody only its stanzas go to all, unless all cover for those
-        who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
-        each device gets its own bucket. Who answered asks for its piece of a record; under cover
-        all get the whole.
-        """
+        """The broadcast's offer; to all at once, the whole of one that is small. Of a round that is
+        not for everybody only its stanzas go to all, unless all cover for those who need the rest;
+        of stanzas in buckets each device gets its own bucket. Who answered asks for its piece of a
+        record; under cover all get the whole."""
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         pieces = list(_pieces(kept))
@@ -709,11 +686,8 @@ class Serving:
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
     def welcome(self, device: str, open_rounds: Container[m.ExchangeId]) -> list[fx.Effect]:
-        """What a device that just came should know, jobs first.
-
-        A round that takes no more uploads is not among it: work for it would be for nothing; nor is
-        the record of a job that has ended.
-        """
+        """What a device that just came should know, jobs first; no round that takes no more
+        uploads, nor the record of a job that has ended."""
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
             kind, at = kept.header.kind, kept.header.at

@@ -2,53 +2,50 @@
 
 Theory of operation. A round's broadcast, once the proxy holds it, opens a `Collection`, whose
 states are `COLLECTION_STATES` and whose guards are `check_form` (what an upload must be) and
-`verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are
-final (`proxy_uploads.py`). The round is over when all who were selected have answered, at the
-deadline, or a grace after the quorum; never with fewer uploads than the floor, the larger of the
-job's and this proxy's own. With cover traffic everybody answers, so those are waited for who are
-there (`pending`). Where all have to answer, because all who are admitted were selected or by cover
-traffic, the proxy knows who does not, and `Attendance` counts it: such a round, once it has its
+`verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are final
+(`proxy_uploads.py`). The round is over when all who were selected have answered, at the deadline,
+or a grace after the quorum; never with fewer uploads than the floor, the larger of the job's and
+this proxy's own. With cover traffic those are waited for who are there (`pending`). Where all have
+to answer, the proxy knows who does not, and `Attendance` counts it: such a round, once it has its
 quorum, does not wait for those who let several in a row pass (`aside`). Where some were selected
 the proxy cannot know whom, and waits for the number alone.
 
-A round below the floor is `short`: its ciphertexts are forgotten and the cloud gets counts, again
-and again, since it can only begin anew. Else the host shuffles every group by itself. When the
-batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
-repeat is recognised, but no place, no digest and no time. Of a round under masks the senders by
-their places stay in memory until the masks are summed (`Misfits`). The batch is offered until the
-cloud holds it, which it does when the round is committed. One under masks stays even where the
-cloud has no use for it: a job that is paused may have its sums already. A newer round of the job,
-its commit or its end drops a round from any state, and a dropped round stays closed, after a
-restart too.
+A round below the floor is `short`: its ciphertexts are forgotten and the cloud gets counts, since
+it can only begin anew. Else the host shuffles every group by itself. When the batch is durable it
+is forgotten whose uploads it came from: who answered stays known, so that a repeat is recognised,
+but no place, no digest and no time. Of a round under masks the senders by their places stay in
+memory until the masks are summed (`Misfits`). The batch is offered until the cloud holds it, which
+it does when the round is committed. One under masks stays even where the cloud has no use for it: a
+paused job may have its sums already. A newer round of the job, its commit or its end drops a round
+from any state, and it stays closed, after a restart too.
 
 **Masked uploads go on to the cloud while their round is open.** To the cloud a masked segment is
-uniform numbers, so it need not wait for the others of its round. Held uploads are dealt in lots:
-the host puts a lot's masked segments, in an order of its own, behind those of the lots before, in
-the round's stream, and the cloud is told how long that is (`Arrived`) and asks for parts as it has
-room. Whatever of this is lost costs time alone: the batch that follows begins with the stream,
-under the same name, and is asked for and checked as every batch. Of an upload the cloud learns in
-which lot it came. A lot is worth its own message (`lot_bytes`) and has at least as many uploads as
-this proxy's own floor, the last one too: so many are held back. Nothing of it is durable: a proxy
-that starts again begins another stream, of all that it holds.
+uniform numbers. Held uploads are dealt in lots: the host puts a lot's masked segments, in an order
+of its own, behind those of the lots before, in the round's stream; the cloud is told how long that
+is (`Arrived`) and asks for parts as it has room. The batch that follows begins with the stream,
+under the same name, and is asked for and checked as every batch: whatever is lost of a stream costs
+time alone. Of an upload the cloud learns in which lot it came. A lot is worth its own message
+(`lot_bytes`) and has at least as many uploads as this proxy's own floor, the last one too: so many
+are held back. Nothing of it is durable: a proxy that starts again begins another stream, of all
+that it holds.
 
-**Masks are summed over one choice of uploads, once for each exchange** (`ProxyMasks`). Devices seal
+**Masks are summed over one choice of uploads, once for each round** (`ProxyMasks`). Devices seal
 the seeds of their masks to the proxy's key of the round, and it keeps them with the batch, in the
 batch's order. The cloud, which sees only masked numbers, names the uploads that it counts, and gets
 the sum of their masks. The difference between the sums of two choices would show what stands in one
 and not in the other, so the choice is durable before the first sum leaves, the same question gets
-the same answer, another is refused for ever, and so is another attempt at the exchange. Of a job
-that has ended the proxy forgets the end some time, but never that it was unmasked: one that began
-once more under its old name would bring the same numbers again from devices that did not hear of
-the end. A choice of fewer uploads than the round's floor is refused too, and a round whose uploads
-are dealt into sets, each summed by itself, unless every set has the proxy's own floor.
+the same answer, another is refused for ever, and so is another attempt at the round. Of a job that
+has ended the proxy never forgets that it was unmasked: begun once more under its old name, it would
+bring the same numbers again from devices that did not hear of the end. A choice of fewer uploads
+than the round's floor is refused too, and a round whose uploads are dealt into sets, each summed by
+itself, unless every set has the proxy's own floor.
 
-Before its choice the cloud asks for the check of each upload's mask, so that it can leave out those
-whose mask is not that of their seed. It discloses the factors of the check for that, and only those
-are taken to which the round's manifest commits: they are the factors of the devices' own checks,
-from which the cloud can compute the same number where a device is honest. What the cloud then says
-of uploads that do not fit is shown to the operator under their senders' names, and does nothing
-else. Only the choice is kept, not the sums, which follow from it and from the seeds.
-"""
+Before its choice the cloud asks for the check of each upload's mask, to leave out those whose mask
+is not that of their seed. It discloses the factors of the check, and only those are taken to which
+the round's manifest commits: the factors of the devices' own checks, from which the cloud can
+compute the same number where a device is honest. What the cloud then says of uploads that do not
+fit is shown to the operator under their senders' names, and does nothing else. Only the choice is
+kept, not the sums, which follow from it and from the seeds."""
 
 from __future__ import annotations
 
@@ -99,11 +96,8 @@ class KeptBroadcast:
 
 @dataclass(frozen=True)
 class HeldUpload:
-    """A device's complete upload: which groups, its digest, and its place in the round's file.
-
-    Once the batch is made, `digest` is empty and `slot` is -1. `seed` is that of its masks, if it
-    has masked groups.
-    """
+    """A device's complete upload: groups, digest, place in the round's file, seed of its masks if
+    any. Once the batch is made, `digest` is empty and `slot` is -1."""
 
     groups: tuple[int, ...]
     digest: bytes
@@ -132,11 +126,9 @@ class UploadsDropped:
 
 @dataclass(frozen=True)
 class BatchKept:
-    """A shuffled batch; the uploads it came from are forgotten in the same transaction.
-
-    `seeds` are those of the masks, in the order of the batch. `pieces`, if any, are its bytes in
-    the round's file, (place, size) one after the other; else it has a file of its own.
-    """
+    """A shuffled batch; the uploads it came from are forgotten in the same transaction. `seeds` of
+    the masks in the batch's order. `pieces`: its bytes in the round's file, (place, size) one after
+    the other; without any it has a file of its own."""
 
     at: m.ExchangeId
     signed: m.Envelope
@@ -155,9 +147,8 @@ class BatchDelivered:
 
 @dataclass(frozen=True)
 class RoundUnmasked:
-    """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
-    other; durable before a sum of masks leaves. With the job's end the whole job takes its place.
-    """
+    """This round is unmasked for the choice that `question` names, of this attempt, and for no
+    other; durable before a sum of masks leaves."""
 
     at: m.ExchangeId
     question: bytes
@@ -187,7 +178,6 @@ class ProxyMemory:
     name: bytes = b""  # another one where all this was lost, or put back from a backup
 
     def round_key(self, at: m.ExchangeId) -> OpeningKey | None:
-        """What opens the seeds of a round that is kept."""
         keys = (kept.key for kept in self.kept.values() if kept.header.at == at)
         return next((key for key in keys if key is not None), None)
 
@@ -234,9 +224,7 @@ class DeviceRegistry(Protocol):
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
         ...
 
-    def admitted(self) -> AnyOf[str]:
-        """The ids of all admitted devices."""
-        ...
+    def admitted(self) -> AnyOf[str]: ...
 
     @property
     def lineage(self) -> str:
@@ -268,26 +256,20 @@ class ProxyContext:
 
     @property
     def offline_count(self) -> int:
-        """Number of them, or -1, as messages have it."""
         return -1 if (offline := self.offline) is None else len(offline)
 
     def is_far(self, number: int) -> bool:
-        """Whether a number of the cloud's, in ms since 1970, is a day ahead of this clock.
-
-        Then a leaked key, or a clock that is wrong, gave it. A roster ends a day from now.
-        """
+        """Whether a number of the cloud's, in ms since 1970, is a day ahead of this clock (a roster
+        ends a day from now): a leaked key, or a clock that is wrong, gave it."""
         day_on = int(self.registry.roster_expires_s() * 1000)
         return number >= m.FAR_NUMBER or 0 < day_on < number
 
     def ack(self, to: fx.Address, digest: bytes, status: str, reason: str = "") -> fx.Send:
-        """Send a signed acknowledgement; `status` is one of `Ack`'s."""
         return fx.Send(to, self.signer.note(m.Ack(digest, status, reason)))  # type: ignore[arg-type]
 
     def cover(self, to: fx.Address) -> list[fx.Effect]:
-        """Ask for cover traffic, if this proxy has it.
-
-        Nothing is said where it has none: such a note could be played again by a broker.
-        """
+        """Ask for cover traffic, if this proxy has it. Else nothing is said: a broker could play it
+        again."""
         return [fx.Send(to, self._cover)] if self._cover else []
 
     @cached_property
@@ -301,17 +283,13 @@ class ProxyContext:
 
 @dataclass(frozen=True)
 class ShuffleRound:
-    """Write every group's segments in an order of its own.
+    """Write every group's segments in an order of its own. Result `ShuffledBatch` or `WorkFailed`.
 
-    Result `ShuffledBatch` or `WorkFailed`.
-
-    With `keep_order` they stay in the order of `uploads`, which is that in which they came.
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
-    segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
-    segments than `floor` is left out: its few senders would stand alone. The groups `together`, of
-    which an upload has all or none, share one order. `streamed`: they stand in the round's stream,
-    or follow there, and that comes first.
-    """
+    segments of these groups one after the other, `segment_bytes[g]` each. `keep_order`: they stay
+    in the order of `uploads`. A group with fewer segments than `floor` is left out: its few senders
+    would stand alone. The groups `together`, of which an upload has all or none, share one order.
+    `streamed`: they stand in the round's stream, or follow there, and that comes first."""
 
     at: m.ExchangeId
     segment_bytes: tuple[int, ...]
@@ -325,11 +303,9 @@ class ShuffleRound:
 
 @dataclass(frozen=True)
 class ShuffledBatch:
-    """The batch: `counts[g]` segments of group g, on the disk.
-
-    `order`: those of the groups that stay together, as indices of the task's uploads. `pieces` as
-    `BatchKept` has them; `stream` is the name of what it begins with, if it has one.
-    """
+    """The batch on the disk: `counts[g]` segments of group g; `order` of the groups that stay
+    together, as indices of the task's uploads; `pieces` as in `BatchKept`; `stream`, the name of
+    what it begins with."""
 
     counts: tuple[int, ...]
     digest: bytes
@@ -341,11 +317,9 @@ class ShuffledBatch:
 
 @dataclass(frozen=True)
 class StreamUploads:
-    """Put the masked segments of these uploads behind those that stand in the round's stream
-    already, in random order unless `keep_order`. Result `StreamedUploads` or `WorkFailed`.
-
-    `uploads` are (index, slot, groups), the index that which they have in `ShuffleRound`.
-    """
+    """Put the masked segments of these uploads, (index in `ShuffleRound`, slot, groups), behind
+    those in the round's stream, in random order unless `keep_order`. Result `StreamedUploads` or
+    `WorkFailed`."""
 
     at: m.ExchangeId
     segment_bytes: tuple[int, ...]
@@ -375,8 +349,8 @@ class SumMasks:
 
 @dataclass(frozen=True)
 class CheckSeeds:
-    """Compute the check of each seed's masks, by factors that are disclosed. Result `SummedMasks`
-    or `WorkFailed`."""
+    """Compute the check of each seed's masks, by disclosed factors. Result `SummedMasks` or
+    `WorkFailed`."""
 
     at: m.ExchangeId
     question: bytes
@@ -426,8 +400,7 @@ COLLECTION_STATES = fx.StateTable(
 
 @dataclass
 class _Stream:
-    """`waiting` are held uploads that are in no lot yet, as `StreamUploads` has them."""
-
+    # held uploads that are in no lot yet, as `StreamUploads` has them
     waiting: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     begun: bool = False
     closed: bool = False
@@ -437,15 +410,12 @@ class _Stream:
 
 @dataclass
 class Collection:
-    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
+    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum. `senders`,
+    of the masked uploads in their batch's order, stay in memory alone until the masks are summed.
 
-    `senders`, of the masked uploads in their batch's order, stay in memory alone until the masks of
-    the batch are summed: the cloud may say which do not fit.
-
-    `pending`, with cover traffic: the devices that are there and have not answered; None while
-    that is not known, since not all have had their time to say hello. `due` are those who
-    have to answer and have not, as far as they are known; `aside` those of them who cost no grace.
-    """
+    `pending`, with cover traffic: the devices that are there and have not answered; None while not
+    all have had their time to say hello. `due` are those who have to answer and have not, as far as
+    they are known; `aside` those of them who cost no grace."""
 
     manifest: m.Manifest
     floor: int
@@ -471,7 +441,6 @@ class Collection:
 
     @property
     def open(self) -> bool:
-        """Uploads are still taken."""
         return self.state in (CollectionState.COLLECTING, CollectionState.GRACE)
 
     @property
@@ -487,7 +456,6 @@ class Collection:
         return self.slots[device]
 
     def restore(self, device: str, held: HeldUpload) -> None:
-        """An upload that is on the disk already."""
         self.uploads[device] = held
         self.slots[device] = held.slot
         self._next_slot = max(self._next_slot, held.slot + 1)
@@ -506,7 +474,6 @@ class Collection:
             raise ProtocolError("wrong_seed")
 
     def step(self, happened: str) -> None:
-        """Move on, or raise and change nothing."""
         self.state = COLLECTION_STATES.step(self.state, happened)
 
     @property
@@ -523,7 +490,6 @@ class Collection:
             self.due.add(device)
 
     def answered(self, device: str) -> None:
-        """The device has answered, or is gone: it is not waited for."""
         if self.pending is not None:
             self.pending.discard(device)
         self.due.discard(device)
@@ -558,10 +524,8 @@ class Collection:
         return len(self.uploads) + len(self.declined) + len(but) >= self.manifest.selected
 
     def _quorum(self) -> float:
-        """With cover traffic, the job's share of the selected is one of all who are there.
-
-        Never less than the job's number: who is not there yet may be among the selected.
-        """
+        """With cover traffic, the job's share of the selected is one of all who are there, but
+        never less than the job's number: who is not there yet may be among the selected."""
         if not self.cover:
             return self.manifest.quorum
         if self.pending is None:
@@ -571,21 +535,18 @@ class Collection:
         return max(self.manifest.quorum, share)
 
     def forget_ciphertext(self) -> None:
-        """Keep who answered, so that a repeated upload is still known. Its place is gone, and its
-        digest: of a single group it would name the segment in the batch.
-        """
+        """Keep who answered, so that a repeated upload is still known. Its place goes, and its
+        digest: of a single group it would name the segment in the batch."""
         self.uploads = {d: HeldUpload(h.groups, b"", -1) for d, h in self.uploads.items()}
         self.slots.clear()
         self.stream = None
 
 
 class Attendance:
-    """Rounds in a row that devices left unanswered, of those that they had to answer.
-
-    From `stalled_rounds` on, a device is not waited for, but in every 2nd, 4th, 8th … time as many:
-    one that is only slower than the others must not be shut out by rounds that have become short.
-    Nor is one that was away and has come again: its first answer would be paid for in vain.
-    """
+    """Rounds in a row that devices left unanswered, of those that they had to answer. From
+    `stalled_rounds` on, a device is not waited for, but in every 2nd, 4th, 8th … time as many: one
+    that is only slower must not be shut out by rounds that have become short, nor one that has come
+    again."""
 
     def __init__(self, stalled_rounds: int) -> None:
         self._stalled_rounds = stalled_rounds
@@ -598,12 +559,10 @@ class Attendance:
         return times == 0 or (times > 1 and not rest and not times & (times - 1))
 
     def missed(self, devices: Iterable[str]) -> None:
-        """A round went by without these, who had to answer it."""
         for device in devices:
             self._missed[device] = self._missed.get(device, 0) + 1
 
     def answered(self, device: str) -> None:
-        """The device gave what it had to."""
         self._missed.pop(device, None)
         self._came.discard(device)
 
@@ -619,23 +578,17 @@ class Attendance:
         self._came.add(device)
 
     def keep(self, admitted: Iterable[str]) -> None:
-        """Forget all others."""
         known = set(admitted)
         self._missed = {device: n for device, n in self._missed.items() if device in known}
         self._came &= known
 
 
 ANSWER_OUTCOMES = ("uploaded", *m.DECLINE_CAUSES, "declined", "absent", "late", "refused")
-"""What a device's answer to a round can come to, as counted by `edgeveil_answers_total`.
-
-`declined` named no cause. `absent` counts the selected who said nothing until the round was over,
-`late` the uploads that came after it (of devices already counted as absent), `refused` those that
-were not what the round asks for.
-"""
+"""Of an answer, as `edgeveil_answers_total` counts it. `declined` named no cause; `late` came after
+the round was over (its device counts as absent too); `refused` had another form."""
 
 
 def answer_report(outcome: str, count: int = 1) -> fx.Report:
-    """Report answers of one of `ANSWER_OUTCOMES`."""
     return fx.Report("answer", {"outcome": outcome, "count": count})
 
 
@@ -697,7 +650,6 @@ class ProxyRounds:
 
     @property
     def open(self) -> list[m.ExchangeId]:
-        """Rounds that take uploads."""
         return [at for at, collection in self.collections.items() if collection.open]
 
     def resume(self) -> list[fx.Effect]:
@@ -919,7 +871,6 @@ class ProxyRounds:
         return batches + self.report_short()
 
     def report_short(self) -> list[fx.Effect]:
-        """Report every shortfall."""
         known = self.collections.items()
         short = [at for at, collection in known if collection.state is CollectionState.SHORT]
         return [effect for at in short for effect in self._short(at)]
@@ -985,11 +936,8 @@ class ProxyRounds:
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: m.Ack) -> list[fx.Effect]:
-        """The cloud holds a batch, or has no use for it.
-
-        A cloud that is about another job has no use for a batch by itself, but may have kept what
-        is under its masks: their seeds stay until the job goes on or ends.
-        """
+        """The cloud holds a batch, or has no use for it. Without a use it may still have kept what
+        is under its masks: their seeds stay until the job goes on or ends."""
         memory = self._context.memory
         for at, kept in memory.batches.items():
             if kept.batch.blob.digest == ack.blob:
@@ -1084,10 +1032,8 @@ class ProxyMasks:
         return SumMasks(at, question, vectors, seeds)
 
     def misfits(self, said: m.Misfits) -> list[fx.Effect]:
-        """The cloud says which uploads do not fit. Raises ProtocolError `malformed_choice`.
-
-        Counted once: their senders' places are forgotten with it.
-        """
+        """The cloud says which uploads do not fit; counted once, then their senders' places are
+        forgotten. Raises ProtocolError `malformed_choice`."""
         collection = self._rounds.collections.get(said.at)
         batch = self._context.memory.batches.get(said.at)
         if collection is None or batch is None or batch.batch.blob.digest != said.batch:
@@ -1097,7 +1043,6 @@ class ProxyMasks:
         return [fx.Refuse(MISFIT, fx.DeviceAddress(senders[place])) for place in places]
 
     def summed(self, task: SumMasks | CheckSeeds, result: object) -> list[fx.Effect]:
-        """The masks are added up, or checked."""
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud will ask again
             return [fx.Report("masks_not_summed", {"round": task.at.exchange})]

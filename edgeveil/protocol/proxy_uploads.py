@@ -32,7 +32,6 @@ from edgeveil.protocol.proxy_rounds import (
 from edgeveil.protocol.sealed import open_seed
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
-    GrantPut,
     PutGrants,
     PutTaken,
     check_claim,
@@ -45,10 +44,8 @@ from edgeveil.protocol.transfer import (
 
 @dataclass(frozen=True)
 class UploadPart:
-    """Some of an upload's bytes, to be put at `offset` of its round's file.
-
-    Durable with the `UploadKept` that follows, if one does.
-    """
+    """Some of an upload's bytes, to be put at `offset` of its round's file; durable with its
+    `UploadKept`."""
 
     at: m.ExchangeId
     offset: int
@@ -57,10 +54,8 @@ class UploadPart:
 
 @dataclass(frozen=True)
 class TakePut:
-    """Work: what a device put into the store, as `name`, goes to `offset` of its round's file.
-
-    Result `PutTaken` or `WorkFailed`; either way it is gone from the store.
-    """
+    """Work: move what a device put into the store, as `name`, to `offset` of its round's file, and
+    delete it there. Result `PutTaken` or `WorkFailed`."""
 
     at: m.ExchangeId
     device: str
@@ -116,12 +111,10 @@ class _Lane:
 
 
 class Credit:
-    """Deals out `limit_bytes` first come, first served, at a constant cost per event.
-
-    Who is granted more than once waits at the back each time. A grant without progress for
-    `patience_s` is taken back; its holder then waits in a lane of its own, which never has more
-    than a quarter of the credit: however many are slow, they do not hold up the others.
-    """
+    """Deals out `limit_bytes` first come, first served, at a constant cost per event. A grant
+    without progress for `patience_s` is taken back; its holder then waits in a lane of its own,
+    which never has more than a quarter of the credit: however many are slow, they do not hold up
+    the others."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes = limit_bytes
@@ -131,12 +124,10 @@ class Credit:
 
     @property
     def granted_bytes(self) -> int:
-        """Granted and not yet arrived."""
         return self._brisk.granted_bytes + self._slow.granted_bytes
 
     @property
     def idle(self) -> bool:
-        """Nobody holds a grant."""
         return not self._brisk.granted and not self._slow.granted
 
     def share_bytes(self, who: str) -> int:
@@ -164,10 +155,8 @@ class Credit:
         lane.waiting[who] = size_bytes
 
     def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
-        """So much of a grant has come; what was not granted (any more) counts for nothing.
-
-        Bytes may come twice, or late: what uses a grant up does not end it.
-        """
+        """So much of a grant has come; what was not granted (any more) counts for nothing. Bytes
+        may come twice, or late: what uses a grant up does not end it."""
         lane = self._lane(who)
         if grant := lane.granted.get(who):
             used_bytes = min(size_bytes, grant.left_bytes)
@@ -177,7 +166,6 @@ class Credit:
             lane.granted.move_to_end(who)
 
     def leave(self, who: str) -> None:
-        """The sender gives up its turn. One that was slow is so still."""
         self._lane(who).leave(who)
 
     def done(self, who: str) -> None:
@@ -218,25 +206,20 @@ class UploadArrival:
         self.restart()
 
     def restart(self) -> None:
-        """Nothing has come, or what came was not the blob."""
         self._next = self._asked_from = self._asked_to = 0
         self._hash = hashlib.sha256()
 
     @property
     def complete(self) -> bool:
-        """Every part is there."""
         return self._next == self.header.blob.parts
 
     @property
     def intact(self) -> bool:
-        """What came is the blob that the header names."""
         return self._hash.digest() == self.header.blob.digest
 
     def add(self, part: m.BlobPart) -> int | None:
-        """The place of a part's bytes in the upload; None for a part out of turn.
-
-        Raises ProtocolError `bad_part`.
-        """
+        """The place of a part's bytes in the upload; None out of turn. Raises ProtocolError
+        `bad_part`."""
         check_part(self.header.blob, part)
         if part.index != self._next:
             return None
@@ -245,10 +228,8 @@ class UploadArrival:
         return part.index * self.header.blob.part_bytes
 
     def asks_on(self, part: m.BlobPart) -> bool:
-        """Whether this was the last part of the request, and any of the request's counted.
-
-        Else the last one, sent again and again, would be asked for each time.
-        """
+        """Whether this was the last part of the request, and any of the request's counted: else the
+        last one, sent again and again, would be asked for each time."""
         return part.index == self._asked_to - 1 and self._next > self._asked_from
 
     def next_bytes(self, limit_bytes: int) -> int:
@@ -257,7 +238,6 @@ class UploadArrival:
         return min(self._count(limit_bytes) * blob.part_bytes, blob.size_bytes - first)
 
     def next_need(self, limit_bytes: int) -> m.Need:
-        """The next request."""
         blob = self.header.blob
         self._asked_from = self._next
         self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
@@ -268,10 +248,8 @@ class UploadArrival:
 
 
 class Asked(NamedTuple):
-    """What a device was asked for and has not all sent: which request, of all, of how many parts.
-
-    One number stands for one request, so that who counts the parts knows when to begin anew.
-    """
+    """The parts that a device was asked for and has not all sent; `number` stands for one
+    request."""
 
     number: int
     parts: int
@@ -287,7 +265,7 @@ class ProxyUploads:
         rounds.uploads_ended = self._end
         self.credit = Credit(settings.credit_bytes, settings.credit_patience_s)
         self.arriving: dict[str, UploadArrival] = {}  # by device
-        self._grants = PutGrants[UploadArrival](
+        self.grants = PutGrants[UploadArrival](
             context.signer, settings.beside_bytes, settings.beside_s
         )
         self._asked: dict[str, Asked] = {}  # the last request of each upload under way
@@ -299,16 +277,14 @@ class ProxyUploads:
         return self._asked.get(device) if self.credit.expects(device) else None
 
     def _forget(self, device: str) -> None:
-        """The upload is here, or of no use any more."""
         self.arriving.pop(device, None)
         self._asked.pop(device, None)
         self.credit.done(device)
 
     def _end(self, at: m.ExchangeId) -> None:
-        """A round takes no more uploads."""
         for device in [one for one, arrival in self.arriving.items() if arrival.header.at == at]:
             self._forget(device)
-        self._grants.end(at.job_id)
+        self.grants.end(at.job_id)
 
     # --- an upload is offered ---
 
@@ -346,13 +322,13 @@ class ProxyUploads:
         self._check_room(collection, device)
         data = whole(blob, offer.data) if offer.data else b""
         arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
-        if offer.beside and self._grants.takes(who, blob, now_s):
+        if offer.beside and self.grants.takes(who, blob, now_s):
             under_way = self.arriving.get(device)
             if under_way is not None and under_way.header.at.job_id == job_id:
                 self._forget(device)
             collection.slot(device)  # its room on the disk is promised
-            return self._grants.offered(who, job_id, blob, arrival, now_s)
-        self._grants.forget(who, job_id)
+            return self.grants.offered(who, job_id, blob, arrival, now_s)
+        self.grants.forget(who, job_id)
         if not data:  # a device's earlier upload is given up
             self.credit.leave(device)
             self.arriving[device] = arrival
@@ -362,9 +338,8 @@ class ProxyUploads:
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
     def _check_room(self, collection: Collection, device: str) -> None:
-        """Raise ProtocolError `spool_full`. Nothing is said to the device: it offers again later,
-        when an earlier round's batch may be gone.
-        """
+        """Raise ProtocolError `spool_full`. The device hears nothing and offers again later, when
+        an earlier batch may be gone."""
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
         if self._rounds.spooled_bytes + more_bytes > self._context.settings.spool_bytes:
             raise ProtocolError("spool_full")
@@ -380,10 +355,8 @@ class ProxyUploads:
     # --- its parts come ---
 
     def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
-        """A part of a device's upload; whatever it was asked for, only the next one counts.
-
-        The first one takes the upload's room on the disk: an offer alone takes none.
-        """
+        """A part of an upload; only the next one counts. The first takes the upload's room on the
+        disk: an offer alone takes none."""
         arrival = self.arriving.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
             raise ProtocolError("unknown_blob")
@@ -411,8 +384,8 @@ class ProxyUploads:
     def _go_on(
         self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
     ) -> list[fx.Effect]:
-        """Ask on when those asked for are through. What was lost whole is asked for when the
-        grant's patience is over."""
+        """Ask on when those asked for are through; what was lost whole, when the patience is
+        over."""
         if arrival.asks_on(part):
             return self._wait(device, arrival, now_s)
         return self._deal(now_s)
@@ -422,7 +395,6 @@ class ProxyUploads:
         return self._deal(now_s)
 
     def _deal(self, now_s: float) -> list[fx.Effect]:
-        """Ask those whose turn it is."""
         out: list[fx.Effect] = []
         for device in self.credit.deal(now_s):
             need = self.arriving[device].next_need(self.credit.share_bytes(device))
@@ -435,7 +407,6 @@ class ProxyUploads:
         return out
 
     def tick(self, now_s: float) -> list[fx.Effect]:
-        """The timer: take back what brings nothing."""
         self._ticking = False
         for device in self.credit.take_back(now_s):
             wish_bytes = self.arriving[device].next_bytes(self.credit.share_bytes(device))
@@ -449,13 +420,9 @@ class ProxyUploads:
 
     # --- or it is put into the store ---
 
-    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
-        """The store has a place for an upload."""
-        return self._grants.granted(task, result)
-
     def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
         """A device says that its upload lies in the store: take it from there."""
-        grant = self._grants.get(fx.DeviceAddress(device), put.blob)
+        grant = self.grants.get(fx.DeviceAddress(device), put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
         at = grant.arrival.header.at
@@ -469,13 +436,13 @@ class ProxyUploads:
     def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
         """An upload is in its place, or what was put there was not it: it is offered again."""
         device, who = task.device, fx.DeviceAddress(task.device)
-        grant = self._grants.get(who, task.blob.digest)
+        grant = self.grants.get(who, task.blob.digest)
         collection = self._rounds.collections.get(task.at)
         if collection is None or collection.state is CollectionState.DELIVERED:
             return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
         if grant is None or grant.arrival.header.at != task.at:
             return []
-        self._grants.forget(who, task.at.job_id)
+        self.grants.forget(who, task.at.job_id)
         if not isinstance(result, PutTaken):
             return [fx.Refuse(f"beside_{why_not(result)}")]
         if not _takes(collection, device) or device in collection.uploads:

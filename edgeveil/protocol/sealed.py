@@ -43,11 +43,8 @@ from edgeveil.protocol.transfer import describe
 
 
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
-    """Once per job, to every enrolled device: the job (canonical JSON) and the ONNX graph.
-
-    `backbones` are the frozen feature extractors (ONNX), and the frozen weights that adapters stand
-    on, that the job names by their digests.
-    """
+    """Once per job, to every enrolled device: the job (canonical JSON), the ONNX graph, and as
+    `backbones` the frozen extractors (ONNX) and weights that the job names by their digests."""
 
     job: bytes
     graph: bytes
@@ -65,10 +62,8 @@ class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
 
 
 class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The final model, ready to use: `edgeveil predict`.
-
-    `data_set` is the data that it is for, the job's `data.source` (empty: by an earlier version).
-    From `expires_s` on (since 1970; 0: never) it is stale, unless a statement has renewed it.
+    """The final model, ready to use. `data_set` is the job's `data.source` (empty: by an earlier
+    version). From `expires_s` on (since 1970; 0: never) it is stale, unless a statement renewed it.
     """
 
     job_name: str
@@ -86,13 +81,12 @@ _decoder: msgspec.msgpack.Decoder[Package] = msgspec.msgpack.Decoder(Package)
 
 
 def encode_package(package: Package) -> bytearray:
-    """The plaintext that is sealed."""
     return encode_at_once(_encoder, package)
 
 
 def encode_at_once(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
-    """The bytes of a message with large fields, in a buffer that is as large as they are: one that
-    grows would take half as much again."""
+    """The bytes of a message with large fields, in a buffer of their size: one that grows takes
+    half as much again."""
     buffer = bytearray(_large_bytes(message) + _ROOM_BYTES)
     encoder.encode_into(message, buffer)
     return buffer
@@ -170,10 +164,8 @@ class Terms:
 
 
 class Sealing(Protocol):
-    """How packages and segments are sealed: this module, wherever anything leaves a process.
-
-    Only a simulation, whose parties share one memory, may have another.
-    """
+    """How packages and segments are sealed: this module, wherever anything leaves a process. Only a
+    simulation, whose parties share one memory, may have another."""
 
     def seal_broadcast(
         self,
@@ -222,9 +214,7 @@ def seal_broadcast(
     bucketed: bool = False,
 ) -> tuple[Manifest, bytes, bytes]:
     """The unsigned manifest, the blob, and the membership tag that only recipients can compute.
-
-    `bucketed`: of many recipients the stanzas are in buckets, and the manifest names its pieces.
-    """
+    `bucketed`: of many recipients the stanzas are in buckets, and the manifest names its pieces."""
     content_key = ContentKey.generate()
     digest = hashlib.sha256(package).digest()
     info = _context(CONTENT_KEY, terms, digest)
@@ -249,11 +239,9 @@ def seal_broadcast(
 
 
 def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[bytes, bytes] | None:
-    """(package, membership tag) for a recipient, None for anybody else.
-
-    `data` is the blob, or in place of all its buckets those that this device looks in. Raises
-    ProtocolError `wrong_commitment`, `broken_stream` or `wrong_package`.
-    """
+    """(package, membership tag) for a recipient, None for anybody else. `data` is the blob, or in
+    place of all its buckets those that this device looks in. Raises ProtocolError
+    `wrong_commitment`, `broken_stream` or `wrong_package`."""
     info, view = _context(CONTENT_KEY, manifest, manifest.package_digest), memoryview(data)
     front = front_bytes(manifest, len(view))
     content_key = _content_key(key, info, manifest, view[:front])
@@ -346,10 +334,8 @@ def _segment_info(at: ExchangeId, job_digest: bytes, group: Group, membership: b
 
 
 def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext) -> bytes:
-    """One segment to the round's cloud key, with an ephemeral key of its own, padded.
-
-    Raises ProtocolError `wrong_size` if the tensor is larger than its public size.
-    """
+    """One padded segment to the round's cloud key, with an ephemeral key of its own. Raises
+    ProtocolError `wrong_size` if the tensor is larger than its public size."""
     if len(tensor) > group.padded_bytes:
         raise ProtocolError("wrong_size")
     info = _segment_info(manifest.at, manifest.job_digest, group, membership)
@@ -370,12 +356,9 @@ def open_segment(
 
 
 def segment_mark(membership: bytes, sealed: bytes) -> bytes:
-    """How a commit record names an accepted segment, 32 bytes.
-
-    SHA-256(label ‖ membership ‖ first 48 and last 16 bytes of the ciphertext): the proxy has seen
-    all ciphertexts, and must not be able to look up whose were counted. Those bytes hold the
-    ephemeral key and the authentication tag, which stand for all the others.
-    """
+    """How a commit record names an accepted segment, 32 bytes: SHA-256(label ‖ membership ‖ first
+    48 and last 16 bytes of the ciphertext), which hold the ephemeral key and the tag. The proxy has
+    seen all ciphertexts, and must not be able to look up whose were counted."""
     ends = sealed[:SEAL_OVERHEAD_BYTES] + sealed[-TAG_BYTES:]
     return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()
 
@@ -401,11 +384,8 @@ class MaskedVector:
 def masked_vectors(
     at: ExchangeId, groups: Sequence[Group], said: Sequence[MaskedGroup]
 ) -> tuple[MaskedVector, ...]:
-    """The masked groups that a manifest says.
-
-    Raises ProtocolError `malformed_masks`: a group that is not there, twice or out of order, or one
-    that its vector does not fit.
-    """
+    """The masked groups that a manifest says. Raises ProtocolError `malformed_masks` for a group
+    that is missing, twice or out of order, or that its vector does not fit."""
     indices = [one.group for one in said]
     if indices != sorted(set(indices)) or (indices and indices[-1] >= len(groups)):
         raise ProtocolError("malformed_masks")
@@ -429,9 +409,7 @@ def _seed_info(manifest: Manifest, device: str) -> bytes:
 
 def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
     """The seed to the proxy's key of the round, bound to round, device, and factors of the checks.
-
-    Raises CryptoError for a key that cannot be sealed to.
-    """
+    Raises CryptoError for a key that cannot be sealed to."""
     return seal(SealingKey(round_key), _seed_info(manifest, device), seed.to_bytes())
 
 
@@ -465,7 +443,6 @@ class RoundCheck:
 
     @classmethod
     def said(cls, manifest: Manifest, membership: bytes) -> RoundCheck:
-        """Derive it as the manifest says that masks are checked."""
         return cls.of(manifest.at, membership, disclosed=bool(manifest.check))
 
     def bits(self, ring: Ring) -> int:
@@ -480,11 +457,9 @@ def committed(manifest: Manifest, membership: bytes) -> Manifest:
 
 
 def check_factors(manifest: Manifest, key: CheckKey) -> None:
-    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key.
-
-    With other factors than those of a device's own check, the check of its mask would give the
-    cloud a linear form of the device's numbers.
-    """
+    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key: with other
+    factors than a device's own, the check of its mask would give the cloud a linear form of its
+    numbers."""
     if not manifest.check or key.commitment(_names(manifest.at)) != manifest.check:
         raise ProtocolError("wrong_factors")
 
@@ -505,16 +480,14 @@ def choice(chosen: Collection[int], uploads: int) -> bytes:
 
 
 def dealt(chosen: Collection[int], sets: int) -> list[list[int]]:
-    """The chosen uploads of each set, by the places that the proxy's shuffle gave them: who chooses
-    can leave an upload out, and moves no other by it."""
+    """The chosen uploads of each set, by the places that the proxy's shuffle gave them: leaving one
+    out moves no other."""
     return [[index for index in chosen if index % sets == number] for number in range(sets)]
 
 
 def chosen_of(said: bytes, uploads: int) -> list[int]:
-    """The indices.
-
-    Raises ProtocolError `malformed_choice`: another size, or one that was not uploaded.
-    """
+    """The indices. Raises ProtocolError `malformed_choice`: another size, or one that was not
+    uploaded."""
     if len(said) != -(-uploads // 8) or int.from_bytes(said, "little") >> uploads:
         raise ProtocolError("malformed_choice")
     return [index for index in range(uploads) if said[index >> 3] >> (index & 7) & 1]

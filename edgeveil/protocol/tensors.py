@@ -1,10 +1,9 @@
 """Numbers as bytes: tensors of packages and uploads, and sums of which no party sees a part.
 
 A device adds masks to its integers and seals the result to the cloud, and the seed of the masks to
-the proxy. The cloud adds up what it opens and asks the proxy for the sum of those masks. Which
-numbers are masked, the seeds and the choice of uploads are in `sealed.py`, which needs no numpy: a
-proxy that sums nothing loads nothing that computes.
-"""
+the proxy. The cloud adds up what it opens and asks the proxy for the sum of those masks. Seeds and
+the choice of uploads are in `sealed.py`, which needs no numpy: a proxy that sums nothing loads
+nothing that computes."""
 
 from __future__ import annotations
 
@@ -25,22 +24,10 @@ from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 
 # --- tensors ---------------------------------------------------------------------------------
 
-_TYPES = {  # of safetensors, in the order in which it lays tensors down
-    np.dtype(name): said
-    for name, said in {
-        "uint64": "U64",
-        "int64": "I64",
-        "float64": "F64",
-        "float32": "F32",
-        "uint32": "U32",
-        "int32": "I32",
-        "float16": "F16",
-        "uint16": "U16",
-        "int16": "I16",
-        "int8": "I8",
-        "uint8": "U8",
-        "bool": "BOOL",
-    }.items()
+# Of safetensors, in the order in which it lays tensors down.
+_TYPES = {
+    np.dtype("?" if said == "BOOL" else said[0].lower() + str(int(said[1:]) // 8)): said
+    for said in ["U64", "I64", "F64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL"]
 }
 _ORDER = {dtype: place for place, dtype in enumerate(_TYPES)}
 _DTYPES = {said: dtype.newbyteorder("<") for dtype, said in _TYPES.items()}
@@ -61,11 +48,9 @@ _places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[st
 def pack_tensors(
     tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Named arrays as safetensors (C order, little-endian); ValueError for other than real numbers.
-
-    With `metadata` in its header, which `tensor_views` does not read. The same bytes as the
-    library's `save`, which makes them twice.
-    """
+    """Named arrays as safetensors (C order, little-endian), with `metadata` in its header;
+    ValueError for other than real numbers. The same bytes as the library's `save`, which makes them
+    twice."""
     named = sorted(
         ((name, _laid_out(array)) for name, array in tensors.items()),
         key=lambda one: (_ORDER[one[1].dtype], one[0]),
@@ -89,9 +74,7 @@ def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
     """The arrays of `pack_tensors`, where they lie in its bytes, and so not to be written to.
-
-    For what this program packed itself; raises ProtocolError `malformed_tensors` for anything else.
-    """
+    Raises ProtocolError `malformed_tensors` for anything else."""
     view = memoryview(data)
     begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
     found, end = dict[str, NDArray[np.generic]](), 0
@@ -150,9 +133,8 @@ def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> byt
 
 
 class MaskChecks:
-    """Checks of single masks, by factors that are disclosed: of a masked vector at the cloud, of
-    the mask alone at the proxy. They agree where the vector's own check is right.
-    """
+    """Checks of single masks, by disclosed factors: of a masked vector at the cloud, of the mask
+    alone at the proxy. They agree where the vector's own check is right."""
 
     def __init__(self, vectors: Sequence[MaskedVector], check: RoundCheck) -> None:
         self._vectors = vectors
@@ -178,7 +160,6 @@ def _word(check: int) -> bytes:
 def mask_checks(
     vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed], check: RoundCheck
 ) -> bytes:
-    """What the proxy answers to `CheckMasks`."""
     checks = MaskChecks(vectors, check)
     return b"".join(map(checks.of_seed, seeds))
 
@@ -186,10 +167,8 @@ def mask_checks(
 def exact_sums(
     vectors: Sequence[MaskedVector], totals: Sequence[Vector], masks: bytes, check: RoundCheck
 ) -> dict[str, NDArray[np.int64]]:
-    """The sums by group, from those under masks and the proxy's answer.
-
-    Raises ProtocolError `wrong_mask_sums`: of another size, or the check of a sum does not hold.
-    """
+    """The sums by group, from those under masks and the proxy's answer. Raises ProtocolError
+    `wrong_mask_sums`: of another size, or the check of a sum does not hold."""
     if len(masks) != sum(one.ring.byte_count for one in vectors):
         raise ProtocolError("wrong_mask_sums")
     result = {}
@@ -202,12 +181,10 @@ def exact_sums(
 
 
 def packed_vectors(totals: Sequence[Vector]) -> bytes:
-    """Of all masked groups, one after the other."""
     return b"".join(total.to_bytes() for total in totals)
 
 
 def unpacked_vectors(vectors: Sequence[MaskedVector], raw: bytes) -> list[Vector]:
-    """As `packed_vectors` gave them."""
     return list(_vectors(vectors, raw))
 
 

@@ -6,23 +6,21 @@ but the digest of the whole.
 
 Large blobs may go beside the broker. Of two parties one holds a store that both reach over HTTP:
 the proxy for the devices, the cloud for the proxy. A receiver's request (`Need`) says that it can
-take the blob beside the broker; the store's holder answers with a URL in place of parts (`BlobAt`)
-once the blob is there (`ShownBlobs`). For a blob on its way to the store's holder the offer says
-the same, and the answer is a URL to put it to (`PutGrants`); the sender says when it is there
-(`BlobPut`), and the holder takes it into its own files, by its digest. Nothing rests on the store.
-A URL counts only under a prefix that this party's own site file names (`is_allowed`), so that
-nobody can have a box ask or write elsewhere in its network; what comes is the blob that the signed
-header names, or nothing; and who fails `MOST_FAILURES` times, or has no such prefix, uses the
-broker, over which every holder goes on sending.
+take the blob there; the store's holder answers with a URL in place of parts (`BlobAt`) once the
+blob is there (`ShownBlobs`). For a blob on its way to the store's holder the offer says the same,
+and the answer is a URL to put it to (`PutGrants`); the sender says when it is there (`BlobPut`),
+and the holder takes it into its own files, by its digest. Nothing rests on the store. A URL counts
+only under a prefix that this party's own site file names (`is_allowed`), so that nobody can have a
+box ask or write elsewhere in its network; what comes is the blob that the signed header names, or
+nothing; and who fails `MOST_FAILURES` times, or has no such prefix, uses the broker.
 
-The record of a round, the marks of all segments that were counted, is much for a device that looks
-for one. So it may be had in up to 16 pieces, by the first bits of the marks: a mark stands in its
-own piece or nowhere, and the signed header names each piece by its digest. Who asks for a piece
-tells the proxy a few bits of a mark. The proxy can compute no mark, but it can count: where more
-devices asked for a piece than marks stand in it, some of these devices were not counted. So a piece
-has no fewer marks than the job's floor, and where uploads have several segments there is one piece,
-the whole: which pieces a device asks for would tell it from all others.
-"""
+The record of a round, the marks of all segments that were counted, may be had in up to 16 pieces,
+by the first bits of the marks: a mark stands in its own piece or nowhere, and the signed header
+names each piece by its digest. Who asks for a piece tells the proxy a few bits of a mark. The proxy
+can compute no mark, but it can count: where more devices asked for a piece than marks stand in it,
+some were not counted. So a piece has no fewer marks than the job's floor, and where uploads have
+several segments there is one piece, the whole: which pieces a device asks for would tell it from
+all others."""
 
 from __future__ import annotations
 
@@ -86,19 +84,15 @@ def part(blob: m.Blob, data: Data, index: int) -> m.BlobPart:
 
 
 def parts(blob: m.Blob, data: Data) -> Iterator[m.BlobPart]:
-    """All parts in order."""
     return (part(blob, data, index) for index in range(blob.parts))
 
 
 class Assembly:
-    """Collects one blob's parts, in any order, each at most once.
-
-    Memory grows with what arrives, never with what a header claims; a claim above
-    `limit_bytes` is refused with ProtocolError `oversized_blob`, one cut into crumbs with
-    `tiny_parts`. With `keep=False` parts are checked and marked alone: whoever calls `add` puts
-    their bytes where they belong, and there is no `finish`. With `only` some parts are all that is
-    wanted; the blob's digest says nothing about them.
-    """
+    """Collects one blob's parts, in any order, each at most once. Memory grows with what arrives,
+    never with what a header claims. With `keep=False` parts are checked and marked alone: whoever
+    calls `add` puts their bytes where they belong, and there is no `finish`. With `only` some parts
+    are all that is wanted; the blob's digest says nothing about them. Raises ProtocolError
+    `oversized_blob` above `limit_bytes`, `tiny_parts` for crumbs."""
 
     def __init__(
         self,
@@ -115,7 +109,6 @@ class Assembly:
         self._lowest_missing = 0
 
     def __contains__(self, index: int) -> bool:
-        """Whether part `index` has come."""
         return self._whole is not None or index in self._pieces
 
     def add(self, message: m.BlobPart) -> bool:
@@ -128,27 +121,17 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Every part is there."""
         wanted = self.blob.parts if self._only is None else len(self._only)
         return self._whole is not None or len(self._pieces) == wanted
 
     def fill(self, data: bytes) -> None:
-        """All of it has come in another way, and was checked; nothing of it where it went to a
-        file."""
+        """All of it has come in another way, checked; `data` is empty where it went to a file."""
         self._pieces.clear()
         self._whole = data
 
-    @property
-    def held_bytes(self) -> int:
-        """Memory taken by the parts so far."""
-        held = len(self._pieces) * self.blob.part_bytes
-        return min(held, self.blob.size_bytes) if self._keep else 0
-
     def grow(self, blob: m.Blob) -> None:
-        """The same blob, which has become longer: all that came was whole parts.
-
-        Raises ProtocolError `bad_growth`.
-        """
+        """The blob has become longer; all that came was whole parts. Raises ProtocolError
+        `bad_growth`."""
         before = self.blob
         whole = before.size_bytes % before.part_bytes == 0
         if blob.part_bytes != before.part_bytes or blob.size_bytes < before.size_bytes or not whole:
@@ -176,10 +159,8 @@ class Assembly:
         self._lowest_missing = 0
 
     def finish(self) -> bytes:
-        """The whole blob; raises `bad_digest` (and forgets the parts) if it is not the one.
-
-        Of some parts alone: these, in their order.
-        """
+        """The whole blob, or the parts of `only` in order. Raises `bad_digest`, and forgets the
+        parts."""
         if self._only is not None:
             return b"".join(self._pieces[index] for index in sorted(self._only))
         if self._whole is not None:
@@ -247,10 +228,8 @@ def sends(
     push: bool = True,
     beside: bool = False,
 ) -> list[fx.Effect]:
-    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts.
-
-    One that can go `beside` the broker is only offered.
-    """
+    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts;
+    `beside` the broker, the offer alone."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
     if beside:
@@ -260,26 +239,19 @@ def sends(
 
 
 def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> list[fx.Effect]:
-    """The parts asked for, each once and no more than the credit.
-
-    Raises ProtocolError `bad_index` for one that does not exist.
-    """
+    """Send the parts asked for, each once, up to the credit. Raises ProtocolError `bad_index`."""
     return [
         fx.Send(to, part(blob, data, index)) for index in sorted(set(need.indices))[:NEED_LIMIT]
     ]
 
 
 class Fetch(Generic[H]):
-    """One blob under way towards us, and when to ask for what is missing.
-
-    Parts are pushed where the blob is small. Where no part came since the last look, the
-    missing ones are asked for, at most `NEED_LIMIT` at a time and `credit` in all; the next request
-    follows as soon as half a limit is free again, so that the sender never waits for us. With
-    `keep=False` the bytes are the caller's to put away. `blob` is the header's unless it is a piece
-    of it; while it is `idle` it takes what comes and asks for nothing. With `beside` its first
+    """One blob under way towards us, and when to ask for what is missing: where no part came since
+    the last look, at most `NEED_LIMIT` parts at a time and `credit` in all; the next request
+    follows as soon as half a limit is free again. `blob` is the header's unless it is a piece of
+    it; while it is `idle` it takes what comes and asks for nothing. With `beside` its first
     requests say that it may come beside the broker; while it is `on_its_way` there, nothing is
-    asked for.
-    """
+    asked for. `keep` and `only` as in `Assembly`."""
 
     def __init__(
         self,
@@ -380,10 +352,8 @@ def check_pieces(manifest: m.Manifest, limit_bytes: int) -> None:
 
 
 def first_data(offer: m.Offer, blob: m.Blob) -> Iterable[m.BlobPart]:
-    """The inline blob of an offer as parts, so that one path serves both.
-
-    An empty blob is always inside its offer.
-    """
+    """The inline blob of an offer as parts, so that one path serves both. An empty blob is always
+    inside its offer."""
     if not offer.data and blob.size_bytes:
         return ()
     if len(offer.data) != blob.size_bytes:
@@ -515,11 +485,8 @@ class BlobShown:
 
 @dataclass(frozen=True)
 class GrantPut:
-    """Let `sender` put a blob of this size there, for this job; the names `in_place_of` are of no
-    use any more.
-
-    Outcome `PutGranted` or `WorkFailed`.
-    """
+    """Let `sender` put a blob of this size there, for this job; forget the names `in_place_of`.
+    Outcome `PutGranted` or `WorkFailed`."""
 
     blob: m.Blob
     sender: fx.Address
@@ -598,8 +565,7 @@ def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
 
 
 class LayingDown:
-    """One blob at a time on its way to another's store, and how often that failed. Whoever has
-    several at once has one of these for each."""
+    """One blob at a time on its way to another's store, and how often that failed."""
 
     def __init__(self, signer: m.Signer, to: fx.Address, prefixes: tuple[str, ...]) -> None:
         self._signer, self._to, self._prefixes = signer, to, prefixes
@@ -654,7 +620,6 @@ class LentData:
         self._data = data
 
     def take_back(self) -> None:
-        """Whoever still reads them finds an end."""
         self._data = b""
 
     def __len__(self) -> int:
@@ -695,7 +660,6 @@ class ShownBlobs:
         return [fx.Work(ShowBlob(blob, data))]
 
     def awaits(self, task: ShowBlob) -> bool:
-        """Whether this was asked for here."""
         shown = self._shown.get(task.blob.digest)
         return shown is not None and shown.at_work
 
@@ -725,8 +689,8 @@ A = TypeVar("A")
 
 @dataclass
 class PutGrant(Generic[A]):
-    """One blob that somebody may put into the store; `name` is what the store calls it, `arrival`
-    what its holder knows of it."""
+    """One blob that somebody may put into the store, there called `name`; `arrival` is what its
+    holder knows of it."""
 
     blob: m.Blob
     arrival: A
@@ -753,7 +717,6 @@ class PutGrants(Generic[A]):
         return 0 < self._least_bytes <= blob.size_bytes
 
     def get(self, sender: fx.Address, digest: bytes) -> PutGrant[A] | None:
-        """The grant of this sender for this blob."""
         grants = self._by_sender.get(sender, {}).values()
         return next((grant for grant in grants if grant.blob.digest == digest), None)
 
@@ -772,7 +735,6 @@ class PutGrants(Generic[A]):
         return [fx.Work(GrantPut(blob, sender, job_id, unused))]
 
     def granted(self, task: GrantPut, result: object) -> list[fx.Effect]:
-        """The store has a place for it."""
         grant = self.get(task.sender, task.blob.digest)
         if grant is None:
             self._unused += [result.name] if isinstance(result, PutGranted) else []
@@ -794,6 +756,5 @@ class PutGrants(Generic[A]):
             self._by_sender.pop(sender, None)
 
     def end(self, job_id: bytes) -> None:
-        """No blob is of use to this job's round any more."""
         for sender in list(self._by_sender):
             self.forget(sender, job_id)
