@@ -288,7 +288,11 @@ class CloudMachine:
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.Command(what=StartJob() as start):
-                course = self.courses.get(start.job_id) or self._new_course(start)
+                course = self.courses.get(start.job_id)
+                if course is None:
+                    cells = self._cells.values()
+                    own = [with_changes(cell, job_id=start.job_id) for cell in cells]
+                    course = JobCourse(start, own, list(self._ends.values()))
                 out = course.begin()
                 self.courses[start.job_id] = course
                 for cell in self.keys:
@@ -338,10 +342,6 @@ class CloudMachine:
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
-
-    def _new_course(self, start: StartJob) -> JobCourse:
-        cells = [with_changes(cell, job_id=start.job_id) for cell in self._cells.values()]
-        return JobCourse(start, cells, list(self._ends.values()))
 
     def _of_jobs(self, cell: str) -> list[CellCourse]:
         return [course.cells[cell] for course in self.courses.values()]

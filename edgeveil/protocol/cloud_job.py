@@ -624,20 +624,13 @@ class MaskArrivals:
 class Stand(Enum):
     """Where a cell stands in the step under way of its job."""
 
-    OUT = "out"
-    """It has no part in it."""
-    OFFERED = "offered"
-    """Its proxy does not hold the broadcast yet."""
-    HELD = "held"
-    """The proxy holds it; of a round the batch is awaited."""
-    ASKED = "asked"
-    """The proxy is asked about masks."""
-    CAME = "came"
-    """The batch is whole, or the checks or sums of masks."""
-    SHORT = "short"
-    """Too few devices answered."""
-    GONE = "gone"
-    """Silent, or refusing."""
+    OUT = "out"  # it has no part in it
+    OFFERED = "offered"  # its proxy does not hold the broadcast yet
+    HELD = "held"  # the proxy holds it; of a round the batch is awaited
+    ASKED = "asked"  # the proxy is asked about masks
+    CAME = "came"  # the batch is whole, or the checks or sums of masks
+    SHORT = "short"  # too few devices answered
+    GONE = "gone"  # silent, or refusing
 
 
 class RepeatedNotes:
@@ -685,7 +678,7 @@ class CellCourse:
 
     def __init__(self, of_it: Cell, *, alone: bool) -> None:
         """`alone`: there is no other cell, so that nobody waits for this one in vain."""
-        self._cell, self._alone, self.cell = of_it, alone, of_it.name
+        self.home, self._alone, self.cell = of_it, alone, of_it.name
         self.out = OutgoingBroadcast(of_it, "resend")
         self.arrival = BatchArrival(of_it)
         self.masks = MaskArrivals(of_it)
@@ -727,26 +720,16 @@ class CellCourse:
         """Its proxy holds the broadcast; the proxy's deadline runs from here, not from sealing."""
         self.stand = Stand.HELD
         self.out.drop()
-        return [self._cell.cancel("resend"), self.wait()]
+        return [self.home.cancel("resend"), self.wait()]
 
     def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
         self.stand, self.reason = Stand.ASKED, ""
         return [*self.masks.ask(asked), self.arrival.watch()]
 
-    def blame(self, misfits: m.Misfits) -> fx.Effect:
-        """Tell its proxy, while that knows their senders, which uploads do not fit."""
-        return fx.Send(self._cell.proxy, self._cell.signer.note(misfits))
-
     def come(self) -> list[fx.Effect]:
         """Mark what was awaited of the cell as complete, and cancel its timers."""
         self.stand = Stand.CAME
-        return [self._cell.cancel("resend"), self._cell.cancel("watchdog")]
-
-    def fall_short(self, short: m.Shortfall) -> list[fx.Effect]:
-        """Its round is over below the floor."""
-        self.stand, self.shortfall = Stand.SHORT, short
-        self.out.drop()
-        return self.rest()
+        return [self.home.cancel("resend"), self.home.cancel("watchdog")]
 
     def go(self, reason: str) -> list[fx.Effect]:
         """The step goes on without it."""
@@ -763,13 +746,13 @@ class CellCourse:
         return [*self.arrival.drop(), *self.masks.drop(), *self.rest()]
 
     def rest(self) -> list[fx.Effect]:
-        return [self._cell.cancel("watchdog"), self._cell.cancel("resend")]
+        return [self.home.cancel("watchdog"), self.home.cancel("resend")]
 
     def tell(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
         """Send the record of the round; the proxy may forget the batch."""
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
-        self.stand, cell = Stand.OUT, self._cell
+        self.stand, cell = Stand.OUT, self.home
         signed, packet_bytes = cell.signer.header(commit), cell.settings.packet_bytes
         return [*out, *sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
 
@@ -777,13 +760,10 @@ class CellCourse:
         of_it = self.manifest
         held = self._alone or self.stand is Stand.HELD
         round_s = of_it.deadline_s + of_it.grace_s if of_it and held else 0.0
-        return self._cell.set("watchdog", round_s + self._cell.settings.proxy_margin_s)
+        return self.home.set("watchdog", round_s + self.home.settings.proxy_margin_s)
 
     def send(self) -> list[fx.Effect]:
         return [*self.out.send(), *self.masks.send()]
-
-    def closed(self, digest: bytes) -> fx.Effect:
-        return self._cell.ack(digest, "closed")
 
     def knows(self, digest: bytes) -> bool:
         return self.masks.knows(digest) or self.arrival.knows(digest)
@@ -993,13 +973,16 @@ class JobCourse:
                 asked = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
                 return [self._report("checking", round=self.exchange), *asked]
             case AskUnmask(unmasks=unmasks, misfits=misfits):
-                blamed = [cells[cell].blame(said) for cell, said in misfits.items()]
-                return [*blamed, *self._ask_unmask(unmasks)]
+                return [*self._blame(misfits), *self._ask_unmask(unmasks)]
             case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
-                blamed = [cells[cell].blame(said) for cell, said in misfits.items()]
                 told = [one for cell in cells.values() for one in cell.arrival.acknowledge()]
-                return [*blamed, *told, *self._repeat(reason, answers)]
+                return [*self._blame(misfits), *told, *self._repeat(reason, answers)]
         return []
+
+    def _blame(self, misfits: Mapping[str, m.Misfits]) -> list[fx.Effect]:
+        """Tell the proxies, while they know the senders, which uploads do not fit."""
+        homes = [(self.cells[cell].home, said) for cell, said in misfits.items()]
+        return [fx.Send(home.proxy, home.signer.note(said)) for home, said in homes]
 
     def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
         self._step("summed")
@@ -1134,7 +1117,8 @@ class JobCourse:
             )
         check_fetchable(offer, header.blob, settings.spool_bytes)
         if header.at != self.at:
-            return [] if self._may_be_summed(header.at) else [of_it.closed(header.blob.digest)]
+            closed = of_it.home.ack(header.blob.digest, "closed")
+            return [] if self._may_be_summed(header.at) else [closed]
         if not takes:
             return []  # being absorbed: the acknowledgement follows the commit
         if size_bytes > room_bytes:
@@ -1189,7 +1173,9 @@ class JobCourse:
         waits = of_it.stand in (Stand.OFFERED, Stand.HELD)
         if short.at != self.at or not self._may("batch") or not waits:
             return []
-        return [*of_it.fall_short(short), *self._move()]
+        of_it.stand, of_it.shortfall = Stand.SHORT, short
+        of_it.out.drop()
+        return [*of_it.rest(), *self._move()]
 
     # --- where the cells stand ---
 

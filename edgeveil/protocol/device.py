@@ -280,10 +280,6 @@ class Fetches:
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
         return _asked(need if need and need.indices else None)
 
-    def looks_in(self, level: int, index: int) -> bool:
-        """Whether stanzas for this device may be in that bucket."""
-        return any(bucket_of(key, level) == index for key in self._sealing)
-
     def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
         """A blob that was asked for may be had beside the broker. Raises `foreign_url`."""
         fetch = self.under_way.get(at.blob)
@@ -377,7 +373,7 @@ class DeviceMachine:
         sealing: Sequence[SealingKey] = (),
     ) -> None:
         """`data_set` is the tag of its data (empty: it takes releases for any)."""
-        self._data_set, self._now_s = data_set, 0.0
+        self._data_set, self._sealing, self._now_s = data_set, sealing, 0.0
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._backoff = Backoff(signer.name)
@@ -422,7 +418,7 @@ class DeviceMachine:
 
     def hears(self, bucket: fx.BucketAddress) -> bool:
         """Whether it looks for stanzas in this bucket."""
-        return self.fetches.looks_in(bucket.level, bucket.index)
+        return any(bucket_of(key, bucket.level) == bucket.index for key in self._sealing)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""

@@ -1,7 +1,7 @@
 """The cloud's broadcasts at the proxy: taken part by part, checked, kept, passed on.
 
 Theory of operation. A broadcast is a job's announcement, a round, its commit record, or a release.
-Of each there is one place (`_slot`), and a second, different text for a place is refused as a fork.
+Of each kind and number there is one, and a second, different text of it is refused as a fork.
 It comes part by part to the disk; when all is there the host checks the digest and makes it
 durable, and only then is it acknowledged, does a round open, and do devices hear of it: identical
 bytes for all. Only the newest stays (`_supersedes`): a release replaces the one before of its data
@@ -215,7 +215,8 @@ class ProxyReleases:
         if said.number == known:
             return [held]
         memory.statement = note
-        gone = [d for d, kept in memory.kept.items() if _is_withdrawn(kept, said)]
+        releases = {d: k.header for d, k in memory.kept.items() if k.header.kind == "release"}
+        gone = [d for d, header in releases.items() if header.sequence in said.withdrawn]
         for blob in gone:
             del memory.kept[blob]
         return [
@@ -246,13 +247,6 @@ class ProxyReleases:
             if isinstance(said, m.ReleaseStatement) and not self._context.is_far(said.number):
                 return said
         return None
-
-
-def _is_withdrawn(kept: KeptBroadcast, said: m.ReleaseStatement) -> bool:
-    header = kept.header
-    return isinstance(header, m.Manifest) and (
-        header.kind == "release" and header.sequence in said.withdrawn
-    )
 
 
 # --- broadcasts ------------------------------------------------------------------------------
@@ -292,7 +286,7 @@ class Broadcasts:
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
         for kept in self._believed():
-            if _slot(kept.header) == _slot(header):
+            if (kept.header.kind, kept.header.at) == (header.kind, header.at):  # one of each
                 if kept.signed.payload == offer.header.payload:
                     return [self._context.ack(fx.CloudAddress(), digest, "held")]
                 return self._refuse(digest, "forked_manifest")
@@ -355,7 +349,9 @@ class Broadcasts:
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, m.Commit):
-            replayed = any(_is_older(header, kept.header) for kept in self._believed())
+            at, others = header.at, (kept.header for kept in self._believed())
+            later = (c.at for c in others if c.kind == "commit" and c.at.job_id == at.job_id)
+            replayed = any((at.exchange, at.attempt) < (o.exchange, o.attempt) for o in later)
             return "replayed_commit" if replayed else ""
         if self._context.is_far(header.sequence):
             return "far_sequence"
@@ -512,19 +508,16 @@ class Broadcasts:
                 memory.summed.add(job_id)
                 memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
-                self._forget_end(next(iter(memory.ended)))
+                forgotten = next(iter(memory.ended))
+                del memory.ended[forgotten]
+                memory.kept = {
+                    digest: kept
+                    for digest, kept in memory.kept.items()
+                    if kept.header.at.job_id != forgotten or kept.header.kind == "release"
+                }
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
         return [*out, self._context.ack(fx.CloudAddress(), digest, "held")]
-
-    def _forget_end(self, job_id: bytes) -> None:
-        memory = self._context.memory
-        del memory.ended[job_id]
-        memory.kept = {
-            digest: kept
-            for digest, kept in memory.kept.items()
-            if kept.header.at.job_id != job_id or kept.header.kind == "release"
-        }
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
@@ -533,11 +526,6 @@ class Broadcasts:
         needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
         out: list[fx.Effect] = [fx.Send(fx.CloudAddress(), need) for need in needs if need]
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
-
-
-def _slot(header: m.BroadcastHeader) -> tuple[str, m.ExchangeId]:
-    """The place of which there is only one: a second, different header there is a fork."""
-    return header.kind, header.at
 
 
 def _cost_bytes(signed: m.Envelope, header: m.BroadcastHeader) -> int:
@@ -557,13 +545,6 @@ def _supersedes(new: m.BroadcastHeader, old: m.BroadcastHeader) -> bool:
     if new.kind == "release":
         return old.kind == "release" and _data_set(new) == _data_set(old)
     return new.kind == old.kind and new.at.job_id == old.at.job_id
-
-
-def _is_older(commit: m.Commit, other: m.BroadcastHeader) -> bool:
-    """Whether the other one is a later record of the same job."""
-    at, later = commit.at, other.at
-    same = isinstance(other, m.Commit) and at.job_id == later.job_id
-    return same and (at.exchange, at.attempt) < (later.exchange, later.attempt)
 
 
 def _data_set(header: m.BroadcastHeader) -> bytes:
