@@ -27,11 +27,10 @@ from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.http_guard import NONCE, PROOF_PATH, RequestGuard, Scope, Tokens, proof
+from edgeveil_cloud.job_view import planned_of_shared, record_figure
 from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
-from edgeveil_cloud.pages.job_rows import figure_text
 from edgeveil_cloud.pages.routes import MAX_BODY_BYTES, MOST_WATCHERS, PageRoutes, posted_text
-from edgeveil_cloud.round_report import planned_of_shared
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, UnknownJob
 
@@ -174,7 +173,7 @@ class _Routes:
     async def job(self, request: Request) -> Response:
         entry = await self._entry(request)
         records = await self._ask(lambda: self._store.exchanges(entry.id))
-        rounds = [{**asdict(one), "figure": figure_text(entry.canonical, one)} for one in records]
+        rounds = [{**asdict(one), "figure": record_figure(entry.canonical, one)} for one in records]
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None
         return Response.of_json({**_summary(entry), "exchanges": rounds, "release": release})

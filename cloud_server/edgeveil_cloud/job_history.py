@@ -1,4 +1,4 @@
-"""What a job's events amount to, taken one by one: small however many there are.
+"""A job's events, summed up one by one: small however many there are.
 
 Events are those of the cloud's HTTP (`/jobs/{id}/events`) and of a run's `events.jsonl`.
 """
@@ -39,7 +39,7 @@ class EvaluationPoints:
 
 @dataclass
 class JobHistory:
-    """Give it the events in their order; the same one again changes nothing."""
+    """Takes the events in their order; the same one again changes nothing."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)  # of committed exchanges
     scores: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class JobHistory:
     _evaluated: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """The next event, as JSON has it; of unknown types only its name is kept."""
+        """The next event, as JSON has it; of unknown types only the name is kept."""
         seq = int(event.get("seq") or 0)
         if seq and seq <= self.seq:
             return
@@ -90,19 +90,20 @@ class JobHistory:
             self.take(event)
 
     def take_records(self, records: Iterable[ExchangeRecord]) -> None:
-        """What the store says of exchanges whose events are forgotten; before any event."""
+        """Stored exchanges, whose events may be forgotten; before any event."""
         for record in records:
-            row = {name: getattr(record, name) for name in _ROW}
-            ended = {"bytes": dict(record.bytes), "ended_at": record.committed_at or 0.0}
-            known: dict[str, Any] = {
-                "exchange": record.index,
-                "declined": None,
-                "causes": {},
-                "epsilon": {},
-                "timeline": {},
-            }
-            self.rows.append({**row, **ended, **known, "led": (ACCURACY, row["accuracy"])})
-            self._score(row["number"], record.scores)
+            self.rows.append(
+                {
+                    **{name: getattr(record, name) for name in _ROW},
+                    "exchange": record.index,
+                    "led": (ACCURACY, record.accuracy),
+                    "bytes": dict(record.bytes),
+                    "ended_at": record.committed_at or 0.0,
+                    "declined": None,
+                    **{name: {} for name in ("causes", "epsilon", "timeline")},
+                }
+            )
+            self._score(record.number, record.scores)
             self.guessing = guessing(record.scores) or self.guessing
 
     @property
@@ -117,6 +118,11 @@ class JobHistory:
 
     def _committed(self, data: Mapping[str, Any], time_s: float) -> dict[str, Any]:
         uploads, selected = int(data["uploads"]), self._selected
+        found, own = data.get("clusters"), data.get("federated") or None
+        if own:  # its first figure, with its error
+            led = str(own.get("leading", ""))
+            names = ("leading", led, f"{led}_deviation") if led else ()
+            own = {name: own[name] for name in names}
         row = {
             **{name: data.get(name) for name in _ROW},
             "led": leading(data),
@@ -126,22 +132,20 @@ class JobHistory:
             "seconds": float(data.get("seconds") or 0.0),
             "attempt": data.get("attempt", 1),
             "declined": data.get("declined", 0),
-            "causes": data.get("causes") or {},
             "selected": selected if selected is None or selected >= uploads else None,
-            "bytes": dict(data.get("bytes") or {}),
-            "epsilon": dict(data.get("epsilon") or {}),
-            "timeline": dict(data.get("timeline") or {}),
-            "cells": dict(data.get("cells") or {}),
-            "federated": _short(data.get("federated")),
-            "clusters": _sums_alone(data.get("clusters")),
+            **{
+                name: dict(data.get(name) or {})
+                for name in ("causes", "bytes", "epsilon", "timeline", "cells")
+            },
+            "federated": own,
+            # Scores from sums; those of uploads come with the uploads.
+            "clusters": found if found and found.get("upload") == "sums" else None,
             "ended_at": time_s,
         }
         while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
-            self.rows.pop()  # the store told it before
+            self.rows.pop()  # from the store's records
         self.rows.append(row)
-        self.void.update(
-            {str(why): int(count) for why, count in (data.get("refused") or {}).items()}
-        )
+        self.void.update({str(why): int(n) for why, n in (data.get("refused") or {}).items()})
         self.causes.update(data.get("causes") or {})
         self._evaluate(data)
         self._figure(data)
@@ -152,9 +156,7 @@ class JobHistory:
         if averaged := data.get("mean_softmax"):
             self.means.append({**averaged, "round": number})
         self._score(number, data.get("federated"))
-        found = data.get("clusters")
-        if not found:
-            return
+        found = data.get("clusters") or {}
         self._score(number, found)
         if not (vectors := found.get("vectors")):
             return
@@ -185,26 +187,7 @@ class JobHistory:
         if not found:
             return
         self.figures, self.guessing = found, guessing(found)
-        plain = {
-            name: value
-            for name, value in found.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
         number = int(data["number"])
         self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
-        self.figures_by_round.append({**plain, "round": number})
-
-
-def _sums_alone(clusters: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Scores from sums; those of uploads come with the uploads."""
-    return clusters if clusters and clusters.get("upload") == "sums" else None
-
-
-def _short(federated: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Its first figure, with its error."""
-    if not federated:
-        return None
-    if "leading" not in federated:
-        return {}
-    name = str(federated["leading"])
-    return {key: federated[key] for key in ("leading", name, f"{name}_deviation")}
+        self.figures_by_round.append({**numbers, "round": number})

@@ -1,26 +1,33 @@
-"""One job as a page: live at the cloud, live beside a run, or frozen as the report of a run.
+"""One job for whoever looks: as a row of the list, live at the cloud or beside a run, or frozen as
+the report of a run.
 
 `job_view` makes plain JSON in the form of `edgeveil.pages.parts`, which `static/job_view.js` draws.
-Every statement of privacy on the page is made here. An ε stands only where it is proven, accuracy
-never without both guarantees, and both with their δ, unit and status.
+Every statement of privacy on a page is made here: an ε only where it is proven, accuracy never
+without both guarantees, and both with their δ, unit and status.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import cycle
 from typing import Any
 
-from edgeveil.errors import ProtocolError
+import numpy as np
+import yaml
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.evaluation.clustering import project_2d
 from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
     CLUSTER_SCORES,
     RMSE,
     beside_text,
+    evaluation_text,
     leading_stored,
     leading_text,
     score_text,
@@ -37,66 +44,68 @@ from edgeveil.pages.parts import (
     counted,
     events,
     figure_text,
+    gantt,
     heat,
     least,
     lines,
     rounded,
     said,
+    scatter,
     section,
     series,
     table,
     terms,
     thinned,
 )
-from edgeveil.parts.exchange import EVALUATIONS, TRAIN, short_label
+from edgeveil.parts.exchange import EVALUATIONS, TRAIN, exchange_label, short_label
 from edgeveil.privacy.guarantee import (
     colluding_text,
     guarantee_bounds,
     guarantee_text,
+    record_text,
     shared_text,
     up,
     worth_of,
 )
-from edgeveil.protocol.cloud_reasons import declined_text
-from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
-from edgeveil_cloud.job_pictures import (
-    FIRST_ROWS,
-    NUMBERED,
-    STEPS,
-    TONES,
-    by_score,
-    calibration,
-    cluster_picture,
-    count_text,
-    event_line,
-    per_class,
-    score_kind,
-    step,
-    time_picture,
-    up_text,
-    words,
+from edgeveil.protocol.cloud_reasons import (
+    OTHERWISE,
+    RESUME,
+    declined_text,
+    pause_advice,
+    resume_follows,
 )
+from edgeveil.units import byte_text, seconds_text
+from edgeveil_cloud.evaluation import told_federated
+from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
-from edgeveil_cloud.store_tables import ENDED, ExchangeRecord, JobEntry
+from edgeveil_cloud.store_tables import ENDED, ExchangeRecord, JobEntry, JobGlimpse
 
 PANELS = 6
+NUMBERED = 60  # points of a panel with their cluster's number
+FIRST_ROWS = 25  # of a table, until more are asked for
 MOST_ROWS = 200  # of the table of rounds
 MOST_BARS = 40  # of the picture of time
-_COLOURS = ("blue", "orange", "green", "purple", "red")
 COLLUSION = "collusion"  # training's ε if all others collude
+TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 HOPS = (
     ("cloud_to_proxy", "cloud → proxy"),
     ("proxy_to_devices", "proxy → devices"),
     ("devices_to_proxy", "devices → proxy"),
     ("proxy_to_cloud", "proxy → cloud"),
 )
+STEPS = (
+    ("seal_s", "seal", "purple"),
+    ("broadcast_s", "broadcast", "blue"),
+    ("wait_s", "wait for devices", "orange"),
+    ("absorb_s", "open, aggregate, test", "green"),
+)
+_COLOURS = ("blue", "orange", "green", "purple", "red")
 _CLOUDS_RECORDS = "on records the cloud holds"
 _NO_FIGURES = (  # among numbers of a round: counts, and what no model moves
     *("round", "unusable", "normal", "anomalous"),
     *("largest_class_rate", "rmse_of_mean"),
 )
-_BY_DEVICES = (  # figures that counts of devices may tell
+_BY_DEVICES = (  # figures that devices' counts may give
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
     *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),
 )
@@ -109,10 +118,10 @@ _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
 
 @dataclass(frozen=True)
 class RunPart:
-    """What only a run on one machine knows of its job, as `result.json` says it.
+    """What only a run on one machine knows of its job, as `result.json` has it.
 
-    `held`: the part of the page on who holds what; `unprotected`: why its figures, or those of the
-    reference, are for the owner's eyes alone, "" for a published set.
+    `held`: the section on who holds what; `measured_on`: "" for a published set's test records,
+    else why the figures are for the owner's eyes alone.
     """
 
     devices: int
@@ -123,7 +132,7 @@ class RunPart:
     engine: str = ""
     reference: Sequence[float] = ()
     reference_note: str = ""
-    measured_on: str = ""  # "" where it is a published set's test records
+    measured_on: str = ""
     memory_bytes: int | None = None
     hops: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -132,15 +141,14 @@ class RunPart:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """What is known of a job beside its events.
-
-    `privacy` holds both guarantees, as planned while `planned`, else as spent.
-    """
+    """A job without its events. `privacy` has both guarantees, as planned while `planned`, else as
+    spent; `half` is half of the range of a label that is a number."""
 
     name: str
     status: str
     reason: str = ""
     id: str = ""
+    method: str = ""
     rounds: int = 0
     exchanges: int = 0
     started_at: float | None = None
@@ -150,42 +158,35 @@ class JobDetails:
     seen: Sequence[Mapping[str, str]] = ()
     shuffle: Sequence[str] = ()
     aggregation_note: str = ""
-    measure: str = ACCURACY  # what leads its figures
-    half: float | None = None  # of the range of a label that is a number
+    measure: str = ACCURACY  # leads its figures
+    half: float | None = None
     run: RunPart | None = None
 
     @classmethod
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
-        """Of a job in the cloud's store, whose canonical bytes may be of no job any more."""
-        about = asdict(facts_of(entry.canonical, cells))
-        return cls(
-            **{
-                **about,
-                "name": entry.name,
-                "id": entry.id,
-                "status": entry.status,
-                "reason": entry.reason,
-                "started_at": entry.started_at,
-                "ended_at": entry.ended_at,
-            }
+        """Of a stored job, whose canonical bytes this version may be unable to plan."""
+        names = ("name", "id", "status", "reason", "started_at", "ended_at")
+        return replace(
+            facts_of(entry.canonical, cells), **{name: getattr(entry, name) for name in names}
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
-    """What a job's canonical bytes say of it, before anything has happened."""
+    """A job by its canonical bytes; without a name where this version cannot plan it."""
     try:
         return facts_of_plan(compile_canonical(canonical), cells)
-    except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
+    except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
         return JobDetails("", "queued")
 
 
 def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
-    """The same of a plan."""
+    """A job by its plan, before anything has happened."""
     whole = len(plan.exchanges)
     return JobDetails(
         plan.job.job,
         "queued",
+        method=plan.job.train.method,
         rounds=plan.rounds,
         exchanges=whole,
         privacy=summary_of(plan, whole, None)["privacy"],
@@ -197,40 +198,140 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
     )
 
 
+def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
+    """`privacy` of a job with shared noise, as planned: its events lack both ε of training."""
+    try:
+        shared = json.loads(canonical)["privacy"].get("noise") == "shared"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    privacy = facts_of(canonical).privacy if shared else None
+    return {"privacy": privacy} if privacy else {}
+
+
+def job_text(entry: JobEntry) -> str:
+    """A job as YAML that makes the same one again, in the order of job files; as stored where this
+    version does not know it."""
+    try:
+        plain = compile_canonical(entry.canonical).job.model_dump(mode="json")
+    except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
+        plain = json.loads(entry.canonical)
+    if entry.priority != "normal":
+        plain["priority"] = entry.priority
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+# --- a row of the list ---
+
+
+def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, Any]:
+    """JSON-able. Both guarantees are as planned until the job has ended, then as spent."""
+    entry, newest = glimpse.entry, glimpse.newest
+    facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
+    spent = told.get("privacy") if entry.ended else None
+    reason, advice = why_it_stands(glimpse, running, most_running)
+    led = facts.measure
+    value = leading_stored(led, glimpse.accuracy, glimpse.loss, facts.half)
+    names = ("id", "name", "status", "priority", "submitted_at", "started_at", "ended_at")
+    privacy = spent or facts.privacy or {}
+    return {
+        **{name: getattr(entry, name) for name in names},
+        "reason": reason,
+        "advice": advice,
+        "method": facts.method,
+        "exchange": newest.index if newest else 0,
+        "exchanges": facts.exchanges,
+        "round": newest.number if newest else 0,
+        "rounds": facts.rounds,
+        "figure": {
+            "name": led,
+            "text": None if value is None else leading_text(led, value, glimpse.scores),
+        },
+        "guarantees": [
+            {"name": f"ε {which}", **_cell(privacy[which], planned=spent is None)}
+            for which in ("training", "inference")
+            if privacy
+        ],
+    }
+
+
+def record_figure(canonical: bytes, record: ExchangeRecord) -> str:
+    """What leads the figures of one committed exchange, by name, or ""."""
+    told = evaluation_text({"federated": told_federated(record.scores), "clusters": record.scores})
+    if told:
+        return told
+    facts = facts_of(canonical)
+    value = leading_stored(facts.measure, record.accuracy, record.loss, facts.half)
+    if value is None:
+        return ""
+    return f"{facts.measure} {leading_text(facts.measure, value, record.scores)}"
+
+
+def _cell(part: Mapping[str, Any], *, planned: bool) -> dict[str, str]:
+    """A guarantee in few words: an ε only where it is proven."""
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return {"value": "none", "note": "no proven guarantee", "tone": "bad"}
+    if not part["epsilon"]:
+        return {"value": "0", "note": "nothing is released", "tone": ""}
+    delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
+    unworthy = worth_of(part)
+    note = f"per {part['unit']}{delta}{', as planned' if planned else ''}"
+    note += record_text(part) + unworthy + shared_text(part)
+    return {"value": up(part["epsilon"]), "note": note, "tone": "bad" if unworthy else ""}
+
+
+def why_it_stands(glimpse: JobGlimpse, running: int, most_running: int) -> tuple[str, str]:
+    """Why a job does not go on, and what to do; ("", "") where it runs or is done."""
+    entry, life = glimpse.entry, glimpse.life
+    if entry.status == "paused":
+        return _paused(entry)
+    if entry.status != "queued":
+        return entry.reason, ""
+    if life is not None and life.type == "job_waiting":
+        found, wanted = life.data.get("enrolled"), life.data.get("wanted")
+        why = f"{found} devices are enrolled, the job wants {wanted}"
+        return why, "admit devices at the proxy: edgeveil proxy admit --config proxy.yaml"
+    if running >= most_running:
+        why = f"{running} jobs run, and no more than {most_running} may at once"
+        return why, "it starts by itself; limits.jobs_running of the cloud's file allows more"
+    return "its turn comes in a moment", ""
+
+
+def _paused(entry: JobEntry) -> tuple[str, str]:
+    """The reason of a pause, parted from the advice that stands behind it."""
+    why = entry.reason.removesuffix(f"{RESUME}{entry.id}").rstrip(" ,;")
+    for advice in (pause_advice(why), OTHERWISE):
+        if why.endswith(f"; {advice}"):
+            then = ", then resume it" if resume_follows(advice) else ""
+            return why.removesuffix(f"; {advice}"), f"{advice}{then}"
+    return why, "do that, then resume it"
+
+
+# --- the page ---
+
+
 def job_view(
     facts: JobDetails,
     events: Iterable[Mapping[str, Any]] | JobHistory,
     records: Sequence[ExchangeRecord] = (),
 ) -> Json:
-    """The page of one job. `events` in their order, or what they amount to; `records` where a store
+    """The page of one job. `events` in their order, or their JobHistory; `records` where a store
     has forgotten some of them."""
     if isinstance(events, JobHistory):
-        course = events
-    else:
-        course = JobHistory()
-        course.take_records(records)
-        course.take_all(events)
+        return _View(facts, events).whole()
+    course = JobHistory()
+    course.take_records(records)
+    course.take_all(events)
     return _View(facts, course).whole()
 
 
-@dataclass(frozen=True)
 class _Guarantee:
-    """One of the two, in the words of the page."""
+    """Training's or inference's."""
 
-    part: Mapping[str, Any]
-    text: str
-
-    @property
-    def proven(self) -> bool:
-        return self.part["status"] == "proven" and self.part["epsilon"] is not None
-
-    @property
-    def unit(self) -> str:
-        return str(self.part["unit"])
-
-    @property
-    def epsilon(self) -> float:
-        return float(self.part["epsilon"] or 0.0)
+    def __init__(self, privacy: Mapping[str, Any], which: str) -> None:
+        part = self.part = privacy[which]
+        self.text, self.unit = guarantee_text(privacy, which), str(part["unit"])
+        self.epsilon = float(part["epsilon"] or 0.0)
+        self.proven = part["status"] == "proven" and part["epsilon"] is not None
 
 
 class _View:
@@ -240,21 +341,20 @@ class _View:
         privacy, self._planned = facts.privacy, facts.planned
         if self._planned and course.privacy is not None:
             privacy, self._planned = course.privacy, False
-        self._privacy = privacy
         self._guarantees = {
-            which: _Guarantee(privacy[which], guarantee_text(privacy, which))
+            which: _Guarantee(privacy, which)
             for which in ("training", "inference")
             if privacy is not None
         }
         self._rows = [self._proven(row) for row in course.rows]
-        self._phases = course.phases
-        self._before = self._phases  # names of exchanges, as far as they do not follow
+        self._before = course.phases  # names of exchanges, as far as they do not follow
         if any(row["phase"] in EVALUATIONS for row in course.rows):
             self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
         self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
         self._tested = [row for row in course.rounds if self._measured(row) is not None]
         self._simulated = self._run is not None and self._run.simulated
+        self._shared = any(COLLUSION in row["epsilon"] for row in self._rows)
 
     def whole(self) -> Json:
         sections = (
@@ -292,8 +392,12 @@ class _View:
         if run is not None:
             only = f", {run.infer_only} of them only evaluate" if run.infer_only else ""
             parts.append(f"{run.devices} devices{only}")
-        parts.append(self._course_text())
-        seconds = run.seconds if run is not None else self._seconds()
+        rounds, phases = counted(len(self._course.rounds), "round"), len(self._course.phases)
+        after = f" after {counted(phases, 'preparatory exchange')}" if phases else ""
+        parts.append(rounds + after)
+        seconds = run.seconds if run is not None else None
+        if run is None and facts.started_at is not None and facts.ended_at is not None:
+            seconds = facts.ended_at - facts.started_at
         if seconds is not None:
             parts.append(seconds_text(seconds))
         if run is not None and not run.simulated and run.broker:
@@ -305,19 +409,8 @@ class _View:
             found.append(said(what, "warn"))
         found += [said(f"The release: {reason}") for reason in self._course.release]
         if facts.reason:
-            tone: Tone = "soft" if facts.status == "completed" else "bad"
-            found.append(said(facts.reason, tone))
+            found.append(said(facts.reason, "soft" if facts.status == "completed" else "bad"))
         return found
-
-    def _course_text(self) -> str:
-        """How far it came: `15 rounds after 1 preparatory exchange`."""
-        rounds = counted(len(self._course.rounds), "round")
-        phases = len(self._phases)
-        return f"{rounds} after {counted(phases, 'preparatory exchange')}" if phases else rounds
-
-    def _seconds(self) -> float | None:
-        begun, ended = self._facts.started_at, self._facts.ended_at
-        return None if begun is None or ended is None else ended - begun
 
     def _progress(self) -> Json | None:
         if self._ended or not self._facts.exchanges:
@@ -353,19 +446,15 @@ class _View:
                 note += f", {declined_text(row['declined'], row['causes'])}"
             found.append(card("answered", f"{row['uploads']}{of}", note))
         if run is not None and run.memory_bytes:
-            found.append(
-                card("memory, peak", byte_text(run.memory_bytes), "all processes together")
-            )
+            memory = byte_text(run.memory_bytes)
+            found.append(card("memory, peak", memory, "all processes together"))
         return found
 
     def _federated_card(self, own: Mapping[str, Any]) -> Json:
         name = "{} on the devices' own records"
         if "leading" not in own:
-            return card(
-                name.format(self._measure),
-                "–",
-                f"the noise hides all there is, after round {own['round']}",
-            )
+            note = f"the noise hides all there is, after round {own['round']}"
+            return card(name.format(self._measure), "–", note)
         note = (
             f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
             " one standard error, by the noise alone"
@@ -373,21 +462,7 @@ class _View:
         key = str(own["leading"])
         if told := _beside(own, key, own):
             note = f"{told}; {note}"
-        return card(name.format(words(key)), self._with_error(own, key), note)
-
-    def _with_error(self, own: Mapping[str, Any], key: str) -> str:
-        """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
-        value, off = own.get(key), own.get(f"{key}_deviation")
-        if value is None:
-            return "–"
-        measure = RMSE if key in ("rmse", "mae", "threshold") else ACCURACY
-        told = leading_text(measure, value)
-        return told if off is None else f"{told} ± {leading_text(measure, off)}"
-
-    def _compared(self, own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-        """`0.918 ± 0.018 (always the largest class 0.866)`, by the `figures` of the records."""
-        beside = _beside(own, key, figures)
-        return self._with_error(own, key) + (f" ({beside})" if beside else "")
+        return card(name.format(words(key)), _with_error(own, key), note)
 
     def _guarantee_cards(self) -> list[Json]:
         found = []
@@ -404,8 +479,7 @@ class _View:
             each = one.part.get("epsilon_per_round")
             note = f"{behind}; {whole}, proven{real}{shared_text(one.part)}"
             note += f"; ε = {up(each)} per {one.unit} and evaluation" if each else ""
-            tone = "bad" if worth_of(one.part) else ""
-            found.append(card(name, lead, note, tone=tone))
+            found.append(card(name, lead, note, tone="bad" if worth_of(one.part) else ""))
         return found
 
     # --- accuracy ---
@@ -458,7 +532,7 @@ class _View:
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
-        shown += self._beside(x)
+        shown += self._spent(x)
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
@@ -470,8 +544,8 @@ class _View:
             parts.append(lines("Loss on the test records", list(tested), loss, low=0.0))
         return section("accuracy", title, parts, before=[said(text), note])
 
-    def _beside(self, rounds: Sequence[int]) -> list[Json]:
-        """Both ε by plan after each of these rounds, to be read with what is shown of them."""
+    def _spent(self, rounds: Sequence[int]) -> list[Json]:
+        """Both ε by plan after each of these rounds, to be read with the figures."""
         spent = {row["number"]: row["epsilon"] for row in self._rows}
         found = []
         for which, one in self._guarantees.items():
@@ -493,28 +567,25 @@ class _View:
                 series(words(name), [rounded(row.get(name)) for row in by_round], colour)
                 for name, colour in zip(names, cycle(_COLOURS), strict=False)
             ]
-            parts.append(lines("Figures by round", x, shown + self._beside(x)))
+            parts.append(lines("Figures by round", x, shown + self._spent(x)))
         elif names:
             text_of = "{:.4g}".format if "rmse" in found else figure_text
             rows = [[words(name), text_of(found[name])] for name in names if name in found]
             parts.append(table("Figures", ["figure", "value"], rows))
         called = found.get("classes") or []
-        parts.append(per_class(found.get("per_class") or [], called))
+        parts.append(_per_class(found.get("per_class") or [], called))
         if crossed := found.get("confusion"):
             of = [*called, *map(str, range(len(called), len(crossed)))]
-            label = "Records by true and predicted class"
-            parts.append(
-                heat(
-                    label,
-                    crossed,
-                    rows=of,
-                    columns=of,
-                    row_name="true class",
-                    column_name="predicted class",
-                )
+            label, of_row, of_column = (
+                "Records by true and predicted class",
+                "true class",
+                "predicted class",
             )
-        parts.append(calibration(found.get("calibration") or {}))
-        parts.append(by_score(found.get("histogram") or {}))
+            parts.append(
+                heat(label, crossed, rows=of, columns=of, row_name=of_row, column_name=of_column)
+            )
+        parts.append(_calibration(found.get("calibration") or {}))
+        parts.append(_by_score(found.get("histogram") or {}))
         at = by_round[-1]["round"] if by_round else 0
         text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
@@ -525,7 +596,7 @@ class _View:
         return section("figures", title, parts, before=before)
 
     def _federated(self) -> Json | None:
-        """Of the newest evaluation on the devices' own records, beside the cloud's test."""
+        """The newest evaluation on the devices' own records, beside the cloud's test."""
         if not self._course.federated:
             return None
         own, title = self._course.federated[-1], "On the devices' own records"
@@ -538,7 +609,7 @@ class _View:
         by_cloud["accuracy"] = rounds.get(number, {}).get("accuracy")
         guessed = self._course.guessing
         rows = [
-            [words(name), self._compared(own, name, own), self._compared(by_cloud, name, guessed)]
+            [words(name), _compared(own, name, own), _compared(by_cloud, name, guessed)]
             for name in _BY_DEVICES
             if name in own
         ]
@@ -547,8 +618,7 @@ class _View:
             f"Of the model after round {number}. Each device counted on its own evaluation records"
             f" and added noise; in each count of the sum it has a standard deviation of"
             f" {own['count_deviation']:.3g} records. What stands beside ± is one standard error by"
-            " this noise alone, and not by the choice of records. Of a class with few records the"
-            " noise hides what there is, so that it, and a mean over classes, is not told."
+            " this noise alone, and not by the choice of records. What the noise hides is not told."
         )
         if "threshold" in own:
             text += (
@@ -558,7 +628,6 @@ class _View:
             )
             if own["far"]:
                 text += " So few are lost in the noise: it goes on from a quantile that is not."
-        called = self._course.figures.get("classes") or []
         classes = [
             {**one, "records": round(one["records"])}
             for one in own.get("per_class") or []
@@ -566,7 +635,7 @@ class _View:
         ]
         parts = [
             table("Figures", ["figure", "devices' own records", "the cloud's test"], rows),
-            per_class(classes, called),
+            _per_class(classes, self._course.figures.get("classes") or []),
         ]
         return section("federated", title, parts, before=[said(text)])
 
@@ -582,28 +651,25 @@ class _View:
         }
         if "training" in proven and "collusion_epsilon" in self._guarantees["training"].part:
             proven.add(COLLUSION)
-        epsilon = {key: row["epsilon"].get(key) for key in proven}
-        return {**row, "epsilon": epsilon}
+        return {**row, "epsilon": {key: row["epsilon"].get(key) for key in proven}}
 
     def _epsilon(self) -> Json | None:
         x = list(range(1, len(self._rows) + 1))
-        shown = [
-            which
-            for which in self._guarantees
-            if any(row["epsilon"].get(which) for row in self._rows)
-        ]
+        epsilons = [row["epsilon"] for row in self._rows]
+        shown = [which for which in self._guarantees if any(one.get(which) for one in epsilons)]
         if not shown:
             return None
         parts = []
         for which in shown:
             unit, colour = self._guarantees[which].unit, "blue" if which == "training" else "red"
-            values = _ups([row["epsilon"].get(which) for row in self._rows])
+            values = _ups([one.get(which) for one in epsilons])
             drawn = [series(which, values, colour, "up", steps=True)]
             if which == "training" and self._shared:
-                alone = _ups([row["epsilon"].get(COLLUSION) for row in self._rows])
-                drawn.append(
-                    series("if all others collude", alone, "orange", "up", dash=True, steps=True)
+                alone, name = (
+                    _ups([one.get(COLLUSION) for one in epsilons]),
+                    "if all others collude",
                 )
+                drawn.append(series(name, alone, "orange", "up", dash=True, steps=True))
             label = f"{which}: ε by plan, per {unit}"
             parts.append(lines(label, x, drawn, x_name="exchange", before=self._before, low=0.0))
         units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
@@ -617,10 +683,6 @@ class _View:
                 " the other devices: then a device's own part of the noise is all that protects it."
             )
         return section("epsilon", "Privacy by plan", parts, before=[said(text)])
-
-    @property
-    def _shared(self) -> bool:
-        return any(COLLUSION in row["epsilon"] for row in self._rows)
 
     # --- who answered ---
 
@@ -636,29 +698,25 @@ class _View:
         parts: list[Json | None] = [
             lines("Answers by exchange", x, found, x_name="exchange", before=self._before, low=0.0)
         ]
-        if void := self._course.void:
-            rows = [(why.replace("_", " "), float(n), f"{n:,}") for why, n in void.most_common(12)]
-            parts.append(bars("Segments that did not count, by reason", rows, "red"))
-        if causes := self._course.causes:
-            rows = [(why, float(n), f"{n:,}") for why, n in causes.most_common()]
-            parts.append(bars("Declines of all exchanges, by cause", rows, "red"))
+        void = {why.replace("_", " "): n for why, n in self._course.void.most_common(12)}
+        for label, counts, colour in (
+            ("Segments that did not count, by reason", void, "red"),
+            ("Declines of all exchanges, by cause", dict(self._course.causes.most_common()), "red"),
+            ("Uploads of each cell in the last exchange", self._rows[-1].get("cells"), "blue"),
+        ):
+            if counts:
+                names = sorted(counts) if colour == "blue" else list(counts)
+                rows = [(name, float(counts[name]), f"{counts[name]:,}") for name in names]
+                parts.append(bars(label, rows, colour))
         if attempts := self._course.attempts:
-            counts = ("selected", "uploaded", "declined", "absent")
+            columns = ("selected", "uploaded", "declined", "absent")
             body = [
-                [
-                    str(one["round"]),
-                    *(count_text(one.get(name)) for name in counts),
-                    str(one["why"]),
-                ]
+                [str(one["round"]), *(_count(one.get(name)) for name in columns), str(one["why"])]
                 for one in attempts
             ]
             head = ["exchange", "selected", "uploaded", "declined", "late or absent", "why"]
-            parts.append(
-                table("Attempts that had to be repeated", head, body, text=[5], first=FIRST_ROWS)
-            )
-        if cells := self._rows[-1].get("cells"):
-            rows = [(name, float(count), f"{count:,}") for name, count in sorted(cells.items())]
-            parts.append(bars("Uploads of each cell in the last exchange", rows))
+            label = "Attempts that had to be repeated"
+            parts.append(table(label, head, body, text=[5], first=FIRST_ROWS))
         text = "Counts alone: nobody but the proxy knows which devices they were."
         return section("answers", "Who answered", parts, before=[said(text)])
 
@@ -669,16 +727,15 @@ class _View:
         if not scores:
             return None
         if scores[-1].get("upload") == "sums":
-            return self._cluster_sums(scores)
-        shown = [
-            self._course.evaluations[k] for k in thinned(len(self._course.evaluations), PANELS)
-        ]
+            return _cluster_sums(scores)
+        kept = self._course.evaluations
+        shown = [kept[k] for k in thinned(len(kept), PANELS)]
         silhouette = any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores)
         head = ["round", "score", "value", "uploads scored"]
         rows = [
             [
                 str(one["round"]),
-                score_kind(one),
+                _score_kind(one),
                 figure_text(one.get("score")),
                 f"{one.get('used', '–')} of {one.get('wanted', '–')}",
             ]
@@ -686,32 +743,10 @@ class _View:
         ]
         after = "Fewer uploads came than cluster_client_num asks for; all that came were scored."
         few = any((one.get("used") or 0) < (one.get("wanted") or 0) for one in scores)
-        parts = [cluster_picture(shown), table("Scores", head, rows, text=[1], first=FIRST_ROWS)]
+        parts = [_cluster_picture(shown), table("Scores", head, rows, text=[1], first=FIRST_ROWS)]
         before = [self._points_text(shown), _SILHOUETTE if silhouette else None]
         title = "What devices uploaded for evaluation"
         return section("clusters", title, parts, before=before, after=[said(after)] * few)
-
-    def _cluster_sums(self, scores: Sequence[Mapping[str, Any]]) -> Json:
-        rows = [
-            [
-                str(one["round"]),
-                *(score_text(one, key) for key in CLUSTER_SCORES),
-                f"{one['clusters']}",
-                f"about {one['records']:,.0f}",
-            ]
-            for one in scores[-MOST_ROWS:]
-        ]
-        text = (
-            "Each device added its evaluation records up by the nearest of public centroids, the"
-            " means of the last such sums, and added noise; in each count of the sum it has a"
-            f" standard deviation of {scores[-1]['count_deviation']:.3g} records. What stands"
-            " beside ± is one standard error by this noise alone. The silhouette is the simplified"
-            " one, by distances to centroids; a score that the noise hides is not told."
-        )
-        names = [name.capitalize() if name.islower() else name for name in CLUSTER_SCORES.values()]
-        head = ["round", *names, "clusters seen", "records"]
-        parts = [table("Scores", head, rows, first=FIRST_ROWS)]
-        return section("clusters", "Clusters of the devices' records", parts, before=[said(text)])
 
     def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
         if not shown:
@@ -735,18 +770,16 @@ class _View:
         means = self._course.means
         if not means:
             return None
-        noised = means[0].get("noise_deviation")
         how = (
             "in each figure is noise of the standard deviation beside it, and no upload without it"
             " was seen by anybody"
-            if noised
+            if means[0].get("noise_deviation")
             else "sent without noise"
         )
         text = (
             "The mean softmax of the devices' evaluation records, averaged over the uploads that"
             f" counted, by class; {how}. Who saw single uploads stands under “What each party saw”."
         )
-        classes = [f"class {k}" for k in range(len(means[0]["mean"]))]
         rows = [
             [
                 str(one["round"]),
@@ -756,6 +789,7 @@ class _View:
             ]
             for one in means[-MOST_ROWS:]
         ]
+        classes = [f"class {k}" for k in range(len(means[0]["mean"]))]
         head = ["round", *classes, "noise", "uploads"]
         found = table("Mean softmax by class", head, rows, first=FIRST_ROWS)
         title = "What devices predicted, on average"
@@ -764,45 +798,27 @@ class _View:
     # --- time and bytes ---
 
     def _time(self) -> Json | None:
-        timed = [(k, row) for k, row in enumerate(self._rows, 1) if row["timeline"]]
+        timed = [row for row in self._rows if row["timeline"]]
         if not timed:
             return None
-        parts: list[Json | None] = []
-        if len(timed) > MOST_BARS:
-            x = [k for k, _ in timed]
-            shown = [
-                series(name, [step(row, key) for _, row in timed], colour, "seconds")
-                for key, name, colour in STEPS
-            ]
-            label = "Seconds by exchange"
-            parts.append(lines(label, x, shown, x_name="exchange", before=self._before, low=0.0))
-        last = [row for _, row in timed[-MOST_BARS:]]
-        parts.append(time_picture(last))
         some = f" of the last {MOST_BARS} exchanges" if len(timed) > MOST_BARS else ""
         text = f"When each exchange{some} ran, and what it waited for."
-        return section("time", "Where the time went", parts, before=[said(text)])
+        picture = _time_picture(timed[-MOST_BARS:])
+        return section("time", "Where the time went", [picture], before=[said(text)])
 
     def _bytes(self) -> Json | None:
         if self._simulated:
             return None
-        counted_at = bool(self._run and any(self._run.hops.values()))
-        hops = dict(self._run.hops) if self._run and counted_at else self._own_hops()
+        hops = dict(self._run.hops) if self._run and any(self._run.hops.values()) else {}
+        text = "Payload at the proxy, whole job. What it publishes for all devices counts once."
+        if not hops:
+            text = "Payload that left and reached the cloud, in all committed exchanges."
+            for hop, key in (("cloud_to_proxy", "cloud_out"), ("proxy_to_cloud", "cloud_in")):
+                hops[hop] = sum(row["bytes"].get(key, 0) for row in self._rows)
         if not any(hops.values()):
             return None
         rows = [(name, float(hops[key]), byte_text(hops[key])) for key, name in HOPS if key in hops]
-        text = (
-            "Payload at the proxy, whole job. What it publishes for all devices counts once."
-            if counted_at
-            else "Payload that left and reached the cloud, in all committed exchanges."
-        )
         return section("bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[said(text)])
-
-    def _own_hops(self) -> dict[str, int]:
-        """The cloud's own two, of the committed exchanges."""
-        return {
-            "cloud_to_proxy": sum(row["bytes"].get("cloud_out", 0) for row in self._rows),
-            "proxy_to_cloud": sum(row["bytes"].get("cloud_in", 0) for row in self._rows),
-        }
 
     # --- what it means ---
 
@@ -823,8 +839,8 @@ class _View:
         if not self._guarantees:
             return None
         training, inference = self._guarantees["training"], self._guarantees["inference"]
-        counted = (EVALUATION_COUNTS, CLUSTER_SUMS)
-        counted_too = any(row["what"] in counted for row in self._facts.seen)
+        sums = (EVALUATION_COUNTS, CLUSTER_SUMS)
+        counted_too = any(row["what"] in sums for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
         planned = ", as planned" if self._planned else ""
         found += [
@@ -834,8 +850,8 @@ class _View:
         if self._facts.aggregation_note:
             found.append(("Aggregation", f"{self._facts.aggregation_note}."))
         if self._facts.shuffle:
-            lines_of = " ".join(f"{line}." for line in self._facts.shuffle)
-            found.append(("After the shuffle", f"{lines_of} {_SHUFFLE}"))
+            credits = " ".join(f"{line}." for line in self._facts.shuffle)
+            found.append(("After the shuffle", f"{credits} {_SHUFFLE}"))
         named = self._measure[0].upper() + self._measure[1:]
         found += [("Both together", _TOGETHER), (named, self._accuracy_meaning())]
         return section("meaning", "What these numbers mean", [terms(found)])
@@ -867,22 +883,7 @@ class _View:
         return found
 
     def _accuracy_meaning(self) -> str:
-        run = self._run
-        found = (
-            "The share of the cloud's test records whose most probable class is right; the loss is"
-            " the mean cross-entropy on them."
-        )
-        if self._measure == AUC:
-            found = (
-                "How likely an anomalous one of the cloud's test records scores above a normal one,"
-                " the area under the ROC curve: 0.5 is chance. A score above 1 is an alarm, where"
-                " the devices' own counts gave a threshold."
-            )
-        if self._measure == RMSE:
-            found = (
-                "The root of the mean squared error on the cloud's test records, in the label's own"
-                " unit; the loss is the mean squared error where the range is [-1, 1]."
-            )
+        run, found = self._run, _MEASURES[self._measure]
         if run is not None and run.measured_on:
             found += (
                 f" These are {run.measured_on}: the guarantees above are of the records that"
@@ -911,13 +912,11 @@ class _View:
                 short_label(row["phase"], row["number"]),
                 self._text(self._measured(row)),
                 figure_text(row["loss"]),
-                count_text(row["uploads"]),
-                count_text(row["declined"]),
-                count_text(row["attempt"]),
+                *(_count(row[name]) for name in ("uploads", "declined", "attempt")),
                 figure_text(scores[row["number"]], 2)
                 if row["number"] in scores and row["phase"] == TRAIN
                 else "",
-                *(up_text(row["epsilon"].get(key)) for key in keys),
+                *(_up(row["epsilon"].get(key)) for key in keys),
                 *(byte_text(row["bytes"].get(key, 0)) for _, key in hops),
                 f"{row['seconds']:.2f}",
             ]
@@ -935,14 +934,191 @@ class _View:
         proven = set(self._rows[-1]["epsilon"]) if self._rows else set()
         units = {which: one.unit for which, one in self._guarantees.items() if which in proven}
         rows = [
-            {"time": one["time"] or None, **event_line(one["type"], one["data"], units)}
+            {"time": one["time"] or None, **_event_line(one["type"], one["data"], units)}
             for one in reversed(last)
         ]
         found = events(rows, self._course.events - len(last))
         return section("events", "Events", [found])
 
 
-# --- texts that are always the same ---
+# --- pictures ---
+
+
+def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Json | None:
+    """Precision, recall and F1, a row for each class, by name as far as they are `called` so."""
+    if not found:
+        return None
+    rows = [
+        [
+            called[one["class"]] if one["class"] < len(called) else str(one["class"]),
+            *(figure_text(one.get(name)) for name in ("precision", "recall", "f1")),
+            _count(one["records"]),
+        ]
+        for one in found
+    ]
+    head = ["class", "precision", "recall", "F1", "records"]
+    return table("Precision, recall and F1 of each class", head, rows, first=FIRST_ROWS)
+
+
+def _calibration(found: Mapping[str, Any]) -> Json | None:
+    """How often the model is right where it is so sure, by bins of confidence."""
+    bins = found.get("bins") or []
+    if len(bins) < 2:
+        return None
+    x = [rounded(one["confidence"], 4) or 0.0 for one in bins]
+    shown = [
+        series("share that is right", [rounded(one["accuracy"], 4) for one in bins], "blue"),
+        series("as sure as it is right", x, "grey", dash=True),
+        series("records", [one["records"] for one in bins], "grey", "count", quiet=True),
+    ]
+    label = f"Calibration: expected error {figure_text(found.get('error'))}"
+    return lines(label, x, shown, x_name="confidence", low=0.0, high=1.0)
+
+
+def _by_score(found: Mapping[str, Any]) -> Json | None:
+    """How normal and anomalous records spread over bins of the score's logarithm."""
+    normal, anomalous = found.get("normal") or [], found.get("anomalous") or []
+    if len(normal) < 2:
+        return None
+    low, high = found["from"] * math.log10(2), found["to"] * math.log10(2)
+    width = (high - low) / len(normal)
+    x = [round(low + (k + 0.5) * width, 3) for k in range(len(normal))]
+    shown = [
+        series(name, [rounded(one / max(1, sum(of)), 4) for one in of], colour)
+        for name, of, colour in (("normal", normal, "blue"), ("anomalous", anomalous, "orange"))
+    ]
+    label = "Share of the records by score"
+    return lines(label, x, shown, x_name="score, as a power of ten", low=0.0)
+
+
+def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
+    """The points of all evaluations in one projection, so that they can be compared."""
+    if not shown:
+        return None
+    stacked = np.concatenate([np.asarray(one.points, np.float64) for one in shown])
+    points, panels, start = project_2d(stacked), [], 0
+    for one in shown:
+        part = points[start : start + len(one.points)]
+        start += len(one.points)
+        there, score = np.flatnonzero(np.isfinite(part).all(axis=1)), one.scores.get("score")
+        told = "no score"
+        if score is not None:
+            told = f"{_score_kind(one.scores)} {score:.2f}".replace("-0", "−0")
+        panels.append(
+            {
+                "title": f"round {one.round} · {told}",
+                "points": [[round(float(v), 4) for v in row] for row in part[there]],
+                "labels": [int(one.labels[k]) for k in there],
+                "numbered": one.rows <= NUMBERED,
+            }
+        )
+    limits, finite = [(-1.0, 1.0), (-1.0, 1.0)], points[np.isfinite(points).all(axis=1)]
+    if len(finite):
+        low, high = finite.min(axis=0), finite.max(axis=0)
+        margin = np.maximum(0.12 * (high - low), 1e-6)
+        ends = zip(low - margin, high + margin, strict=True)
+        limits = [(float(a), float(b)) for a, b in ends]
+    return scatter("Softmax uploads by cluster", panels, limits)
+
+
+def _score_kind(scores: Mapping[str, Any]) -> str:
+    """`calinski-harabasz`."""
+    return str(scores.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
+
+
+def _cluster_sums(scores: Sequence[Mapping[str, Any]]) -> Json:
+    rows = [
+        [
+            str(one["round"]),
+            *(score_text(one, key) for key in CLUSTER_SCORES),
+            f"{one['clusters']}",
+            f"about {one['records']:,.0f}",
+        ]
+        for one in scores[-MOST_ROWS:]
+    ]
+    text = (
+        "Each device added its evaluation records up by the nearest of public centroids, the"
+        " means of the last such sums, and added noise; in each count of the sum it has a"
+        f" standard deviation of {scores[-1]['count_deviation']:.3g} records. What stands"
+        " beside ± is one standard error by this noise alone. The silhouette is the simplified"
+        " one, by distances to centroids; a score that the noise hides is not told."
+    )
+    names = [name.capitalize() if name.islower() else name for name in CLUSTER_SCORES.values()]
+    head = ["round", *names, "clusters seen", "records"]
+    parts = [table("Scores", head, rows, first=FIRST_ROWS)]
+    return section("clusters", "Clusters of the devices' records", parts, before=[said(text)])
+
+
+def _time_picture(rows: Sequence[Mapping[str, Any]]) -> Json:
+    """Bars from the moments of the commits; an idle time longer than the longest exchange, as of a
+    paused job, is cut short."""
+    steps = [
+        [round(float(row["timeline"].get(key) or 0.0), 4) for key, _, _ in STEPS] for row in rows
+    ]
+    longest = max(map(sum, steps))
+    first_s = real_s = rows[0]["ended_at"] - sum(steps[0])
+    found, whole, drawn_s = list[Json](), True, 0.0
+    for row, parts in zip(rows, steps, strict=True):
+        begun_s = row["ended_at"] - sum(parts)
+        idle_s = max(0.0, begun_s - real_s)
+        whole &= idle_s <= longest
+        drawn_s += min(idle_s, longest)
+        found.append(
+            {
+                "name": short_label(row["phase"], row["number"]),
+                "start_s": round(drawn_s, 4),
+                "begun_s": round(max(0.0, begun_s - first_s), 4),
+                "parts_s": parts,
+            }
+        )
+        drawn_s += sum(parts)
+        real_s = row["ended_at"]
+    kinds = [(name, colour) for _, name, colour in STEPS]
+    return gantt("Seconds by exchange, in time", kinds, found, whole=whole)
+
+
+def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
+    """An event in a line; `units` of the guarantees that are proven."""
+    tone: Tone = ""
+    if kind == "exchange_committed":
+        text = _committed_text(data, units)
+    elif kind == "broadcast":
+        of = str(data.get("kind", "job"))
+        what = data.get("round") if of == "round" else f"the {of}"
+        text = f"{what} sent to {_count(data.get('selected'))} devices"
+    elif kind == "batch":
+        text = f"exchange {data.get('round')}: {_count(data.get('uploads'))} uploads came"
+    elif kind == "round_repeated":
+        text, tone = f"exchange {data.get('round')} again: {data.get('why', '')}", "warn"
+    elif kind == "job_waiting":
+        enrolled, wanted = data.get("enrolled"), data.get("wanted")
+        text, tone = f"waits for devices: {enrolled} are enrolled, it asks for {wanted}", "warn"
+    else:
+        text = words(kind)
+        text += f": {data['reason']}" if data.get("reason") else ""
+        tone = TONES.get(kind.removeprefix("job_"), "")
+    return {"text": text, "tone": tone}
+
+
+def _committed_text(data: Mapping[str, Any], units: Mapping[str, str]) -> str:
+    name = exchange_label(data["phase"], data["number"])
+    text = f"{name} committed: {data['uploads']} answered"
+    text += f", {data['declined']} declined" if data["declined"] else ""
+    if told := evaluation_text(data):
+        text += f"; {told}"
+    led, value = data["led"]
+    if value is None:
+        return text
+    spent = ", ".join(
+        f"{which} {_up(data['epsilon'].get(which))} per {units[which]}"
+        if which in units
+        else f"{which} none proven"
+        for which in ("training", "inference")
+    )
+    return f"{text}, {led} {leading_text(led, value, data)}; ε by plan: {spent}"
+
+
+# --- texts ---
 
 _SIMULATED = (
     "This run protects nobody: its noise came from a seed, and who knows the seed can take it away."
@@ -960,6 +1136,15 @@ _TOGETHER = (
 _SILHOUETTE = said(
     "Silhouettes near 0 mean that noise hides most of the structure, which is its purpose."
 )
+_MEASURES = {
+    ACCURACY: "The share of the cloud's test records whose most probable class is right; the loss"
+    " is the mean cross-entropy on them.",
+    AUC: "How likely an anomalous one of the cloud's test records scores above a normal one, the"
+    " area under the ROC curve: 0.5 is chance. A score above 1 is an alarm, where the devices' own"
+    " counts gave a threshold.",
+    RMSE: "The root of the mean squared error on the cloud's test records, in the label's own unit;"
+    " the loss is the mean squared error where the range is [-1, 1].",
+}
 
 
 def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
@@ -968,10 +1153,8 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
         return (
             "Of a device's evaluation records all that is uploaded is priced here together: the"
             " noised counts and sums of how the model does on them, and inferences where there are"
-            " any. It"
-            f" holds for one {inference.unit} added or removed"
-            + shared_text(inference.part)
-            + ". Training is priced apart: its records are never the same."
+            f" any. It holds for one {inference.unit} added or removed{shared_text(inference.part)}"
+            ". Training is priced apart: its records are never the same."
         )
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
@@ -997,12 +1180,44 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
     )
 
 
+def _with_error(own: Mapping[str, Any], key: str) -> str:
+    """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
+    value, off = own.get(key), own.get(f"{key}_deviation")
+    if value is None:
+        return "–"
+    measure = RMSE if key in ("rmse", "mae", "threshold") else ACCURACY
+    told = leading_text(measure, value)
+    return told if off is None else f"{told} ± {leading_text(measure, off)}"
+
+
 def _beside(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
     """`beside_text` of an accuracy or RMSE; "" of another figure."""
     measure, value = {"accuracy": ACCURACY, "rmse": RMSE}.get(key, ""), found.get(key)
     return "" if value is None else beside_text(measure, value, figures)
 
 
+def _compared(own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
+    """`0.918 ± 0.018 (always the largest class 0.866)`, by the `figures` of the records."""
+    beside = _beside(own, key, figures)
+    return _with_error(own, key) + (f" ({beside})" if beside else "")
+
+
 def _ups(values: Sequence[float | None]) -> list[float | None]:
     """ε with few digits, rounded up."""
     return [None if value is None else float(up(value, 6)) for value in values]
+
+
+def _up(value: float | None) -> str:
+    return "–" if value is None else up(value)
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+_NAMES = {"macro_f1": "macro-F1", "auc": "AUC", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
+
+
+def words(name: str) -> str:
+    """A figure's or an event's name, for a person."""
+    return _NAMES.get(name, name.replace("_", " "))

@@ -12,18 +12,15 @@ does not see anyway: no name, no order of arrival, no time.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeveil.errors import JobFailed, ProtocolError
+from edgeveil.errors import JobFailed
 from edgeveil.evaluation.clustering import ClusterScores
-from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
@@ -125,22 +122,6 @@ def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]
         "privacy": {"training": quote.training.plain, "inference": inference},
         "final": {"accuracy": accuracy},
     }
-
-
-@lru_cache(maxsize=256)
-def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
-    """`privacy` of a job with shared noise, as planned: both guarantees, with both ε of training.
-
-    Nothing of other jobs, whose events say it all, and of bytes that are no job (any more).
-    """
-    try:
-        if json.loads(canonical)["privacy"].get("noise") != "shared":
-            return {}
-        plan = compile_canonical(canonical)
-    except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
-        return {}
-    quote = plan.quote()
-    return {"privacy": {"training": quote.training.plain, "inference": quote.inference.plain}}
 
 
 def _finite(guarantee: Guarantee) -> float | None:

@@ -14,7 +14,7 @@ from tests.kits.live_site import LiveSite
 from tests.kits.paged_cloud import HOSTILE, TOKENS, PagedCloud
 
 BUTTON = "[...document.querySelectorAll('main button')].find((b) => b.textContent === '{}')"
-VIEWS = ("jobs", "submit", "compare", "fleet")
+VIEWS = ("jobs", "submit", "fleet")
 
 
 @pytest.fixture(scope="module")
@@ -126,18 +126,16 @@ def arrived(path: Path, limit_s: float = 20.0) -> bytes:
 
 def test_names_that_are_markup_stay_names_and_nobody_is_kept_out(window):
     with PagedCloud() as cloud:
-        other = cloud.job("digits", "completed")
+        cloud.job("digits", "completed")
         job = cloud.job(HOSTILE, "paused", reason=f"{HOSTILE}: below the minimum")
         log_in(window, cloud.url, TOKENS[Scope.SUBMIT])
-        views = [*VIEWS, f"job/{cloud.quoted(job)}", f"compare/{cloud.quoted(job)},{other}"]
+        views = [*VIEWS, f"job/{cloud.quoted(job)}"]
         for size, dark in ((DESK, False), (PHONE, True)):
             log_in(window, cloud.url, TOKENS[Scope.SUBMIT], size, dark=dark)
             for view in views:
                 go(window, view)
                 window.wait("!document.querySelector('main').innerText.includes('Loading')")
-                if view.startswith("compare/"):
-                    window.wait("document.querySelectorAll('.view section').length === 2")
-                if view not in ("submit", "compare"):
+                if view != "submit":
                     window.wait("document.querySelector('main').innerText.includes('<img')")
                 assert window.cut_off() == [], view
                 assert window.small_text() == [], view

@@ -1,20 +1,26 @@
-"""What all who watch the list of jobs are shown: read from the store once, however many they are.
+"""What those who watch the cloud's pages are shown, read from the store once however many they are.
 
-Each row has the number of the change that made it. Who watches is sent the rows with higher numbers
-than it has: a slow one is sent fewer, larger changes, and nothing waits for it in memory.
-While nobody watches nothing is read.
+JobBoard has the rows of the list. Each row has the number of the change that made it; a watcher is
+sent the rows with higher numbers than it has, so that a slow one is sent fewer, larger changes.
+JobViews has the pages of the jobs looked at last: events are read once, and then those that came
+since. Reading and drawing take a small SHARE of a processor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-from edgeveil_cloud.pages.job_rows import encoded, row_of
+from edgeveil_cloud.job_history import JobHistory
+from edgeveil_cloud.job_view import JobDetails, job_view, row_of, why_it_stands
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
@@ -23,8 +29,8 @@ MOST_JOBS = 500  # the newest; beside them all that have not ended
 TICK_S = 1.0
 SHARE = 0.02  # of one processor at most goes into reading what changed
 _SLOWEST_S = 15.0
-_AT_ONCE = 20  # jobs that are read before the cloud's own work has its turn again
-
+_JOBS_AT_ONCE, _EVENTS_AT_ONCE = 20, 500  # read before the cloud's own work has its turn again
+_VIEWS_KEPT = 8
 
 T = TypeVar("T")
 
@@ -37,8 +43,14 @@ class Ask(Protocol):
         ...
 
 
+def encoded(value: object) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 class JobBoard:
-    """Lives on the loop that serves HTTP. `status` and `store` are asked through `ask`."""
+    """The list. Lives on the loop that serves HTTP; `status` and `store` are asked through `ask`.
+    While nobody watches nothing is read."""
 
     def __init__(self, store: Store, status: Callable[[], Mapping[str, Any]], ask: Ask) -> None:
         self._store, self._status, self._ask = store, status, ask
@@ -49,7 +61,7 @@ class JobBoard:
         self.room = (0, 1)  # jobs that run, and how many may
         self._told: tuple[int, bytes] = (0, b"{}")
         self._seen = -1  # the store's news when it was read last
-        self._messages: dict[int, bytes] = {}  # to who has that version
+        self._messages: dict[int, bytes] = {}  # by the version of who gets it
         self._moved = asyncio.Event()
         self._watchers = 0
         self._keeping: asyncio.Future[None] | None = None
@@ -78,13 +90,12 @@ class JobBoard:
         return self.version > version
 
     def since(self, version: int) -> bytes:
-        """What to send to who has `version`, as JSON: the rows that are newer, and the status."""
+        """JSON for who has `version`: the rows that are newer, and the status."""
         if version not in self._messages:
             rows = [content for number, content in self._rows.values() if number > version]
             status = self._told[1] if self._told[0] > version else b"null"
-            self._messages[version] = (
-                b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
-            )
+            message = b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
+            self._messages[version] = message
         return self._messages[version]
 
     # --- reading ---
@@ -138,23 +149,82 @@ class JobBoard:
         counts = await self._ask(newer)
         for gone in self._rows.keys() - counts.keys():
             del self._rows[gone], self._news[gone]
-        found = [(k, n) for k, n in counts.items() if self._news.get(k) != n or k in again]
-        for start in range(0, len(found), _AT_ONCE):
-            part = dict(found[start : start + _AT_ONCE])
+        found = [k for k, n in counts.items() if self._news.get(k) != n or k in again]
+        for start in range(0, len(found), _JOBS_AT_ONCE):
+            part = found[start : start + _JOBS_AT_ONCE]
 
-            def read(part: dict[str, int] = part) -> list[JobGlimpse]:
+            def read(part: list[str] = part) -> list[JobGlimpse]:
                 return [self._store.glimpse(job) for job in part]
 
+            def rows(glimpses: list[JobGlimpse]) -> list[bytes]:
+                return [encoded(row_of(one, *room)) for one in glimpses]
+
             glimpses = await self._ask(read)
-            rows = await asyncio.to_thread(_encoded_rows, glimpses, room)
-            for glimpse, row in zip(glimpses, rows, strict=True):
-                job = glimpse.entry.id
-                self._news[job] = part[job]
+            made = await asyncio.to_thread(rows, glimpses)
+            for job, glimpse, row in zip(part, glimpses, made, strict=True):
+                self._news[job] = counts[job]
                 self._rows[job] = version, row
-                (self._queued.add if glimpse.entry.status == "queued" else self._queued.discard)(
-                    job
-                )
+                queued = glimpse.entry.status == "queued"
+                (self._queued.add if queued else self._queued.discard)(job)
 
 
-def _encoded_rows(glimpses: list[JobGlimpse], room: tuple[int, int]) -> list[bytes]:
-    return [encoded(row_of(one, *room)) for one in glimpses]
+@dataclass
+class _Looked:
+    course: JobHistory = field(default_factory=JobHistory)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    news: int = -1
+    content: bytes = b""
+    again_s: float = 0.0  # not made anew before
+
+
+class JobViews:
+    """Pages of single jobs. Lives on the loop that serves HTTP; the fleet has so many `cells`."""
+
+    def __init__(self, store: Store, ask: Ask, cells: int) -> None:
+        self._store, self._ask, self._cells = store, ask, cells
+        self._looked: dict[str, _Looked] = {}
+        self._loaded: asyncio.Task[object] | None = None
+
+    def begin(self) -> None:
+        """Load ahead what the first job's page would wait a second for."""
+        if self._loaded is None:
+            load = asyncio.to_thread(import_module, "scipy.special")
+            self._loaded = asyncio.create_task(load)
+
+    async def view(self, job: str, room: tuple[int, int]) -> bytes:
+        """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
+        where this is the newest. `room` as for `why_it_stands`. Raises UnknownJob, StoreAway.
+        """
+        one = self._looked.pop(job, None) or _Looked()
+        self._looked[job] = one
+        while len(self._looked) > _VIEWS_KEPT:
+            del self._looked[next(iter(self._looked))]
+        async with one.lock:
+            wait_s = 0.0
+            if self._store.news(job) != one.news:
+                began_s = time.monotonic()
+                wait_s = one.again_s - began_s
+                if not one.content or wait_s <= 0:
+                    await self._make(job, one, room)
+                    now_s, wait_s = time.monotonic(), 0.0
+                    one.again_s = now_s + min(_SLOWEST_S, (now_s - began_s) / SHARE)
+        return b'{"again_s":%.3f,"view":%s}' % (wait_s, one.content)
+
+    async def _make(self, job: str, one: _Looked, room: tuple[int, int]) -> None:
+        news, course = self._store.news(job), one.course
+        if not one.content:
+            records = await self._ask(partial(self._store.exchanges, job))
+            await asyncio.to_thread(course.take_records, records)
+        read = partial(self._store.events_after, job=job, limit=_EVENTS_AT_ONCE)
+        while found := await self._ask(partial(read, course.seq)):
+            await asyncio.to_thread(course.take_all, map(vars, found))
+        glimpse = await self._ask(partial(self._store.glimpse, job))
+
+        def made() -> bytes:
+            reason, advice = why_it_stands(glimpse, *room)
+            told = f"{reason}. What to do: {advice}" if advice else reason
+            facts = JobDetails.of_entry(glimpse.entry, self._cells)
+            return encoded(job_view(replace(facts, reason=told), course))
+
+        one.content = await asyncio.to_thread(made)
+        one.news = news

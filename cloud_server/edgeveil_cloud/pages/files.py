@@ -11,7 +11,7 @@ from importlib import resources
 
 from edgeveil.pages.assets import asset, content_type
 
-_OWN = ("cloud.css", "cloud.js", "jobs.js", "submit.js", "compare.js", "fleet.js", "start.js")
+_OWN = ("cloud.css", "cloud.js", "jobs.js", "submit.js", "fleet.js", "start.js")
 _SHARED = (
     *("base.css", "charts.css", "uPlot.min.css"),
     *("base.js", "charts.js", "job_view.js", "uPlot.iife.min.js"),

@@ -6,7 +6,6 @@
     GET  /v1/page/me                what the asker may do
     GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
     GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
-    GET  /v1/page/compare?job=…     the page of some jobs beside each other
     GET  /v1/page/fleet             devices by cell, newest rounds, links, disk, what ends when
     GET  /v1/page/example           a job's text to begin with
     GET  /v1/page/jobs/ID/text      the text of a job, to submit it again
@@ -27,12 +26,10 @@ from urllib.parse import parse_qs
 from edgeveil.errors import ConfigError
 from edgeveil.transport.http import EventStream, HttpError, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
+from edgeveil_cloud.job_view import job_text
 from edgeveil_cloud.pages import files
-from edgeveil_cloud.pages.board import Ask, JobBoard
-from edgeveil_cloud.pages.comparison import MOST, Compared, comparison
+from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
 from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell, newest_rounds
-from edgeveil_cloud.pages.job_rows import encoded, job_text
-from edgeveil_cloud.pages.job_views import JobViews
 from edgeveil_cloud.store import Store
 
 if TYPE_CHECKING:
@@ -74,7 +71,6 @@ class PageRoutes:
             Route("GET", "/v1/page/me", self.me),
             Route("GET", "/v1/page/stream", self.stream),
             Route("GET", "/v1/page/jobs/{id}", self.job),
-            Route("GET", "/v1/page/compare", self.compare),
             Route("GET", "/v1/page/fleet", self.fleet),
         ]
         self.submitting = [
@@ -147,17 +143,6 @@ class PageRoutes:
     async def job(self, request: Request) -> Response:
         await self.board.refresh()
         return Response(await self._views.view(request.parameters["id"], self.board.room), _JSON)
-
-    async def compare(self, request: Request) -> Response:
-        """The page of the jobs that are named, beside each other."""
-        jobs = list(dict.fromkeys(request.query.get("job", [])))
-        if not 1 <= len(jobs) <= MOST:
-            raise ConfigError([f"job: name 1 to {MOST} jobs, got {len(jobs)}"])
-        found = [await self._ask(partial(self._compared, job)) for job in jobs]
-        return Response(await asyncio.to_thread(lambda: encoded(comparison(found))), _JSON)
-
-    def _compared(self, job: str) -> Compared:
-        return self._store.glimpse(job), self._store.exchanges(job)
 
     async def fleet(self, _request: Request) -> Response:
         """Made at most every `FRESH_S`, for all who ask."""

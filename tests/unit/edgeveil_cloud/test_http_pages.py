@@ -413,23 +413,15 @@ def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
     play(scenario)
 
 
-def test_a_job_about_a_number_is_led_by_its_rmse_in_the_list_and_beside_others():
+def test_a_job_about_a_number_is_led_by_its_rmse():
     async def scenario(page, store):
-        job, other = run_job(store, "sick", job=of_a_number()), run_job(store)
+        job = run_job(store, "sick", job=of_a_number())
         fresh = run_job(store, "fresh", rounds=0, job=of_a_number())
         await page.log_in(Scope.READ)
         async with stream(page) as (told, _):
             rows = {row["id"]: row for row in (await told())["rows"]}
         assert rows[job]["figure"] == {"name": "RMSE", "text": "35"}  # 175, half its range, × 0.2
         assert rows[fresh]["figure"] == {"name": "RMSE", "text": None}
-        query = "&".join(f"job={one}" for one in (job, other, fresh))
-        by_round, figures = (await page.json("GET", f"/v1/page/compare?{query}"))["sections"]
-        accuracy, errors = by_round["parts"]
-        assert [one["name"] for one in accuracy["series"]] == [other]
-        assert [one["values"] for one in errors["series"]] == [[pytest.approx(70), 35]]
-        assert "RMSE" in errors["label"]
-        cells = [row[2] for row in figures["parts"][0]["rows"]]
-        assert cells == ["RMSE 35", "accuracy 0.200", "–"]
 
     play(scenario)
 
@@ -495,29 +487,6 @@ def test_a_job_is_told_as_a_page_and_again_when_it_changed():
                 await asyncio.sleep(again["again_s"])
         assert again["view"]["badge"]["text"] == "failed"
         assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
-
-    play(scenario)
-
-
-def test_jobs_are_compared_beside_both_guarantees():
-    async def scenario(page, store):
-        jobs = [run_job(store), run_job(store, "other", rounds=3)]
-        await page.log_in(Scope.READ)
-        query = "&".join(f"job={job}" for job in jobs)
-        view = await page.json("GET", f"/v1/page/compare?{query}")
-        accuracy, figures = view["sections"]
-        assert accuracy["parts"][0]["x"] == [1, 2, 3]
-        assert [one["values"] for one in accuracy["parts"][0]["series"]] == [
-            [0.1, 0.2, None],
-            [0.1, 0.2, 0.3],
-        ]
-        row = figures["parts"][0]["rows"][0]
-        assert "ε = 8" in row[3]
-        assert "per device" in row[4]
-        assert (await page.ask("GET", "/v1/page/compare")).status == 422
-        seven = "&".join(f"job={n}" for n in range(7))
-        assert (await page.ask("GET", f"/v1/page/compare?{seven}")).status == 422
-        assert (await page.ask("GET", "/v1/page/compare?job=none")).status == 404
 
     play(scenario)
 

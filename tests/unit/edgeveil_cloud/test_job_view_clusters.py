@@ -8,8 +8,7 @@ import pytest
 from edgeveil.evaluation.figures import evaluation_text
 from edgeveil.jobs import compile_job, load_job
 from edgeveil_cloud.job_history import JobHistory
-from edgeveil_cloud.job_view import facts_of_plan, job_view
-from edgeveil_cloud.pages.job_rows import figure_text
+from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.result import RunEvents
 from edgeveil_tools.tracking.feed import metrics_of
@@ -75,7 +74,7 @@ def test_a_store_that_forgot_the_event_still_has_the_scores(plan):
     record = ExchangeRecord(index=3, phase="cluster", number=2, attempt=1, uploads=50, scores=FOUND)
     history.take_records([record])
     assert (history.scores, history.rounds) == ([{**FOUND, "round": 2}], [])
-    assert TOLD in figure_text(plan.job.canonical(), record)
+    assert TOLD in record_figure(plan.job.canonical(), record)
 
 
 def test_console_results_and_trackers_have_them():

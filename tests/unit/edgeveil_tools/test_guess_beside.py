@@ -24,9 +24,7 @@ from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil_cloud.commit_round import Told, tell_round
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.job_view import facts_of_plan, job_view
-from edgeveil_cloud.pages.comparison import comparison
-from edgeveil_cloud.pages.job_rows import figure_text, row_of
+from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure, row_of
 from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_tools.cli import main
@@ -109,9 +107,8 @@ OUTPUTS = {
     "live display": live_display,
     "predict": predicted,
     "event": event,
-    "stored round": lambda _: figure_text(ENTRY.canonical, told_round()[0]),
+    "stored round": lambda _: record_figure(ENTRY.canonical, told_round()[0]),
     "row of a job": lambda _: row_of(GLIMPSE, 1, 1)["figure"]["text"],
-    "jobs compared": lambda _: json.dumps(comparison([(GLIMPSE, [])])),
     "cards of a job": lambda _: json.dumps(job_view(facts_of_plan(PLAN), [ROUND])["cards"]),
     "events of a job": events_of_a_job,
 }

@@ -11,8 +11,7 @@
       of ? el("span", { class: "of" }, of) : null);
   }
 
-  function rowOf(row, picked, pick) {
-    const box = el("input", { type: "checkbox", checked: picked, "aria-label": `compare ${row.id}`, on: { change: () => pick(row.id, box.checked) } });
+  function rowOf(row) {
     return el("li", { class: "job", "data-job": row.id },
       el("div", { class: "what" },
         el("h3", {}, el("a", { href: `#/job/${encodeURIComponent(row.id)}` }, row.name), " ", cloud.badge(row.status)),
@@ -20,7 +19,6 @@
       el("div", { class: "far" }, cloud.progress(row)),
       figure(row.figure.name, row.figure.text ?? "–", row.rounds && row.figure.text !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
       row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
-      el("label", { class: "pick" }, box, el("span", {}, "compare")),
       row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);
   }
 
@@ -34,9 +32,7 @@
     title: () => "Jobs",
     open(main) {
       const shown = new Map(); // job -> [its element, the row it shows]
-      const picked = new Set();
       let all = false;
-      const compare = el("a", { class: "button", href: "#/compare", hidden: true }, "Compare");
       const none = el("section", { hidden: true });
       const groups = GROUPS.map(([key, title, empty, order]) => {
         const list = el("ul", { class: "jobs" }), count = el("span", { class: "count" });
@@ -44,13 +40,6 @@
         const more = el("button", { hidden: true, on: { click: () => { all = true; update(); } } }, "Show all");
         return { key, order, list, count, note, more, box: el("section", { class: "group" }, el("h2", {}, title, " ", count), note, list, more) };
       });
-
-      function pick(job, yes) {
-        yes ? picked.add(job) : picked.delete(job);
-        compare.hidden = picked.size < 2;
-        compare.setAttribute("href", "#/compare/" + [...picked].map(encodeURIComponent).join(","));
-        compare.textContent = `Compare ${picked.size} jobs`;
-      }
 
       function update() {
         const rows = [...cloud.rows.values()];
@@ -73,7 +62,7 @@
         for (const row of rows) {
           let [made, of] = shown.get(row.id) || [];
           if (of !== row) {
-            const fresh = rowOf(row, picked.has(row.id), pick);
+            const fresh = rowOf(row);
             const focused = made && made.contains(document.activeElement) ? document.activeElement.tagName : null;
             if (made) { if (made === next) next = next.nextElementSibling; made.remove(); }
             list.insertBefore(fresh, next);
@@ -90,7 +79,7 @@
           ? el("p", {}, el("a", { href: "#/submit" }, "Submit one here"), ", or on a command line:")
           : el("p", {}, "Submit one on a command line, or log in with a token of scope submit:"),
         el("pre", {}, "edgeveil job submit job.yaml --config cloud.yaml"));
-      ev.show(main, el("div", { class: "row" }, el("h1", { tabindex: -1 }, "Jobs"), compare), none, groups.map((one) => one.box));
+      ev.show(main, el("h1", { tabindex: -1 }, "Jobs"), none, groups.map((one) => one.box));
       update();
       return { update };
     },
