@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,11 +38,11 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.model_card import model_card, weights_file
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.secure_round import kept_unmasks
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+from edgeveil_cloud.validate_batch import kept_unmasks
 
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
@@ -66,7 +67,6 @@ Choose = Callable[[Sequence[bytes], int], list[bytes]]
 
 
 def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
-    """Uniformly, from the operating system's randomness."""
     return uniform(enrolled, count, None)
 
 
@@ -75,10 +75,8 @@ Cohorts = Mapping[str, Sequence[bytes]]
 
 
 def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, list[bytes]]:
-    """The public keys of a new round, drawn from those of all cells.
-
-    Raises TooFewDevices, TooManyDevices: no sum may leave its ring.
-    """
+    """The public keys of a new round, drawn from those of all cells. Raises TooFewDevices, or
+    TooManyDevices: no sum may leave its ring."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     everybody = [key for cell in enrolled.values() for key in cell]
     count = how_many(asked.devices, len(everybody), asked.over_select)
@@ -123,7 +121,6 @@ def _whole_batch(
 
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
-    """What the devices of a round are sent."""
     exchange, plan = context.exchange, context.plan
     model = plan.cloud.model(state) if exchange.carries_model else None
     return RoundPackage(
@@ -148,8 +145,8 @@ def seal_round(
     in_all: int | None = None,
     checked: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that will open its answers; `in_all` devices
-    are asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
+    """The round's manifest and blob, and the secret that opens its answers; `in_all` devices are
+    asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
     masks."""
     opening = OpeningKey.generate()
     exchange, job, closes = context.exchange, context.job, context.round
@@ -181,10 +178,8 @@ def seal_round(
 
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
-    """The most bytes that a round's package or the release of a job with this graph has when it is
-    sealed, its stanzas aside. Every state of a job has the shapes of its initial one; a release may
-    hold what an upload holds beside its weights.
-    """
+    """The most bytes, without stanzas, of a sealed round's package or release of this job. Every
+    state of a job has the shapes of its initial one; a release may hold what an upload holds."""
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
@@ -201,7 +196,7 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
 
 @dataclass(frozen=True)
 class BroadcastLimits:
-    """What one broadcast, one of its parts, and one batch may have, and the brokers they pass."""
+    """Largest broadcast, part and batch, and the brokers they pass."""
 
     part_bytes: int
     blob_bytes: int = 256 << 20
@@ -211,25 +206,14 @@ class BroadcastLimits:
 
 @dataclass
 class RoundMarks:
-    """When the machine reported the phases of a job's round under way, and what was sent for it."""
+    """When the phases of a round under way were reported, and the bytes sent for it."""
 
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
 
-class MarksOfJobs:
-    """The marks of each job that runs, by its id on the wire."""
-
-    def __init__(self) -> None:
-        self._by_job: dict[bytes, RoundMarks] = {}
-
-    def of(self, job_id: bytes) -> RoundMarks:
-        """The job's; empty at first."""
-        return self._by_job.setdefault(job_id, RoundMarks())
-
-    def forget(self, job_id: bytes) -> None:
-        """The job runs no more."""
-        self._by_job.pop(job_id, None)
+MarksOfJobs = defaultdict[bytes, RoundMarks]
+"""Of each job that runs, by its id on the wire."""
 
 
 class Sealer:
@@ -247,7 +231,6 @@ class Sealer:
         choose: Choose,
         valid_s: float,
     ) -> None:
-        """A release is stale `valid_s` after it was made, unless it is renewed."""
         self._valid_s = valid_s
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._limits, self._marks, self._clock = limits, marks, clock
@@ -281,11 +264,8 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
-        """A round's model for the devices selected, sealed for each cell by itself; the round's
-        secrets are kept first.
-
-        Of one whose masks were asked for, that question again.
-        """
+        """A round's model for the devices selected, sealed for each cell by itself after its
+        secret is stored. Where its masks were asked for, that question again."""
         started_s = self._clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
@@ -318,17 +298,15 @@ class Sealer:
                 entry.id, task.exchange, task.attempt, secret.to_bytes(), cell
             )
             sealed[cell] = Broadcast(manifest, data)
-        marks = self._marks.of(task.job_id)
+        marks = self._marks[task.job_id]
         marks.times_s = {"seal": started_s, "sealed": self._clock()}
         marks.sent_bytes = sum(len(one.data) for one in sealed.values())
         return CellBroadcasts(sealed)
 
     def forget(self, job: str) -> None:
-        """The job runs no more; whoever starts it announces it first."""
         self._cohorts.pop(job, None)
 
     def release(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """The final model, kept and sealed for the devices that get it first."""
         from edgeveil.parts.models.heads import bake
 
         plan = self._jobs.plan(entry)
@@ -431,7 +409,6 @@ class Sealer:
         return found
 
     def _announce(self, entry: JobEntry, kind: str, selected: int, at: str, cell: str = "") -> int:
-        """Record a broadcast; the manifest's sequence."""
         data = {"kind": kind, "selected": selected, "round": at}
         return self._store.announce(entry.id, data | ({"cell": cell} if cell else {}))
 
@@ -535,8 +512,7 @@ class Sealer:
         return again
 
     def _check_size(self, plan: Plan, selected: int) -> None:
-        """Raise TooManyDevices before anybody spends budget on a job one of whose batches could
-        not be taken."""
+        """Raise TooManyDevices before anybody spends budget on a batch that could not be taken."""
         if selected * plan.upload_bytes > self._limits.batch_bytes:
             raise TooManyDevices(
                 f"{selected} uploads of {plan.upload_bytes} bytes pass the cloud's limit of"

@@ -1,8 +1,7 @@
-"""The cloud's links, one for each cell: what goes to a cell whose broker is slow waits for itself.
+"""The cloud's links, one for each cell: a slow broker holds up its own cell alone.
 
-A runtime hands its messages over one by one, and waits while a broker is behind. With several cells
-each has a queue of its own instead; beyond `QUEUE_BYTES` a message is dropped, as on a link that is
-down: the machine says everything again until it is confirmed.
+With several cells each has a queue; beyond `QUEUE_BYTES` a message is dropped, as on a link that
+is down: the machine repeats everything until it is confirmed.
 """
 
 from __future__ import annotations
@@ -25,14 +24,11 @@ Told = Callable[[str, bool, str], None]
 
 
 class CellLinks:
-    """All cells' sessions, by their names."""
-
     def __init__(self, site: CloudSite) -> None:
         self.sessions = {cell.name: _session(site, cell) for cell in site.all_cells}
         self._queues = {name: _Queue(one) for name, one in self.sessions.items()}
 
     async def attach(self, runtime: Runtime, told: Told) -> None:
-        """Route what comes into the runtime."""
         for cell, session in self.sessions.items():
 
             def state(connected: bool, reason: str, cell: str = cell) -> None:
@@ -64,18 +60,14 @@ class CellLinks:
             self._queues[to.cell].put(to, frame)
 
     async def run_forever(self) -> None:
-        """Keep all up until `close`."""
         links = [one.run() for one in self.sessions.values()]
         await asyncio.gather(*links, *(one.run() for one in self._queues.values()))
 
     async def close(self) -> None:
-        """End all for good."""
         await asyncio.gather(*(one.close() for one in self.sessions.values()))
 
 
 class _Queue:
-    """Messages on their way to one cell."""
-
     def __init__(self, session: RuntimeLink) -> None:
         self._session = session
         self._waiting: asyncio.Queue[tuple[fx.Address, bytes]] = asyncio.Queue()
@@ -89,7 +81,6 @@ class _Queue:
         self._waiting.put_nowait((to, frame))
 
     async def run(self) -> None:
-        """Hand them over in their order, until cancelled."""
         while True:
             to, frame = await self._waiting.get()
             self._bytes -= len(frame)
@@ -98,7 +89,6 @@ class _Queue:
 
 
 def _session(site: CloudSite, cell: CloudCell) -> RuntimeLink:
-    """To the broker over which this cell's proxy speaks with the cloud."""
     topics = Topics(cell.name)
     named = f"cloud-{cell.name}" if cell.name else "cloud"
     return RuntimeLink(

@@ -38,7 +38,7 @@ from edgeveil.protocol.sealed import RoundCheck, Sealing, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe_record
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
-from edgeveil_cloud.compute import WorkerProcesses
+from edgeveil_cloud.compute.processes import WorkerProcesses
 from edgeveil_cloud.evaluation import (
     Evaluation,
     cluster_figures,
@@ -46,6 +46,7 @@ from edgeveil_cloud.evaluation import (
     federated_figures,
     mean_softmax,
 )
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import (
     Recorder,
     exchange_event,
@@ -53,17 +54,19 @@ from edgeveil_cloud.round_report import (
     shown_clusters,
     shown_mean,
 )
-from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.secure_round import KeptSums, kept_unmasks, pack_kept, unpack_kept
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StateWhenAsked, StoredJobs, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
+    KeptSums,
     MaskedUploads,
     SpooledBatch,
     ValidatedBatch,
+    kept_unmasks,
     looks_at_none,
+    pack_kept,
     under_rule,
+    unpack_kept,
     validate_batch,
 )
 
@@ -102,7 +105,7 @@ def aggregate(
 
 
 def uploads_in(batch: ValidatedBatch) -> int:
-    """How many uploads of a batch count: those of its least frequent training segment."""
+    """Uploads that count: those of the least frequent training segment."""
     return min((len(arrays) for name, arrays in batch.arrays.items() if name != SOFTMAX), default=0)
 
 
@@ -112,8 +115,7 @@ def combine_sums(
     sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """The method's next state, of the exact sums of the sets that uploads were dealt into: how
-    many each has, and its segments, whose inferences are no part of it.
+    """The method's next state, of the number of uploads and the exact sums of each set.
 
     A rule that is not defined on sums leaves those of a preparatory exchange to the mean of all.
     """
@@ -132,7 +134,7 @@ def combine_sums(
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
-    """The method's next state where no sum counts: what is learned stays as it is, and what other
+    """The method's next state where no sum counts: what is learned stays, and what later
     exchanges build on is that of devices without records."""
     if context.exchange.phase == TRAIN or context.exchange.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
@@ -149,7 +151,6 @@ def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
 
 
 def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
-    """The batches of several cells as one."""
     if len(batches) == 1:
         return batches[0]
     result = ValidatedBatch()
@@ -163,8 +164,8 @@ def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
 
 
 def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
-    """The exact sums of all cells, set by set; integers, so that their order does not matter. None:
-    a sum that does not count; a set of which none does is left out."""
+    """The exact sums of all cells, set by set; None is a sum that does not count. A set of which
+    none does is left out."""
     result: list[CellSum] = []
     for of_all in zip(*by_cell, strict=True):
         of_set = [one for one in of_all if one is not None]
@@ -202,9 +203,6 @@ def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of a committed exchange beside its numbers; `cells`: uploads of each cell;
-    `discarded`: those of sums that do not count."""
-
     attempt: int
     uploads: int
     answers: RoundAnswers
@@ -270,8 +268,8 @@ def tell_round(
 
 
 def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
-    """What is told of sums beyond their public bound: how many uploads are in them, and what the
-    round cost each device all the same."""
+    """Sums beyond their public bound: how many uploads are in them, and their price all the
+    same."""
     quote = price(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
@@ -282,7 +280,6 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
 
 
 def _class_names(plan: Plan) -> dict[str, list[str]]:
-    """`classes` beside figures by class, where the job's schema names them."""
     schema = plan.job.data.schema_
     names = [] if schema is None else list(schema.label.names)
     return {"classes": names} if names else {}
@@ -309,7 +306,6 @@ class OpenedBatches:
         }
 
     def too_few(self, error: TooFewDevices) -> TooFewUploads:
-        """What is told of an attempt that did not bring enough."""
         refused = Counter[str]()
         for of_it in self.valid.values():
             refused.update(of_it.refused)
@@ -344,11 +340,10 @@ class RoundCommitter:
         self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
-        """Open and add up what is there of a round's stream in a cell. Raises JobFailed or
-        StoreError.
+        """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError.
 
-        Whatever comes of it is used with the batch that begins with these very bytes, or not at
-        all. Numbers under masks say nothing: which batch it is need not be noted before.
+        The result is used with the batch that begins with these very bytes, or not at all.
+        Numbers under masks say nothing: which batch it is need not be noted before.
         """
         if data.digest != batch.stream:
             return  # another one came
@@ -435,7 +430,6 @@ class RoundCommitter:
         return self._keep_sums(entry, context, replace(opened, valid=valid))
 
     def forget(self, job_id: bytes) -> None:
-        """The job runs no more."""
         self._opened.pop(job_id, None)
 
     def _keep_sums(
@@ -529,7 +523,7 @@ class RoundCommitter:
             self._recorder.keep(context, sent, valid.arrays, model)
         batches = list(by_cell.values())
         at = batches[0].at
-        marks = self._marks.of(at.job_id)
+        marks = self._marks[at.job_id]
         timeline = round_timeline(marks.times_s, started_s, self._clock())
         told = Told(
             at.attempt,
@@ -558,7 +552,6 @@ class RoundCommitter:
         return self._absorbed(at, valid.accepted, context)
 
     def _again(self, job: str, at: ExchangeId, context: RoundContext) -> RoundCommit:
-        """The exchange was committed already: what counted is what stands there."""
         last = self._store.last_commit(job)
         if last is None or last.index != at.exchange:
             raise JobFailed(f"exchange {at.exchange} is over")

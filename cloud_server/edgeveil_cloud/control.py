@@ -70,8 +70,7 @@ class Control:
 
     def check(self, job_yaml: str) -> None:
         """Raise what `submit` would of the job itself. On any thread: it is played on made-up
-        records, which takes seconds; `submit` then knows that it can be done.
-        """
+        records, which takes seconds."""
         self._read(job_yaml)
 
     def quote(self, job_yaml: str) -> dict[str, Any]:
@@ -98,13 +97,9 @@ class Control:
         }
 
     def submit(self, job_yaml: str) -> str:
-        """Validate and queue; the job's id. Raises ConfigError with every problem.
-
-        DataError if a backbone that the job names was not put before, or is not what it says, if
-        its model is Python code that may not run here, or if some later stage of it would fail on
-        made-up records; JobFailed if this cloud lacks the records that its rule asks for, or its
-        test records of the job's data set do not fit.
-        """
+        """Validate and queue; the job's id. Raises ConfigError with every problem, DataError if
+        a backbone was not put before or some stage would fail on made-up records, JobFailed if
+        this cloud's own records do not fit."""
         plan = self._read(job_yaml)
         job, untested = plan.job, self._host.evaluation.untested(plan)
         entry = self._store.submit_job(
@@ -156,7 +151,6 @@ class Control:
         self._poke.set()
 
     def releases(self, job: str | None = None) -> list[dict[str, Any]]:
-        """All releases, or that of one job, as HTTP shows them."""
         return self.rollouts.shown(job)
 
     def withdraw(self, job: str) -> None:
@@ -170,7 +164,6 @@ class Control:
         self._poke.set()
 
     def status(self) -> Mapping[str, Any]:
-        """What the cloud does now; counts only."""
         counts = self._store.counts()
         jobs = [
             {
@@ -194,7 +187,6 @@ class Control:
         }
 
     async def run(self) -> None:
-        """Start the next jobs whenever there is room, until cancelled."""
         self.tell_ends()
         while True:
             self.look()
@@ -208,7 +200,6 @@ class Control:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
-        """Start what there is room for; see to the releases of jobs before."""
         self.rollouts.look()
         self._cancel_paused()
         self._go_on()
@@ -220,13 +211,11 @@ class Control:
                 self.start(entry)
 
     def start(self, entry: JobEntry) -> None:
-        """Give a job to the machine."""
         self._given.add(entry.id)
         self._store.set_status(entry.id, "running")
         self._runner.post(fx.Command(self._start(entry)))
 
     def _cancel_paused(self) -> None:
-        """A job may have paused before the machine heard that it is cancelled."""
         for job in list(self._cancelled):
             status = self._store.job(job).status
             if status != "running":
@@ -255,8 +244,8 @@ class Control:
         self._tried_s = tried_s
 
     def _reaches_enough(self, entry: JobEntry) -> bool:
-        """Whether a paused job may go on in the cells that are reached: in all, or in some whose
-        devices are enough. A stale roster's cell counts once its roster is fresh."""
+        """Whether the cells that are reached are all, or have devices enough. A stale roster's
+        cell counts once its roster is fresh."""
         cells = set(self._machine.keys).difference(self._machine.unreached)
         if STALE_ROSTER in entry.reason:
             cells = {cell for cell in cells if not self._store.roster_problem(cell)}
@@ -271,7 +260,6 @@ class Control:
             return True  # once resumed, it fails with the reason
 
     def _room_bytes(self, entry: JobEntry) -> int:
-        """What a job that paused for the disk needs there: the largest batch of a round."""
         if DISK not in entry.reason:
             return 0
         try:
@@ -306,7 +294,7 @@ class Control:
         return enrolled >= wanted
 
     def _wanted(self, entry: JobEntry) -> int:
-        """How many devices the job asks for at least: at its start also as many as all of its
+        """Devices that the job asks for at least: at its start also as many as all of its
         batches need, where each answers `max_participations` of them."""
         plan = self._host.jobs.plan(entry)
         job = plan.job
@@ -318,7 +306,6 @@ class Control:
         return wanted
 
     def _start(self, entry: JobEntry) -> StartJob:
-        """From the last committed exchange on, with an attempt number not used before."""
         plan = self._host.jobs.plan(entry)
         last = self._store.last_commit(entry.id)
         index = (last.index if last else 0) + 1

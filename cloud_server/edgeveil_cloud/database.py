@@ -1,6 +1,6 @@
-"""The database under the store: SQLite as a durable file or any other by URL; its transactions.
+"""The database under the store, SQLite or any other by URL, and its transactions.
 
-One method of the store is one transaction, and a database that went away is waited for.
+One method of the store is one transaction; a database that went away is waited for.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 def forget_old_pages(engine: sa.Engine) -> None:
     """Drop SQLite's write-ahead log: it still holds the pages from before a deletion.
 
-    Another process that reads the file at this moment, or a full disk, puts it off to the next
-    commit. On a
-    database server, deleted rows stay until its own vacuum and log rotation; see there.
+    Another process that reads the file, or a full disk, puts it off to the next commit. On a
+    database server deleted rows stay until its own vacuum and log rotation.
     """
     if engine.dialect.name == "sqlite":
         connection = engine.raw_connection()
@@ -139,18 +138,31 @@ def _shown(url: str) -> str:
 # --- transactions ---
 
 
-class Database(Protocol):
-    """What a transaction runs on."""
+class Database:
+    """A database for the threads of one process; `away` while a transaction waits for its return.
+    `committed` is called after each commit."""
 
-    _engine: sa.Engine
-    _lock: threading.RLock
-    away: bool
+    def __init__(self, url: str, committed: Callable[[], None]) -> None:
+        self.engine, self.lock = open_engine(url), threading.RLock()
+        self.committed, self.away = committed, False
 
-    def _committed(self) -> None:
-        """A transaction has been committed."""
+    def note(self, error: sa.exc.SQLAlchemyError | None) -> None:
+        """How the last transaction went; each change is logged once."""
+        away = error is not None and _away(error)
+        if error is not None and away and not self.away:
+            LOG.warning("store_away", extra={"error": cause(error)})
+        elif self.away and not away:
+            LOG.info("store_back")
+        self.away = away
 
 
-S = TypeVar("S", bound=Database)
+class OnDatabase(Protocol):
+    """Whose methods are transactions."""
+
+    _database: Database
+
+
+S = TypeVar("S", bound=OnDatabase)
 
 
 def transaction(
@@ -163,35 +175,25 @@ def transaction(
 
     @functools.wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        end_s, wait_s = time.monotonic() + AWAY_S, _FIRST_WAIT_S
+        on, end_s, wait_s = self._database, time.monotonic() + AWAY_S, _FIRST_WAIT_S
         while True:
-            with self._lock:
+            with on.lock:
                 try:
-                    with self._engine.begin() as db:
+                    with on.engine.begin() as db:
                         result = method(self, db, *args, **kwargs)
-                    self._committed()
+                    on.committed()
                 except sa.exc.SQLAlchemyError as error:
-                    _note(self, error)
-                    if not self.away or time.monotonic() + wait_s > end_s:
-                        self.away = False  # nobody waits for it
-                        raise _told(error, self._engine.url) from error
+                    on.note(error)
+                    if not on.away or time.monotonic() + wait_s > end_s:
+                        on.away = False  # nobody waits for it
+                        raise _told(error, on.engine.url) from error
                 else:
-                    _note(self, None)
+                    on.note(None)
                     return result
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     return run
-
-
-def _note(database: Database, error: sa.exc.SQLAlchemyError | None) -> None:
-    """How the last transaction went; each change is told once."""
-    away = error is not None and _away(error)
-    if error is not None and away and not database.away:
-        LOG.warning("store_away", extra={"error": cause(error)})
-    elif database.away and not away:
-        LOG.info("store_back")
-    database.away = away
 
 
 def _away(error: sa.exc.SQLAlchemyError) -> bool:

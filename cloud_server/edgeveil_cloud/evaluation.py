@@ -38,10 +38,9 @@ _TESTS_KEPT = 8  # of jobs that run beside each other
 
 
 class HeldTests:
-    """The cloud's labelled records, each set of one data set: that of its block's name, as a job's
-    schema reads it.
+    """The cloud's labelled records by data set, each read as a job's schema reads it.
 
-    Raises DataError for files that are not there, or that neither numbers nor a schema could read.
+    Raises DataError for files that are missing, or that neither numbers nor a schema could read.
     """
 
     def __init__(self, blocks: Sequence[DataSource]) -> None:
@@ -50,15 +49,12 @@ class HeldTests:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The data sets."""
         return tuple(block.name for block in self._blocks)
 
     def of(self, data: JobData, classes: int | None = None) -> Records | None:
-        """The records that models of a job are tested on: the first set of its data set that fits
-        and is not empty; `classes` that labels may name, if they name any.
-
-        None where there is no record of that name; raises DataError where none of that name fits.
-        """
+        """Records that models of a job are tested on: the first set of its data set that fits
+        and is not empty, None where there is none of that name. Raises DataError where none of
+        that name fits."""
         misfit: DataError | None = None
         for at, block in enumerate(self._blocks):
             if block.name != data.source:
@@ -79,7 +75,6 @@ class HeldTests:
 
 
 def _plainly_read(block: DataSource) -> Records | None:
-    """The records as jobs without a schema read them; None where only a schema can."""
     try:
         return held_records(block)
     except DataError as error:
@@ -91,13 +86,12 @@ def _plainly_read(block: DataSource) -> Records | None:
 
 
 def _labelled(records: Records) -> Records:
-    """Those whose label is known, as learning drops the others."""
     return records.at(records.y != NO_CLASS)
 
 
 def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None) -> Records:
-    """The records in this shape, if each has as many values, and a label of these classes if they
-    are so many; else DataError."""
+    """The records in this shape; DataError for another number of values, or a label beyond
+    `classes`."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
         if classes is not None:
             others = records.y[(records.y < 0) | (records.y >= classes)]
@@ -165,7 +159,6 @@ class Evaluation:
     def score(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> Score | None:
-        """How an upload is scored; None where the job's rule does not ask for it."""
         plan = context.plan
         asked, test = plan.rule.validation_records, self._fitting(plan)
         if not asked or test is None:
@@ -208,12 +201,12 @@ class Evaluation:
         return self._held[key]
 
     def _fitting(self, plan: Plan) -> Records | None:
-        """The cloud's records, if the job is about records of their data set and form."""
         found = self._looked_up(plan)
         return None if isinstance(found, DataError) else found
 
     def _looked_up(self, plan: Plan) -> Records | DataError | None:
-        """The same, or why those of the data set do not fit: read once for each form."""
+        """The cloud's records of the job's data set and form, or why they do not fit; read once
+        for each form."""
         data = plan.job.data
         classes = data.classes if plan.job.measure == ACCURACY else None
         key = data.source, data.schema_, data.input_shape, classes
@@ -249,7 +242,6 @@ class MeanSoftmax:
     noise_deviation: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; beside scores of clusters, told by its `eval_type`."""
         return {"eval_type": MEAN, **self.__dict__, "mean": list(self.mean)}
 
 
@@ -274,8 +266,8 @@ FEDERATED = "FEDERATED"  # the `eval_type` of figures on the devices' own record
 def federated_figures(
     context: RoundContext, found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
-    """The figures on the devices' own evaluation records, of the counts of `uploads` devices, one
-    by one or summed; None in an exchange that asks for none, and where none count."""
+    """Figures of the counts of `uploads` devices on their own evaluation records; None in an
+    exchange that asks for none, and where none count."""
     if context.exchange.phase != EVALUATE or not found:
         return None
     figures = context.plan.evaluation.figures(found, uploads)
@@ -285,9 +277,8 @@ def federated_figures(
 def cluster_figures(
     context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
-    """Cluster scores from the sums of `uploads` devices, one by one or summed, in the `state` after
-    them, led by the one that the job names; None in an exchange that asks for none, and where none
-    count."""
+    """Cluster scores from the sums of `uploads` devices, in the `state` after them, led by the
+    one that the job names; None in an exchange that asks for none, and where none count."""
     if context.exchange.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
@@ -304,7 +295,6 @@ def cluster_figures(
 
 
 def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a stored exchange has of `federated_figures`, if it has that."""
     return scores if scores and scores.get("eval_type") == FEDERATED else None
 
 

@@ -57,6 +57,7 @@ from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
     MarksOfJobs,
+    RoundMarks,
     Sealer,
     TooFewDevices,
     TooManyDevices,
@@ -64,7 +65,7 @@ from edgeveil_cloud.broadcasts import (
     draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
-from edgeveil_cloud.compute import ComputeError, WorkerProcesses
+from edgeveil_cloud.compute.processes import ComputeError, WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation, HeldTests
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
@@ -83,9 +84,9 @@ _USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error 
 class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
-    `spool_dir` holds the batches under way (None: the system's folder for temporary files).
-    `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`. `moved`
-    says to which cell each device was moved. `workers` open batches (None: this process).
+    `spool_dir` holds the batches under way (None: the system's folder for temporary files);
+    `random_bytes` is for aggregation rules; a release is stale after `valid_s`; `moved` gives
+    the cell that each device was moved to; `workers` open batches (None: this process);
     `not_believed` says why nobody would take this cloud's releases, or "".
     """
 
@@ -114,7 +115,7 @@ class CloudHost:
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
-        self._marks = MarksOfJobs()
+        self._marks = MarksOfJobs(RoundMarks)
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
         self._sealer = Sealer(
@@ -169,7 +170,7 @@ class CloudHost:
 
     def _left(self, left: JobStatus) -> None:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
-        self._marks.forget(job_id)
+        self._marks.pop(job_id, None)
         self._sealer.forget(entry.id)
         self._committer.forget(job_id)
         advised, all_declined = self._advised.pop(job_id, ""), job_id in self._all_declined
@@ -185,7 +186,6 @@ class CloudHost:
         self._store.set_status(entry.id, left.status, left.reason, data)  # type: ignore[arg-type]
 
     def _why(self, reason: str) -> str:
-        """With the jobs that fill the proxy's cache, if that is the reason."""
         paused = [entry.id for entry in self._store.jobs() if entry.status == "paused"]
         if "cache_full" not in reason or not paused:
             return reason
@@ -193,14 +193,12 @@ class CloudHost:
         return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
 
     def _next_step(self, job: str, reason: str, advised: str) -> str:
-        """What its operator does; a reason that says its own way out needs no other."""
         if advised == reason:
             return f"{RESUME}{job}"
         advice = pause_advice(reason)
         return f"{advice}, {RESUME}{job}" if resume_follows(advice) else advice
 
     def together(self) -> AbstractContextManager[None]:
-        """Its few stores are each durable at once."""
         return nullcontext()
 
     def report(self, report: fx.Report) -> None:
@@ -213,7 +211,7 @@ class CloudHost:
         if report.what in EVENTS:
             self._store.append_event(self.jobs.name(job_id), report.what, dict(data))
         if report.what in MARKS:
-            self._marks.of(job_id).times_s[report.what] = self._clock()
+            self._marks[job_id].times_s[report.what] = self._clock()
         if report.what == "all_declined":
             self._all_declined.add(job_id)
 
@@ -253,7 +251,6 @@ class CloudHost:
             return Obstacle(MEMORY)
 
     def _take(self, blobs: StoreBeside, task: TakeBatch) -> PutTaken:
-        """What the proxy put there, to where parts of the batch would go."""
         job_id, blob, offset = task.batch.at.job_id, task.batch.blob, 0
         spool = self._spool_of(job_id, task.cell)
         for block in taken(blobs, task.name, blob):

@@ -1,12 +1,10 @@
-"""The cloud's HTTP control: jobs and releases, what they do, and the models they made.
+"""The cloud's HTTP control: jobs and releases, and the models they made, on a thread of its own.
 
-Served on a thread of its own, so that it answers whatever holds the cloud's work up.
-
-Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
-`Authorization: Bearer <token>` with a token of enough scope: `read` for jobs, status and metrics,
-`submit` for what changes a job or takes its model away; or, over TLS, the certificate of a client
-that the site file names with its scope; or, in a browser, a cookie (`http_guard`, `pages/routes`).
-Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
+Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello` wants `Authorization:
+Bearer <token>` of enough scope: `read` for jobs, status and metrics, `submit` for what changes a
+job or takes its model away; or the certificate of a client that the site file names; or a
+browser's cookie (`http_guard`). Answers are JSON; an error is `{"what": …, "fix": …}`, a refused
+job `{"problems": [...]}`.
 """
 
 from __future__ import annotations
@@ -49,12 +47,10 @@ Audit = Callable[[str, Mapping[str, str]], None]
 
 
 async def ask_here(question: Callable[[], T]) -> T:
-    """On the loop that serves HTTP."""
     return question()
 
 
-def unaudited(_action: str, _what: Mapping[str, str]) -> None:
-    """Where nothing is written down: tests and simulations."""
+def unaudited(_action: str, _what: Mapping[str, str]) -> None: ...
 
 
 def make_app(
@@ -71,9 +67,9 @@ def make_app(
 ) -> HttpServer:
     """The server of a cloud that is to listen `at`; not started.
 
-    `control` is used on the cloud's event loop, but for `check` and `quote`. `clients` maps names
-    in certificates to scopes; they need no token. `audit` is called in a thread, before a job is
-    changed. `facts` are what the pages show of the process itself.
+    `control` is used on the cloud's event loop, but for `check` and `quote`. `clients` maps
+    names in certificates to scopes; `audit` is called in a thread before a job is changed;
+    `facts` are shown on the pages.
     """
     own = _Routes(store, control, tokens, metrics or Metrics(), ask, audit)
     guard = RequestGuard(tokens, clients or {}, at or ListenAt())
@@ -112,7 +108,6 @@ def make_app(
 
 
 def explain(error: EdgeVeilError) -> Response:
-    """The answer for an error of the store or the control."""
     if isinstance(error, ConfigError):
         return Response.of_json({"problems": error.problems}, 422)
     status = 503 if isinstance(error, StoreAway) else 404 if isinstance(error, UnknownJob) else 409
@@ -157,8 +152,8 @@ class _Routes:
         return Response.of_json({"id": job}, 201)
 
     async def backbone(self, request: Request) -> Response:
-        """Before the job that names it: a feature extractor (ONNX) or a model's first weights
-        (safetensors), kept under its digest."""
+        """Keep a feature extractor (ONNX) or first weights (safetensors) under their digest,
+        before the job that names them."""
         graph = bytearray()
         async for chunk in request.chunks():
             graph += chunk
@@ -179,7 +174,6 @@ class _Routes:
         return Response.of_json({**_summary(entry), "exchanges": rounds, "release": release})
 
     async def content(self, request: Request) -> Response:
-        """The job itself, its canonical bytes: its digest is over these."""
         return Response((await self._entry(request)).canonical, "application/json")
 
     async def events(self, request: Request) -> Response:
@@ -239,7 +233,6 @@ class _Routes:
     # --- what they share ---
 
     async def _entry(self, request: Request) -> JobEntry:
-        """The job that the address names."""
         return await self._ask(lambda: self._store.job(request.parameters["id"]))
 
     async def _changed(
@@ -270,10 +263,8 @@ def _unknown_model(entry: JobEntry) -> EdgeVeilError:
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
-    """A job for JSON. Its digest as hex; its text is what the owner submitted.
-
-    With shared noise also its `privacy`, whose two ε no single figure tells.
-    """
+    """A job for JSON; with shared noise also its planned `privacy`, whose two ε no single figure
+    gives."""
     shown = {**entry.__dict__, "digest": entry.digest.hex()}
     shown |= planned_of_shared(entry.canonical)
     del shown["canonical"]
@@ -356,7 +347,6 @@ class HttpThread:
             raise
 
     async def stop(self) -> None:
-        """Stop listening; open requests get a moment to end."""
         if self._server is not None:
             await self._there(self._server.stop())
             self._server = None

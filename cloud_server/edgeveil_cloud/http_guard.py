@@ -53,7 +53,6 @@ class Scope(IntEnum):
 
     @property
     def label(self) -> str:
-        """As it stands on the command line and in answers."""
         return self.name.lower()
 
 
@@ -81,7 +80,6 @@ class TokenFolder:
         self._tokens: dict[Scope, str] = {}
 
     def __call__(self) -> Mapping[Scope, str]:
-        """The tokens that are good now."""
         for scope in Scope:
             path = self._state_dir / TOKEN_FILES[scope]
             mark = file_mark(path)
@@ -98,7 +96,6 @@ class TokenFolder:
 
 
 def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:
-    """The token of a scope's file; see `edgeveil.tokens`."""
     return tokens.load_or_make_token(state_dir / TOKEN_FILES[scope])
 
 
@@ -125,20 +122,16 @@ def _scope_of(token: str, known: Mapping[Scope, str]) -> Scope | None:
 
 
 class BrowserSessions:
-    """All who are logged in; used on one event loop."""
-
     def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
         # A cookie's scope, and the digest of the token that was shown for it.
         self._held = ExpiringSecrets[tuple[Scope, bytes]](KEEP_S, MOST_SESSIONS, now_s)
 
     def begin(self, token: str) -> tuple[str, Scope] | None:
-        """A new cookie's value and scope; None for a token that is not good."""
         scope = _scope_of(token, self._tokens())
         return None if scope is None else (self._held.add((scope, secret_digest(token))), scope)
 
     def scope(self, cookie: str) -> Scope | None:
-        """What the bearer of this cookie may do now."""
         found = self._held.get(cookie)
         if found is None:
             return None
@@ -153,8 +146,6 @@ class BrowserSessions:
 
 
 class FailedTries:
-    """Counts wrong tokens by the address they came from."""
-
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._tries: dict[str, deque[float]] = {}
@@ -182,8 +173,6 @@ class FailedTries:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks, in words for the audit log, and what they may do."""
-
     by: str
     scope: Scope
 

@@ -1,9 +1,8 @@
-"""Whose work is done next: one worker, fair shares of its time for all jobs that run.
+"""Fair shares of one worker's time for all jobs that run.
 
-Each job has a queue of its own. Whenever the worker is free, the job goes first that has had the
-least of its time for its weight (start-time fair queueing: Goyal, Vin, Cheng 1996), so that a job
-whose rounds take minutes delays another one by at most the task under way. A job that had nothing
-to do gains no claim on the time that passed meanwhile.
+Whenever the worker is free, the job goes first that has had the least of its time for its weight
+(start-time fair queueing: Goyal, Vin, Cheng 1996), so that a job whose rounds take minutes
+delays another by at most the task under way. An idle job gains no claim on the time that passed.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ class JobTurns:
         self._busy = False
 
     def of(self, task: object) -> Executor:
-        """Where this task is submitted."""
         return _Queue(self, job_of(task) or b"")
 
     def add(self, job: bytes, call: Callable[[], Any]) -> Future[Any]:
-        """Let a job wait with this for its turn."""
         done: Future[Any] = Future()
         with self._lock:
             if job not in self._waiting:
@@ -84,11 +81,8 @@ class JobTurns:
 
 
 class _Queue(Executor):
-    """One job's."""
-
     def __init__(self, turns: JobTurns, job: bytes) -> None:
         self._turns, self._job = turns, job
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As any executor."""
         return self._turns.add(self._job, lambda: fn(*args, **kwargs))

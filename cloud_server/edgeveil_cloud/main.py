@@ -103,8 +103,6 @@ async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
 
 
 class _CloudProcess:
-    """The role on its links, metered, its work in `executor`."""
-
     def __init__(self, site: CloudSite, executor: ThreadPoolExecutor) -> None:
         self._site, self._executor = site, executor
         self.metrics = Metrics()
@@ -136,7 +134,6 @@ class _CloudProcess:
         return self.runtime
 
     def health(self, at: ListenAt) -> Health:
-        """Link, machine and store."""
         store = self.cloud.store
 
         def stores() -> Holds:

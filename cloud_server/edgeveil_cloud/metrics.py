@@ -32,8 +32,6 @@ _REPORTS = "Devices by what became of a job's release; of the canary until it we
 
 
 class CloudMetrics(Collector):
-    """Counts what the machine's host did, and reads the rest at each scrape."""
-
     def __init__(
         self, metrics: Metrics, store: Store, host: CloudHost, machine: CloudMachine
     ) -> None:
@@ -58,7 +56,6 @@ class CloudMetrics(Collector):
         registry.register(self)
 
     def watch(self, thing: object) -> None:
-        """Hear what passes the machine's host."""
         match thing:
             case fx.WorkDone(
                 task=SealRound(job_id=job_id, exchange=number), result=CellBroadcasts()
@@ -86,7 +83,6 @@ class CloudMetrics(Collector):
             self._priced.pop(oldest, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Read at each scrape."""
         counts = self._store.counts()
         by_status: dict[str, float] = {status: counts.jobs.get(status, 0) for status in TRANSITIONS}
         yield gauge("jobs", "Jobs by status.", by_status, "status")

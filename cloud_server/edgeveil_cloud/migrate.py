@@ -1,8 +1,8 @@
 """Bring the cloud's database to the schema of this program: Alembic, in one transaction.
 
-A database without a revision is empty, or of the time before there were revisions: then its tables
-are those of the first one. What stands in a SQLite file is copied beside it before it is changed;
-on a database server the copy is the operator's (`pg_dump`).
+A database without a revision is empty, or older than revisions: its tables are those of the
+first one. A SQLite file is copied beside it before it is changed; of a server its operator makes
+the copy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from edgeveil_cloud.store_tables import StoreError
 REVISIONS = Path(__file__).parent / "migrations"
 FIRST = "0001"
 _ALONE = threading.Lock()  # Alembic keeps what it works on in its module
-_EARLIER = {
-    "0001": 2,
-    "0002": 3,
-    "0003": 4,
-    "0004": 5,
-}  # `info.version` of what other programs wrote
+_EARLIER = {"0001": 2, "0002": 3, "0003": 4, "0004": 5}  # `info.version` of earlier programs
 
 
 def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
@@ -64,7 +59,6 @@ def _migrate(db: sa.Connection, folder: Path) -> None:
 
 
 def _revision(db: sa.Connection) -> str | None:
-    """The revision that the database says it has; None: it says none."""
     heads = MigrationContext.configure(db).get_current_heads()
     if len(heads) > 1:
         raise _other(", ".join(heads), "one revision at a time")

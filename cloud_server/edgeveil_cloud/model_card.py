@@ -1,8 +1,8 @@
-"""What a released model says of itself: entries of its ONNX file's `metadata_props`. And the
-file of its weights alone.
+"""Metadata of a released model, in its ONNX file's `metadata_props`; and the file of its
+weights.
 
 The same plan gives the same entries, so that a model is the same to the bit wherever it was
-computed; when that was is said beside it.
+computed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Entries of the model of a completed job; what is no plain text is JSON.
 
-    `edgeveil.privacy` has both guarantees with δ, unit and status; neither alone is "the" ε.
-    `edgeveil.federated` has the figures on the devices' own records, as the last exchange's event
-    tells them: those that are single numbers.
+    `edgeveil.privacy` has both guarantees with δ, unit and status; `edgeveil.federated` the
+    single numbers of the last exchange on the devices' own records.
     """
     job = plan.job
     told: dict[str, Any] = {
@@ -57,7 +56,7 @@ def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[s
 
 def weights_file(plan: Plan, weights: Tensors) -> bytes:
     """The graph's weights as safetensors: of a `model` a state_dict of PyTorch, dense weights
-    (out, in), as the file's own metadata says; of a head as the graph takes them."""
+    (out, in); of a head as the graph takes them."""
     network = plan.setting.network
     if network is None:
         return pack_tensors(weights)

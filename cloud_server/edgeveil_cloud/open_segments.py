@@ -1,8 +1,7 @@
-"""What is done with a few segments of a batch, wherever that is: opened, looked at, added up.
+"""Open, check and add up a few segments of a batch, wherever that is.
 
-A slice says what to open; it knows neither the round's secret nor where the bytes are. The same
-slice comes to the same result in the cloud's own process and in a worker's, and the results of
-slices come to the same whatever the cuts between them.
+A slice knows neither the round's secret nor where the bytes are. It comes to the same result in
+the cloud's own process and in a worker's, whatever the cuts between slices.
 """
 
 from __future__ import annotations
@@ -33,6 +32,33 @@ ToldOpening = tuple[bytes, bytes, ExchangeId, bytes, bool]
 
 
 @dataclass(frozen=True)
+class RoundSecret:
+    """What opens the answers to one round, or the reports on one release; deleted when the round
+    commits (forward secrecy).
+
+    Every attempt at a round asks the same `recipients`: a device sends the same tensors again,
+    and what comes back from differing selections would show who sent which. `checked`: the
+    manifest commits to the factors by which the masks of single uploads are checked.
+    """
+
+    opening: OpeningKey
+    membership: bytes = field(repr=False)
+    recipients: tuple[bytes, ...] = field(default=(), repr=False)
+    checked: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Key (32), membership tag (32), recipients (32 each); one byte more if `checked`."""
+        recipients = b"".join(self.recipients)
+        return self.opening.to_bytes() + self.membership + recipients + b"\1" * self.checked
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> RoundSecret:
+        checked = len(raw) % 32 == 1
+        keys = tuple(raw[i : i + 32] for i in range(64, len(raw) - checked, 32))
+        return cls(OpeningKey(raw[:32]), raw[32:64], keys, checked)
+
+
+@dataclass(frozen=True)
 class RoundOpening:
     """What opens the segments of one round. Its key refuses to be pickled; `told` is how it goes to
     a worker, through memory alone."""
@@ -45,12 +71,10 @@ class RoundOpening:
     sealing: Sealing = real_sealing
 
     def told(self) -> ToldOpening:
-        """For a worker of the cloud's own."""
         return self.key.to_bytes(), self.membership, self.at, self.job_digest, self.checked
 
     @classmethod
     def heard(cls, told: ToldOpening) -> RoundOpening:
-        """In the worker."""
         return cls(OpeningKey(told[0]), *told[1:])
 
     def checks(self, vectors: Sequence[MaskedVector]) -> MaskChecks | None:
@@ -62,8 +86,6 @@ class RoundOpening:
 
 @dataclass(frozen=True)
 class SegmentOpener:
-    """Opens the segments of one group of a batch."""
-
     spec: SegmentSpec
     group: Group
     opening: RoundOpening
@@ -71,11 +93,9 @@ class SegmentOpener:
 
     @property
     def size_bytes(self) -> int:
-        """Of each sealed segment."""
         return sealed_bytes(self.group)
 
     def sealed(self, offset: int) -> bytes:
-        """The segment at an offset, as it came."""
         return self.data[offset : offset + self.size_bytes]
 
     def plain(self, sealed: bytes) -> bytes | None:
@@ -92,7 +112,6 @@ class SegmentOpener:
         return found.astype(np.float32) if self.spec.dtype == "float16" else found
 
     def again(self, offset: int) -> Array:
-        """A segment that was valid before."""
         plain = self.plain(self.sealed(offset))
         if plain is None:
             raise ValueError("a segment changed while it was read")
@@ -115,7 +134,7 @@ class SegmentOpener:
 
 
 def sealed_bytes(group: Group) -> int:
-    """Of each sealed segment of a group."""
+    """Bytes of each sealed segment of a group."""
     return group.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
@@ -136,8 +155,6 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Slice(Protocol[Result]):
-    """So many segments of one batch."""
-
     def places(self) -> Iterator[Place]:
         """All that is read of the batch, in the order of reading."""
         ...
@@ -169,11 +186,10 @@ class PlainSlice:
     grids: Grids | None = None
 
     def places(self) -> Iterator[Place]:
-        """See `Slice`."""
         return ((offset, sealed_bytes(self.group)) for offset in self.offsets)
 
     def opened(self, opening: RoundOpening, data: Data) -> OpenedSegments:
-        """See `Slice`. One tensor is in memory beside what is kept and the sum."""
+        """One tensor is in memory beside what is kept and the sum."""
         opener, room = SegmentOpener(self.spec, self.group, opening, data), self.kept
         total = ExactSum(self.spec.count, self.grids) if self.adds else None
         result = OpenedSegments([], total)
@@ -191,8 +207,8 @@ class PlainSlice:
 
 
 class FoundUpload(NamedTuple):
-    """Why an upload under masks does not count, or ""; and what its masks' checks (`MaskChecks`)
-    are if it is sound, where they are compared."""
+    """Why an upload under masks does not count, or ""; the checks of its masks (`MaskChecks`)
+    where they are compared."""
 
     refused: str
     checks: bytes = b""
@@ -218,13 +234,11 @@ class MaskedSlice:
     uploads: Sequence[Upload]
 
     def places(self) -> Iterator[Place]:
-        """See `Slice`."""
         for _, offsets in self.uploads:
             for offset, group in zip(offsets, self.groups, strict=True):
                 yield offset, sealed_bytes(group)
 
     def opened(self, opening: RoundOpening, data: Data) -> AddedUploads:
-        """See `Slice`."""
         sums = [[PackedSum(one.ring) for one in self.vectors] for _ in range(self.sets)]
         found = self.add_to(sums, opening, data)
         return AddedUploads(found, [[one.total() for one in of_set] for of_set in sums])

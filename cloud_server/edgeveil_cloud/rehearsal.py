@@ -1,9 +1,8 @@
 """A whole job on made-up records, before it is queued: whatever can fail later fails here.
 
 Each kind of exchange is played once: broadcast, answers, aggregation by the job's rule, the next
-state, its test, the clusters or mean of inferences; then the final model, as it is kept, sent,
-loaded and used. There are no devices, no ledger and no records of anybody, so that it costs no
-budget.
+state, its test, the scores of inferences; then the final model, as it is kept, sent, loaded and
+used. No device, ledger or record of anybody is involved, so that it costs no budget.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from edgeveil.jobs.artifacts import carried_digests, kept_digests
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.rehearsal import (
+    MadeUpDevice,
     brief,
     evaluation_kinds,
     made_up_records,
-    rehearsed_answer,
     rehearsed_evaluation,
     rehearsed_softmax,
     training_kinds,
@@ -63,20 +62,13 @@ REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
 RECORDS = 16  # of a made-up device
 _FAR = 1e-3  # of a probability: rounding alone makes no such difference
 _KEYS = (
-    "aggregation",
-    "data",
-    "features",
-    "federated_evaluation",
-    "model",
-    "privacy",
-    "round",
-    "selection",
-    "train",
+    *("aggregation", "data", "features", "federated_evaluation", "model"),
+    *("privacy", "round", "selection", "train"),
 )
 
 
 class RefusedJobError(DataError):
-    """A job that could not be done; `where` is the key of the job file that it follows from."""
+    """A job that could not be done; `where` is a key of the job file."""
 
 
 def rehearse_job(
@@ -86,11 +78,12 @@ def rehearse_job(
     devices: bool = True,
     processor: str = "cpu",
 ) -> None:
-    """Raise RefusedJobError with reason, key and fix unless the job can be done.
+    """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
+    job.
 
-    `limits` are those of the cloud that would run it. Without `devices` no device's half is
-    played, and uploads of the public form are made up: nothing then needs torch, unless the
-    model is a user's own; that is always tried, in a process of its own.
+    Without `devices` uploads of the public form are made up in place of a device's half: nothing
+    then needs torch, unless the model is a user's own, which is always tried, in a process of
+    its own.
     """
     if not runs_python(plan.job.model) or is_own():
         _Rehearsal(plan, limits, devices, processor).play()
@@ -112,7 +105,6 @@ def rehearse_job(
 
 
 def play_apart(request: bytes) -> bytes:
-    """`rehearse_job` for a process of its own."""
     asked = json.loads(request)
     plan = compile_canonical(base64.b64decode(asked["job"]))
     graphs = [base64.b64decode(one) for one in asked["artifacts"]]
@@ -124,8 +116,6 @@ def play_apart(request: bytes) -> bytes:
 
 
 class _Rehearsal:
-    """One job's stages in their order, each under the key of the job file that it follows from."""
-
     def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
         self._exchange_count = len(plan.exchanges)
         plan = brief(plan)
@@ -158,25 +148,14 @@ class _Rehearsal:
     # --- exchanges ---
 
     def _exchanges(self, graph: bytes) -> None:
-        plan = self._plan
-        released: dict[str, dict[str, Array]] = {}
-        kept: dict[str, Array] = {}
+        plan, records = self._plan, made_up_records(self._plan, RECORDS)
+        device = MadeUpDevice(plan, records, self._processor)
         for exchange in training_kinds(plan):
             with _stage(f"{exchange.label} on a device", "train"):
                 if self._devices:
-                    recalled = (released.get(one.phase, {}) for one in plan.recalled(exchange))
-                    own = {name: array for one in (*recalled, kept) for name, array in one.items()}
-                    upload, kept = rehearsed_answer(
-                        plan,
-                        exchange,
-                        plan.cloud.package(self._state, exchange),
-                        own,
-                        made_up_records(plan, RECORDS),
-                        self._processor,
-                    )
+                    upload = device.answer(exchange, plan.cloud.package(self._state, exchange))
                 else:
                     upload = _made_up(plan.cloud.segments(exchange))
-            released[exchange.phase] = upload
             self._absorb(exchange, graph, upload)
         for exchange in [one for one in plan.exchanges if one.infer][:1]:
             with _stage("inference on a device", self._network):
@@ -190,7 +169,6 @@ class _Rehearsal:
             context = RoundContext.of(plan, exchange.index)
             self._check_sizes(context)
             with _stage("evaluation on a device", self._network):
-                records = made_up_records(plan, RECORDS)
                 counts = rehearsed_evaluation(plan, exchange, graph, self._state, records)
             key = "federated_evaluation" if exchange.phase == EVALUATE else "unsupervised"
             with _stage("the figures of devices", key):
@@ -220,11 +198,7 @@ class _Rehearsal:
         weights = self._evaluation.weights(plan, self._state)
         onnx = bake(graph, weights, model_card(plan, self._federated))
         weights_file(plan, weights)
-        if len(onnx) > MAX_GRAPH_BYTES:
-            raise DataError(
-                f"has {len(onnx)} bytes, a device takes {MAX_GRAPH_BYTES}",
-                fix="learn a smaller model",
-            )
+        _check_graph_size(onnx)
         self._check_blob("the final model", ReleasePackage(plan.job.job, onnx))
         wanted = OnnxModel(graph).answers(x, weights)
         weights = self._state = {}  # a session holds a model three times while it is opened
@@ -240,11 +214,7 @@ class _Rehearsal:
 
     def _broadcast_job(self, graph: bytes) -> None:
         with _stage("the job's graph", self._network):
-            if len(graph) > MAX_GRAPH_BYTES:
-                raise DataError(
-                    f"has {len(graph)} bytes, a device takes {MAX_GRAPH_BYTES}",
-                    fix="learn a smaller model",
-                )
+            _check_graph_size(graph)
             digests = carried_digests(self._plan.job)
             backbones = tuple(self._plan.artifacts[one] for one in digests)
             self._check_blob("the job", JobPackage(self._plan.job.canonical(), graph, backbones))
@@ -264,7 +234,6 @@ class _Rehearsal:
             self._check_traffic(size, context.upload_bytes)
 
     def _check_traffic(self, broadcast_bytes: int, upload_bytes: int) -> None:
-        """Of one round, over the brokers whose limits are known."""
         job, uploads = self._plan.job, self._recipients
         if isinstance(job.selection.devices, int):
             uploads = max(uploads, job.selection.devices)
@@ -286,12 +255,16 @@ class _Rehearsal:
 
     @property
     def _recipients(self) -> int:
-        """As many as a round has at least."""
         return max(self._plan.job.selection.min_devices, self._plan.job.round.min_batch)
 
 
+def _check_graph_size(graph: bytes) -> None:
+    if len(graph) > MAX_GRAPH_BYTES:
+        what = f"has {len(graph)} bytes, a device takes {MAX_GRAPH_BYTES}"
+        raise DataError(what, fix="learn a smaller model")
+
+
 def _made_up(specs: tuple[SegmentSpec, ...]) -> dict[str, Array]:
-    """Small values of the public form."""
     chance, result = np.random.default_rng(0), dict[str, Array]()
     for spec in specs:
         values = chance.standard_normal(spec.shape, np.float32)
@@ -302,7 +275,7 @@ def _made_up(specs: tuple[SegmentSpec, ...]) -> dict[str, Array]:
 
 @contextmanager
 def _stage(what: str, key: str) -> Iterator[None]:
-    """Whatever is raised inside is told once, at a key of the job."""
+    """Errors from inside are raised once, at a key of the job."""
     try:
         yield
     except (RefusedJobError, ImportError):  # a library that is missing is not the job's fault

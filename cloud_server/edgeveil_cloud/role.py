@@ -1,8 +1,5 @@
-"""The cloud put together: its store, its machine, what the machine's effects do, its job queue.
-
-`build` is the one wiring: the process, simulations, load tests and benches all call it, each with
-a link of its own.
-"""
+"""The cloud put together: `build` is the one wiring for process, simulation, load test and
+benches."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from edgeveil.trust.believed import believed_keys, delegated_key
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
-from edgeveil_cloud.compute import workers_of
+from edgeveil_cloud.compute.processes import workers_of
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.evaluation import HeldTests
 from edgeveil_cloud.host import CloudHost
@@ -44,13 +41,12 @@ _ROOTS_TOLD = 8  # a proxy that is further behind is handed trust.json by its op
 
 
 def store_of(site: CloudSite) -> Store:
-    """The cloud's durable memory. Raises StoreError."""
     return Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
 
 
 @dataclass(frozen=True)
 class CloudChance:
-    """What chance decides in the cloud: whom a round asks, and what aggregation rules draw from."""
+    """Whom a round asks, and what aggregation rules draw from."""
 
     choose: Choose = draw
     random_bytes: RandomBytes = os_random
@@ -138,7 +134,6 @@ class CloudRole:
         return jobs, delegated_key(folder, "releases", keys.releases), by_cell, told
 
     def take_up_trust(self) -> None:
-        """The operator has handed over newer metadata."""
         try:
             jobs, releases, keys, metadata = self._own_keys()
         except EdgeVeilError as error:
@@ -149,14 +144,12 @@ class CloudRole:
             self.runner.post(fx.Command(OwnKeys(jobs, releases, keys, metadata)))
 
     def close(self) -> None:
-        """End the workers, close the store."""
         if self.workers is not None:
             self.workers.close()
         self.store.close()
 
 
 def limits_of(site: CloudSite) -> BroadcastLimits:
-    """What the cloud of this site file broadcasts at most, over which broker."""
     limits = site.limits
     part = part_bytes(limits.packet_bytes)
     own = BrokerUse("cloud.broker", site.broker.profile, part)
@@ -178,9 +171,9 @@ def build(
 ) -> CloudRole:
     """A cloud as its site file says, with what its store holds.
 
-    `clock` gives seconds, from any zero; `random` is the operating system's without another;
-    `link` puts the role where frames reach it, and tells what runs its machine. Only a simulation
-    has another `sealing`. Raises UsageError, StoreError, DataError or CryptoError.
+    `clock` gives seconds, from any zero; `link` puts the role where frames reach it, and returns
+    what runs its machine. Only a simulation has another `sealing`. Raises UsageError,
+    StoreError, DataError or CryptoError.
     """
     role = CloudRole(site, clock, random or CloudChance(), sealing)
     role.runner = link(role)

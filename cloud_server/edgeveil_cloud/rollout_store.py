@@ -1,14 +1,13 @@
-"""The part of the cloud's store that follows a release: to whom it went, and what became of it.
+"""Releases on their way: to whom each went, and the outcomes that devices reported.
 
-A rollout is a job's release on its way: first to a canary, then to all, or withdrawn. Each time it
-is sealed is a broadcast, with the secret that opens its reports; of a report its hash is kept, so
-that one is counted once, and its outcome. Which device said what is not known here.
+A rollout goes first to a canary, then to all, or is withdrawn. Each time it is sealed is a
+broadcast, with the secret that opens its reports; of a report its hash is kept, so that it is
+counted once, and its outcome. Which device sent it is not known here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -44,22 +43,8 @@ class Rollout:
 class RolloutStore:
     """Rollouts, on the tables of a store and in its transactions."""
 
-    def __init__(self, store: Database, now_s: Callable[[], float]) -> None:
-        self._store, self._now_s = store, now_s
-        self._engine: sa.Engine = store._engine
-        self._lock: threading.RLock = store._lock
-
-    @property
-    def away(self) -> bool:
-        """As the store's."""
-        return self._store.away
-
-    @away.setter
-    def away(self, away: bool) -> None:
-        self._store.away = away
-
-    def _committed(self) -> None:
-        """A transaction has been committed."""
+    def __init__(self, database: Database, now_s: Callable[[], float]) -> None:
+        self._database, self._now_s = database, now_s
 
     # --- a release on its way ---
 
@@ -75,13 +60,10 @@ class RolloutStore:
         """A job's release is to go to these keys first (none: to all); a second call is nothing."""
         table = tables.rollouts
         if db.scalar(sa.select(table.c.job).where(table.c.job == job)) is None:
-            row: dict[str, Any] = {
-                "job": job,
-                "data_set": data_set,
-                "stage": "canary" if canary else "all",
-            }
-            row |= {"reason": "", "expires_s": expires_s, "started_at": self._now_s()}
-            db.execute(table.insert().values(**row, canary=b"".join(canary)))
+            row: dict[str, Any] = {"job": job, "data_set": data_set, "reason": ""}
+            row |= {"stage": "canary" if canary else "all", "canary": b"".join(canary)}
+            row |= {"expires_s": expires_s, "started_at": self._now_s()}
+            db.execute(table.insert().values(**row))
 
     @transaction
     def canary(self, db: sa.Connection, job: str) -> list[bytes]:
@@ -102,7 +84,6 @@ class RolloutStore:
 
     @transaction
     def held(self, db: sa.Connection, sequence: int, cell: str = "") -> None:
-        """The cell's proxy has it."""
         table = tables.release_broadcasts
         of_it = table.c.sequence == sequence
         cells = set(db.scalar(sa.select(table.c.cells).where(of_it)) or ()) | {cell}
@@ -156,7 +137,6 @@ class RolloutStore:
 
     @transaction
     def all(self, db: sa.Connection) -> tuple[Rollout, ...]:
-        """All rollouts, the oldest first."""
         table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
         sequences: dict[str, list[sa.RowMapping]] = {}
         order = sa.select(sent).order_by(sent.c.sequence)
@@ -198,5 +178,4 @@ def _rollout(
 
 
 def report_digest(sealed: bytes) -> bytes:
-    """By which a report is counted once, 32 bytes."""
     return hashlib.sha256(sealed).digest()

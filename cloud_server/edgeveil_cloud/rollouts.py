@@ -1,12 +1,11 @@
 """The course of a release after its job: canary, then all devices, or withdrawn.
 
-Theory of operation. `RolloutDriver.look` reads the store and asks the machine for what is missing,
-again and again, so that a restart at any point goes on where it stood. A canary is judged by
-`verdict`: too many failures withdraw the release at once, and the rest never get it; enough good
-reports at the end of the soak time bring it to all; without enough of them it stays where it is,
-for its operator to decide. What goes to all is sealed anew for devices that were admitted since,
-and after a withdrawal for those that the withdrawn one had kept it from. The statement that renews
-and withdraws is said anew with every change, and `RENEWALS` times while a release is valid.
+`RolloutDriver.look` reads the store and asks the machine for what is missing, so that a restart
+at any point goes on. Too many failures of a canary withdraw the release at once (`verdict`);
+enough good reports at the end of the soak time bring it to all; else its operator decides. What
+goes to all is sealed anew for devices admitted since, and after a withdrawal for those that the
+withdrawn one had kept it from. The statement that renews and withdraws is sent with every
+change, and `RENEWALS` times while a release is valid.
 """
 
 from __future__ import annotations
@@ -51,13 +50,10 @@ def verdict(rollout: Rollout, asked: ReleaseRollout, now_s: float) -> tuple[str,
 
 
 def shown_rollout(rollout: Rollout, expires_at: float | None = None) -> dict[str, Any]:
-    """A release for JSON: counts, and no device's key. It is good until `expires_at`."""
     return {**asdict(rollout), "sequences": list(rollout.sequences), "expires_at": expires_at}
 
 
 class RolloutDriver:
-    """Asks the machine for what the store says is missing."""
-
     def __init__(
         self,
         store: Store,
@@ -72,7 +68,6 @@ class RolloutDriver:
         self._said_at = self._asked_at = 0.0
 
     def look(self) -> None:
-        """Judge canaries, publish what is missing, say what is new."""
         found = self._found()
         if not found:
             return
@@ -95,7 +90,6 @@ class RolloutDriver:
     # --- for the operator ---
 
     def shown(self, job: str | None = None) -> list[dict[str, Any]]:
-        """All releases, or that of one job, for JSON. Counts only."""
         return [
             shown_rollout(one, self._expires(one))
             for one in self._store.rollouts.all()
@@ -135,7 +129,6 @@ class RolloutDriver:
     # --- what is said ---
 
     def _state(self, found: tuple[Rollout, ...], now_s: float) -> None:
-        """Say which releases are good, and which are not, if that is new or long ago."""
         good = [one for one in found if self._counts(one, found)]
         bad = [one for one in found if one.stage == "withdrawn"]
         said = _sequences(good), _sequences(bad)
@@ -182,11 +175,9 @@ class RolloutDriver:
 
 
 def _newest(found: tuple[Rollout, ...], data_set: str) -> Rollout | None:
-    """The release of a data set that went to all last."""
     gone = [one for one in found if one.stage == "all" and one.data_set == data_set]
     return gone[-1] if gone else None
 
 
 def _sequences(rollouts: list[Rollout]) -> tuple[int, ...]:
-    """The newest ones, as many as a statement may name."""
     return tuple(sorted(seq for one in rollouts for seq in one.sequences))[-RELEASES_NAMED:]

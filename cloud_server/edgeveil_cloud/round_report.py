@@ -39,7 +39,6 @@ JOB = "job.json"
 def round_timeline(
     marks: Mapping[str, float], absorb_started: float, now_s: float
 ) -> dict[str, float]:
-    """Seconds of a round's phases, from when the machine reported them."""
     seal, sealed = marks.get("seal", absorb_started), marks.get("sealed", absorb_started)
     held = marks.get("held", sealed)
     batch = marks.get("batch", absorb_started)
@@ -54,7 +53,7 @@ def round_timeline(
 def exchange_event(
     record: ExchangeRecord, plan: Plan, timeline: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A committed exchange with ε by plan up to it, training and inference together."""
+    """A committed exchange with ε by plan up to it."""
     quote = plan.quote(record.index)
     names = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
     return {
@@ -71,7 +70,6 @@ def exchange_event(
 
 
 def _said_beside(training: Guarantee, inference: Guarantee) -> dict[str, Any]:
-    """What stands where the two ε do not say it all: `collusion`, `inference_record`."""
     parts = (
         ("collusion", training.plain, "collusion_epsilon"),
         ("inference_record", inference.plain, "record_epsilon"),
@@ -80,17 +78,14 @@ def _said_beside(training: Guarantee, inference: Guarantee) -> dict[str, Any]:
 
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
-    """`mean_of_values` after a round of pure noise, so that a load test can check the sum."""
     if METHODS[plan.job.train.method].learns_on != "nothing":
         return {}
     return {"mean_of_values": float(state["mean"][0])}
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Scores with the noised rows they were made from; None in a round without evaluation.
-
-    At most `SHOWN_ROWS` rows, and as many labels: an event is read by people and plots.
-    """
+    """Scores with the noised rows they were made from, at most `SHOWN_ROWS`; None without
+    evaluation."""
     if scores is None:
         return None
     rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
@@ -100,11 +95,11 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
 
 
 def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
-    """What a job's end says: both guarantees together, and the last accuracy.
+    """Both guarantees together, and the last accuracy, for a job's end.
 
     Devices may have released for the exchange after the last commit, so it is priced too if it
-    was sealed (its key is there until the job has ended), unless all of them declined it. A job
-    that ends early has spent what `Plan.spent` says: with Gaussian noise, the whole plan.
+    was sealed (its key is there until the job has ended), unless all declined it. A job that
+    ends early has spent what `Plan.spent` says: with Gaussian noise, the whole plan.
     """
     last = store.last_commit(job)
     asked = last.index if last else 0
@@ -113,7 +108,6 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
 
 
 def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]:
-    """The same of a job that asked devices for nothing past exchange `asked`."""
     quote = plan.spent(asked)
     unit = quote.inference.unit if quote.inference.epsilon else plan.softmax_event().unit
     once = plan.epsilon_per_inference
@@ -125,7 +119,6 @@ def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]
 
 
 def _finite(guarantee: Guarantee) -> float | None:
-    """ε, or None where there is no bound: JSON knows no infinity."""
     return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
 
 
@@ -133,9 +126,8 @@ def _finite(guarantee: Guarantee) -> float | None:
 
 
 class Recorder:
-    """Writes one job into `folder`: the one that began last, whose first exchange clears what was
-    there. Exchanges of others that run beside it are not written.
-    """
+    """Writes one job into `folder`: the one that began last, whose first exchange clears what
+    was there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -176,11 +168,9 @@ class Recorder:
             ) from error
 
     def _is_of(self, canonical: bytes) -> bool:
-        """Whether nothing of another job is there."""
         path = self.folder / JOB
         return not path.exists() or path.read_bytes() == canonical
 
 
 def file_name(exchange: Exchange, kind: str) -> str:
-    """The file of one exchange: `kind` is `broadcast`, `uploads` or `model`."""
     return f"{exchange.index:02d}-{exchange.phase}-{exchange.number:04d}.{kind}.safetensors"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +26,7 @@ from edgeveil.jobs.job import Priority
 from edgeveil.protocol.cloud import RosterMark
 from edgeveil.protocol.cloud_reasons import STALE_ROSTER
 from edgeveil_cloud import store_tables as tables
-from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
+from edgeveil_cloud.database import MEMORY, Database, forget_old_pages, transaction
 from edgeveil_cloud.migrate import migrate
 from edgeveil_cloud.rollout_store import RolloutStore
 from edgeveil_cloud.store_tables import (
@@ -62,13 +61,12 @@ class Store:
     """
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
-        self._engine, self._lock = open_engine(url), threading.RLock()
+        self._database = Database(url, lambda: self._committed())
         self.now_s = self._now_s = now_s
-        self.away = False  # whether a transaction waits for the database's return at this moment
         self._said: set[str] = set()  # jobs with events that are not committed yet
         self._heard: Counter[str] = Counter()
         self.news_of_all = 0  # grows whenever events of any job were stored by this process
-        self.rollouts = RolloutStore(self, now_s)
+        self.rollouts = RolloutStore(self._database, now_s)
         self._prepare()
 
     @transaction
@@ -76,9 +74,13 @@ class Store:
         migrate(db)
 
     def close(self) -> None:
-        """Release the database; the store cannot be used afterwards."""
-        with self._lock:
-            self._engine.dispose()
+        with self._database.lock:
+            self._database.engine.dispose()
+
+    @property
+    def away(self) -> bool:
+        """Whether a transaction waits for the database's return at this moment."""
+        return self._database.away
 
     # --- jobs: submitted, taken up, moved on, ended ---
 
@@ -95,8 +97,7 @@ class Store:
         # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
         job = f"{name}-{secrets.token_hex(4)}"
         row: dict[str, Any] = {"id": job, "name": name, "canonical": canonical, "digest": digest}
-        row["priority"] = priority
-        return self._submit(job, row, queue_limit)
+        return self._submit(job, {**row, "priority": priority}, queue_limit)
 
     @transaction
     def _submit(
@@ -130,20 +131,17 @@ class Store:
 
     @transaction
     def paused_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
-        """Those that are paused, the oldest first."""
         table = tables.jobs
         query = sa.select(table).where(table.c.status == "paused").order_by(table.c.number)
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
     def jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
-        """All jobs, oldest first."""
         rows = db.execute(sa.select(tables.jobs).order_by(tables.jobs.c.number)).mappings()
         return tuple(_entry_of(row) for row in rows)
 
     @transaction
     def job_names(self, db: sa.Connection) -> tuple[str, ...]:
-        """The ids of all jobs, oldest first."""
         return tuple(db.scalars(sa.select(tables.jobs.c.id).order_by(tables.jobs.c.number)))
 
     @transaction
@@ -171,13 +169,10 @@ class Store:
     def glimpse(self, db: sa.Connection, job: str) -> JobGlimpse:
         """One job with the newest of what it did; UnknownJob if there is none."""
         entry, done, told = _entry(db, job), tables.exchanges, tables.events
-        of_it = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
-        newest = db.execute(of_it).mappings().first()
+        last = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
-        figures = sa.select(done.c.accuracy, done.c.loss, done.c.scores).where(
-            done.c.job == job, was_tested
-        )
-        tested = db.execute(figures.order_by(done.c.index.desc()).limit(1)).first()
+        newest = db.execute(last).mappings().first()
+        tested = db.execute(last.where(was_tested)).first()
         event = None
         if entry.status != "running":  # else it may stand behind thousands of others
             kinds = told.c.type.startswith("job_", autoescape=True)
@@ -197,9 +192,8 @@ class Store:
     ) -> JobEntry:
         """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
 
-        Nothing is left to do where it has this status for this reason already.
-        Writes the event `job_<status>` with `data` and the reason. The end of a job also deletes
-        its round keys.
+        Writes the event `job_<status>` with `data` and the reason; nothing where the job has
+        this status for this reason already. The end of a job also deletes its round keys.
         """
         said = {"reason": reason} if reason else {}
         after = self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
@@ -265,14 +259,13 @@ class Store:
         """Store the event `broadcast`; the number for its manifest.
 
         It grows with every call, also where the clock steps back, and with the clock (ms since
-        1970), so that it goes on growing when a cloud starts over with a new store.
+        1970), so that it grows on when a cloud starts over with a new store.
         """
         self._event(db, job, "broadcast", data)
         return self._next_number(db)
 
     @transaction
     def next_number(self, db: sa.Connection) -> int:
-        """A number as those of `announce`, for a statement."""
         return self._next_number(db)
 
     def _next_number(self, db: sa.Connection) -> int:
@@ -300,17 +293,6 @@ class Store:
             query = query.where(table.c.job == job)
         return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
 
-    @transaction
-    def newest_events(
-        self, db: sa.Connection, kinds: Collection[str], limit: int, among: int
-    ) -> tuple[StoredEvent, ...]:
-        """Up to `limit` events of these kinds among the `among` newest of all jobs, in order."""
-        table = tables.events
-        last = int(db.scalar(sa.select(sa.func.max(table.c.seq))) or 0)
-        query = sa.select(table).where(table.c.seq > last - among, table.c.type.in_(kinds))
-        rows = db.execute(query.order_by(table.c.seq.desc()).limit(limit)).mappings().all()
-        return tuple(StoredEvent(**row) for row in reversed(rows))
-
     def _event(
         self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
     ) -> StoredEvent:
@@ -330,7 +312,6 @@ class Store:
         return StoredEvent(seq, job, now_s, kind, dict(data))
 
     def _committed(self) -> None:
-        """A transaction has been committed."""
         if self._said:
             self._heard.update(self._said)
             self._said.clear()
@@ -348,8 +329,7 @@ class Store:
         secret: bytes,
         cell: str = "",
     ) -> None:
-        """Keep a cell's secret HPKE key of a round until its commit; StoreError if another one is
-        kept."""
+        """Keep a cell's secret HPKE key of a round; StoreError if another one is kept."""
         kept = _round_keys(db, job, exchange, attempt).get(cell)
         if kept is None:
             row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
@@ -361,29 +341,24 @@ class Store:
     def round_key(
         self, db: sa.Connection, job: str, exchange: int, attempt: int, cell: str = ""
     ) -> bytes | None:
-        """The cell's secret key of a round; None after the commit."""
         return _round_keys(db, job, exchange, attempt).get(cell)
 
     @transaction
     def round_keys(
         self, db: sa.Connection, job: str, exchange: int, attempt: int
     ) -> dict[str, bytes]:
-        """The secret keys of an attempt, of each cell that was asked."""
         return _round_keys(db, job, exchange, attempt)
 
     @transaction
     def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
         """The first attempt at an exchange whose key was not made yet, from 1; or that whose sums
         are kept, as there is no other after it."""
-        kept = tables.unmaskings
-        of_it = sa.select(kept.c.attempt).where(kept.c.job == job, kept.c.exchange == exchange)
-        summed = db.scalar(of_it)
+        of_it, kept, keys = {"job": job, "exchange": exchange}, tables.unmaskings, tables.round_keys
+        summed = db.scalar(sa.select(kept.c.attempt).filter_by(**of_it))
         if summed is not None:
             return int(summed)
-        table = tables.round_keys
-        query = sa.select(sa.func.max(table.c.attempt))
-        query = query.where(table.c.job == job, table.c.exchange == exchange)
-        return int(db.scalar(query) or 0) + 1
+        last = db.scalar(sa.select(sa.func.max(keys.c.attempt)).filter_by(**of_it))
+        return int(last or 0) + 1
 
     @transaction
     def open_batch(
@@ -395,10 +370,8 @@ class Store:
         batch_digest: bytes,
         cell: str = "",
     ) -> BatchOpening | None:
-        """Note a cell's batch before it is opened, with what is needed to open it.
-
-        None where it stands in a committed exchange already.
-        """
+        """Note a cell's batch before it is opened, and return what opens it; None where a
+        committed exchange has absorbed it."""
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
         secret = _round_keys(db, job, exchange, attempt).get(cell)
@@ -416,21 +389,22 @@ class Store:
     def keep_sums(
         self, db: sa.Connection, job: str, exchange: int, attempt: int, sums: bytes
     ) -> bytes:
-        """Keep what a round under masks came to, before its masks are asked for.
-
-        What is kept already stands: an exchange is asked for once. Gives what is kept.
-        """
-        found = _sums(db, job, exchange)
+        """Keep the sums of a round under masks before its masks are asked for; returns what is
+        kept: an exchange is asked for once."""
+        table = tables.unmaskings
+        found = db.scalar(sa.select(table.c.sums).filter_by(job=job, exchange=exchange))
         if found is not None:
-            return found
+            return bytes(found)
         row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
-        db.execute(tables.unmaskings.insert(), row)
+        db.execute(table.insert(), row)
         return sums
 
     @transaction
     def kept_sums(self, db: sa.Connection, job: str, exchange: int) -> bytes | None:
         """What `keep_sums` kept of an exchange that is not committed yet."""
-        return _sums(db, job, exchange)
+        table = tables.unmaskings
+        found = db.scalar(sa.select(table.c.sums).filter_by(job=job, exchange=exchange))
+        return None if found is None else bytes(found)
 
     @transaction
     def any_opened(self, db: sa.Connection, job: str, exchange: int, cell: str = "") -> bool:
@@ -450,11 +424,10 @@ class Store:
     ) -> bool:
         """Commit one exchange in a single transaction; False if it was committed before.
 
-        `state` is the method's state after it (safetensors; only the newest is kept),
-        `accepted` the SHA-256 of each ciphertext counted, `batch_digests` marks the proxies'
-        batches as absorbed, `events` are (type, data). Deletes the round keys of this exchange and
-        all before it. Raises StoreError for a job that does not run, an exchange that is not the
-        next one, or a batch that another exchange has absorbed.
+        `state` is the method's state after it (safetensors; only the newest is kept), `accepted`
+        the SHA-256 of each ciphertext counted, `events` are (type, data). Deletes the round keys
+        up to this exchange. Raises StoreError for a job that does not run, an exchange that is
+        not the next one, or a batch that another exchange has absorbed.
         """
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
@@ -510,7 +483,15 @@ class Store:
     @transaction
     def last_commit(self, db: sa.Connection, job: str) -> LastCommit | None:
         """Where to resume; None before the first commit."""
-        return _last_commit(db, job)
+        table, state = tables.exchanges, tables.states
+        joins = sa.and_(state.c.job == table.c.job, state.c.index == table.c.index)
+        query = sa.select(table, state.c.tensors).join(state, joins).where(table.c.job == job)
+        row = db.execute(query).mappings().first()
+        if row is None:
+            return None
+        packed = bytes(row["accepted"])
+        hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
+        return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
 
     @transaction
     def exchanges(self, db: sa.Connection, job: str) -> tuple[ExchangeRecord, ...]:
@@ -520,8 +501,8 @@ class Store:
         return tuple(_exchange_of(row) for row in db.execute(query).mappings())
 
     def _forget(self) -> None:
-        with self._lock:
-            forget_old_pages(self._engine)
+        with self._database.lock:
+            forget_old_pages(self._database.engine)
 
     # --- devices, and models ---
 
@@ -533,10 +514,10 @@ class Store:
         cell: str = "",
         moved: Mapping[bytes, str] | None = None,
     ) -> int:
-        """Make exactly these public keys the enrolled ones of a cell, in one transaction.
+        """Make exactly these public keys the enrolled ones of a cell.
 
-        A key that another cell has stays there, unless `moved` says that it belongs here; gives
-        how many such keys are claimed.
+        A key that another cell has stays there, unless `moved` says that it belongs here;
+        returns how many such keys are claimed.
         """
         table, moves, now_s = tables.enrolled_keys, moved or {}, self._now_s()
         rows = db.execute(sa.select(table.c.public_key, table.c.cell))
@@ -577,11 +558,11 @@ class Store:
 
     @transaction
     def is_newer_roster(self, db: sa.Connection, expires_s: float, cell: str = "") -> bool:
-        """Whether a roster with a smaller number was made after the one that was taken last.
+        """Whether a roster with a smaller number was made after the one taken last: no registry
+        does so, somebody else said a larger number with the proxy's key.
 
-        No registry does so: somebody else has said a larger number with the proxy's key. A roster
-        ends a day after it was made; where the one that was taken says otherwise, one of the last
-        hour is newer.
+        A roster ends a day after it was made; where the one taken says otherwise, one of the
+        last hour is newer.
         """
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         taken_s = 0.0 if row is None else float(row.expires_s)
@@ -591,8 +572,7 @@ class Store:
 
     @transaction
     def accept_registry(self, db: sa.Connection) -> None:
-        """Take the next roster of whatever registry it is, in each cell: its operator vouches for
-        it."""
+        """Take the next roster of whatever registry, in each cell: its operator vouches for it."""
         db.execute(tables.roster.delete())
 
     @transaction
@@ -660,7 +640,6 @@ class Store:
 
     @transaction
     def release(self, db: sa.Connection, job: str) -> StoredRelease | None:
-        """A job's final model; None as long as there is none."""
         table = tables.releases
         row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
         if row is None:
@@ -670,22 +649,22 @@ class Store:
     @transaction
     def put_backbone(self, db: sa.Connection, graph: bytes) -> str:
         """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
-        digest = hashlib.sha256(graph).hexdigest()
-        if _backbone(db, digest) is None:
-            db.execute(tables.backbones.insert(), {"digest": digest, "graph": graph})
+        table, digest = tables.backbones, hashlib.sha256(graph).hexdigest()
+        if db.scalar(sa.select(table.c.digest).filter_by(digest=digest)) is None:
+            db.execute(table.insert(), {"digest": digest, "graph": graph})
         return digest
 
     @transaction
     def backbone(self, db: sa.Connection, digest: str) -> bytes | None:
         """The feature extractor of a digest (hex); None if it was never put."""
-        return _backbone(db, digest)
+        found = db.scalar(sa.select(tables.backbones.c.graph).filter_by(digest=digest))
+        return None if found is None else bytes(found)
 
 
 # --- rows ---
 
 
 def _entry(db: sa.Connection, job: str) -> JobEntry:
-    """A job; UnknownJob if there is none."""
     row = db.execute(sa.select(tables.jobs).where(tables.jobs.c.id == job)).mappings().first()
     if row is None:
         raise UnknownJob(job)
@@ -702,31 +681,7 @@ def _exchange_of(row: sa.RowMapping) -> ExchangeRecord:
     return ExchangeRecord(**{name: row[name] for name in ExchangeRecord.__dataclass_fields__})
 
 
-def _last_commit(db: sa.Connection, job: str) -> LastCommit | None:
-    table, state = tables.exchanges, tables.states
-    query = (
-        sa.select(table, state.c.tensors)
-        .join(state, sa.and_(state.c.job == table.c.job, state.c.index == table.c.index))
-        .where(table.c.job == job)
-    )
-    row = db.execute(query).mappings().first()
-    if row is None:
-        return None
-    packed = bytes(row["accepted"])
-    hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
-    return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
-
-
-def _sums(db: sa.Connection, job: str, exchange: int) -> bytes | None:
-    table = tables.unmaskings
-    found = db.scalar(
-        sa.select(table.c.sums).where(table.c.job == job, table.c.exchange == exchange)
-    )
-    return None if found is None else bytes(found)
-
-
 def _absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
-    """The exchange that absorbed a batch; None if none did."""
     table = tables.batches
     query = sa.select(table.c.index).where(table.c.job == job).where(table.c.digest == digest)
     return db.scalar(query)
@@ -737,9 +692,3 @@ def _round_keys(db: sa.Connection, job: str, exchange: int, attempt: int) -> dic
     query = sa.select(table.c.cell, table.c.secret)
     rows = db.execute(query.filter_by(job=job, exchange=exchange, attempt=attempt))
     return {cell: bytes(secret) for cell, secret in rows}
-
-
-def _backbone(db: sa.Connection, digest: str) -> bytes | None:
-    table = tables.backbones
-    found = db.scalar(sa.select(table.c.graph).where(table.c.digest == digest))
-    return None if found is None else bytes(found)

@@ -63,14 +63,11 @@ class JobEntry:
 
     @property
     def ended(self) -> bool:
-        """True once nothing can change any more."""
         return self.status in ENDED
 
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """What the store holds, in numbers."""
-
     enrolled: int
     jobs: Mapping[Status, int]
 
@@ -99,8 +96,6 @@ class ExchangeRecord:
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """One event; `seq` grows with every event of the store."""
-
     seq: int
     job: str | None
     time: float
@@ -110,9 +105,8 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class JobGlimpse:
-    """A job as a list of jobs shows it: its newest exchange, accuracy, loss and scores of the
-    newest tested one, and, unless it runs, the newest event of its life (`job_completed`,
-    `job_waiting`, …)."""
+    """A job for a list: its newest exchange, accuracy, loss and scores of the newest tested one,
+    and, unless it runs, the newest event of its life (`job_completed`, `job_waiting`, …)."""
 
     entry: JobEntry
     newest: ExchangeRecord | None
@@ -141,17 +135,13 @@ class LastCommit:
 
     @property
     def index(self) -> int:
-        """Index of the committed exchange."""
         return self.record.index
 
 
 @dataclass(frozen=True)
 class BatchOpening:
-    """What a batch is opened with.
-
-    `secret` is the round's (None: gone with a commit), `first` False where another batch of the
-    attempt was opened.
-    """
+    """`secret` opens the round's batch (None: gone with a commit); not `first` where another
+    batch of the attempt was opened."""
 
     secret: bytes | None = field(repr=False)
     first: bool
@@ -159,8 +149,6 @@ class BatchOpening:
 
 @dataclass(frozen=True)
 class StoredRelease:
-    """A job's final model."""
-
     job: str
     onnx: bytes = field(repr=False)
     safetensors: bytes = field(repr=False)

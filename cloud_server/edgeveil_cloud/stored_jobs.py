@@ -1,7 +1,4 @@
-"""Stored jobs as the wire knows them: by 16 bytes, each with its plan, graph and state.
-
-A plan and a graph are made once for a job; their backbones come from the store.
-"""
+"""Stored jobs by their 16 bytes on the wire, each with its plan, graph and state, made once."""
 
 from __future__ import annotations
 
@@ -29,8 +26,6 @@ def wire_id(job: str) -> bytes:
 
 
 class StoredJobs:
-    """The jobs of one store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names: dict[bytes, str] = {}  # wire id -> id
@@ -48,11 +43,10 @@ class StoredJobs:
             raise JobFailed("the job is not in the store") from None
 
     def entry(self, job_id: bytes) -> JobEntry:
-        """The stored job of a wire id; raises JobFailed."""
         return self._store.job(self.name(job_id))
 
     def weight(self, job_id: bytes) -> float:
-        """Of the cloud's time that is for jobs; by a job's wire id, of any thread."""
+        """Share of the cloud's time; from any thread."""
         if job_id not in self._weights:
             try:
                 self._weights[job_id] = WEIGHTS[self.entry(job_id).priority]
@@ -76,7 +70,6 @@ class StoredJobs:
         return self._graph_of(entry.canonical)
 
     def state(self, entry: JobEntry) -> dict[str, Array]:
-        """The method's state after the last commit."""
         return state_after(self._store.last_commit(entry.id), self.plan(entry))
 
 

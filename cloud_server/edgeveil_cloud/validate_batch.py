@@ -1,7 +1,4 @@
-"""A batch that the proxy hands over: kept on the disk, opened with suspicion, validated.
-
-What is counted, what is refused, and why.
-"""
+"""A batch that the proxy hands over: kept on the disk, opened with suspicion, validated."""
 
 from __future__ import annotations
 
@@ -10,13 +7,15 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar, overload
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.crypto.ring import CHECK_BYTES
@@ -29,10 +28,25 @@ from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
 from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
-from edgeveil.protocol.sealed import Sealing, masked_vectors, segment_mark
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group, Unmask
+from edgeveil.protocol.sealed import (
+    RoundCheck,
+    Sealing,
+    choice,
+    chosen_of,
+    dealt,
+    masked_vectors,
+    segment_mark,
+)
+from edgeveil.protocol.tensors import (
+    exact_sums,
+    pack_tensors,
+    packed_vectors,
+    unpack_tensors,
+    unpacked_vectors,
+)
 from edgeveil.protocol.transfer import Data
-from edgeveil_cloud.compute import BatchFile, WorkerProcesses
+from edgeveil_cloud.compute.processes import BatchFile, WorkerProcesses
 from edgeveil_cloud.open_segments import (
     AddedUploads,
     Found,
@@ -41,12 +55,12 @@ from edgeveil_cloud.open_segments import (
     OpenedSegments,
     PlainSlice,
     RoundOpening,
+    RoundSecret,
     SegmentOpener,
     Slice,
     Upload,
     sealed_bytes,
 )
-from edgeveil_cloud.round_secret import RoundSecret
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
 KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
@@ -56,6 +70,7 @@ _OPENING_BYTES = 32 << 10  # an opening costs what so many bytes cost, beside it
 _LEAST_ADDED = 4  # uploads for one sum, which has to come back
 _LOOKED_AT = 4  # segments, for one that is not zero
 _SPARE_BITS = 3  # others may have values so much larger
+_MARK_BYTES = 32
 
 Result = TypeVar("Result")
 
@@ -91,12 +106,11 @@ class SpooledBatch:
             self._hashed += len(data)
 
     def fileno(self) -> int:
-        """Of the open file; whoever it is handed to reads the batch."""
         return self._file.fileno()
 
     @property
     def front_bytes(self) -> int:
-        """So many are there from the beginning on without a gap, of those that came in turn."""
+        """Bytes that are there without a gap from the beginning on, of those that came in turn."""
         return self._hashed
 
     def __len__(self) -> int:
@@ -156,7 +170,6 @@ class BatchSpool:
         return None if self._failure else self._batch
 
     def drop(self) -> None:
-        """Forget the batch; its room on the disk is free when the last reader is done."""
         self._batch, self._failure = None, None
 
 
@@ -210,15 +223,12 @@ class Reader:
 
 @dataclass(frozen=True)
 class PlainGroup:
-    """The segments of one group that is not masked."""
-
     reader: Reader
     spec: SegmentSpec
     group: Group
 
     @property
     def opener(self) -> SegmentOpener:
-        """Opens one of them here."""
         return SegmentOpener(self.spec, self.group, self.reader.opening, self.reader.data)
 
     def opened(
@@ -256,9 +266,7 @@ class PlainGroup:
 
 @dataclass(frozen=True)
 class ValidSegment:
-    """A valid segment: where it is, its mark, its L2 norm and largest absolute value;
-    the array where it is kept.
-    """
+    """Place, mark, L2 norm and largest absolute value; the array where it is kept."""
 
     offset: int
     name: bytes
@@ -281,12 +289,10 @@ class GroupArrays(Sequence[Array]):
 
     @property
     def largest(self) -> float:
-        """The largest absolute value in all arrays; none is opened for it."""
         return max((one.largest for one in self._found), default=0.0)
 
     @property
     def kept_bytes(self) -> int:
-        """Of the arrays in memory."""
         return sum(one.array.nbytes for one in self._found if one.array is not None)
 
     def added(self, grids: Grids | None) -> ExactSum:
@@ -322,7 +328,7 @@ class GroupArrays(Sequence[Array]):
 
 
 class JoinedArrays(Sequence[Array]):
-    """The valid arrays of one group in several batches, one after the other."""
+    """The valid arrays of one group in several batches."""
 
     def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
         self._parts = list[Sequence[Array]]()
@@ -332,7 +338,6 @@ class JoinedArrays(Sequence[Array]):
 
     @property
     def largest(self) -> float:
-        """The largest absolute value in all arrays."""
         return max(map(largest_of, self._parts), default=0.0)
 
     def added(self, grids: Grids | None) -> ExactSum:
@@ -374,12 +379,12 @@ class JoinedArrays(Sequence[Array]):
 
 @dataclass
 class ValidatedBatch:
-    """What was in a batch: valid arrays by segment, their marks, refusals.
+    """Valid arrays by segment, their marks, refusals.
 
-    Of masked groups there are `totals`, for each set of uploads the sums under masks in the groups'
-    order, and which uploads are in them: the `chosen` of so many `masked`, by their place in the
-    batch. `misfits` are the places of those that no honest device sends; `uploads` is what opened
-    them, where their masks are yet to be checked.
+    Of masked groups: `totals`, for each set of uploads the sums under masks in the groups'
+    order; the `chosen` of so many `masked` uploads that are in them, by their place in the
+    batch; `misfits`, the places of those that no honest device sends; `uploads`, while their
+    masks are yet to be checked.
     """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
@@ -403,13 +408,13 @@ def validate_batch(
     front: MaskedUploads | None = None,
     workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
-    """Open and validate every segment; a group with more than `selected` valid ones is void. Those
-    under masks are added up on the way, and so are those that the job's rule adds up: no two of
-    them are in memory.
+    """Open and validate every segment; a group with more than `selected` valid ones is void.
+    Those under masks, and those that the job's rule adds up, are added on the way: no two are in
+    memory.
 
-    Of others, arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay
-    as it is. `front` is what was opened of its stream before, of these bytes. With `workers` the
-    result is the same. Raises ComputeError.
+    Of others, arrays beyond `kept_bytes` are opened again from `data`, which must stay as it is.
+    `front` is what was opened of its stream before. With `workers` the result is the same.
+    Raises ComputeError.
     """
     result, offset = ValidatedBatch(), 0
     groups, sizes = context.groups, context.segment_bytes
@@ -479,10 +484,9 @@ class CountedUpload(NamedTuple):
 
 
 class MaskedUploads:
-    """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
-    number under a mask only the form can be looked at. Memory: for each set of uploads a sum of
-    each masked group, and places, marks and checks.
-    """
+    """Whole uploads under masks, opened and added up in the order of their batch; of a number
+    under a mask only the form can be checked. Memory: for each set of uploads a sum of each
+    masked group, and places, marks and checks."""
 
     def __init__(
         self,
@@ -511,15 +515,11 @@ class MaskedUploads:
 
     @property
     def upload_bytes(self) -> int:
-        """Of all masked segments of one upload."""
         return sum(self._sizes)
 
     def open_front(self, data: Data, size_bytes: int, counts: Sequence[int] = ()) -> None:
-        """Those of the first bytes that were not opened yet; they stand one after the other.
-
-        As many as `counts` says of their groups, if it says it: others follow. Raises
-        ComputeError.
-        """
+        """Open those of the first bytes, which stand one after the other, that are not opened
+        yet; at most as many as `counts` says of their groups. Raises ComputeError."""
         uploads = size_bytes // self.upload_bytes if self._sizes else 0
         if counts:
             said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
@@ -565,7 +565,6 @@ class MaskedUploads:
         return MaskedSlice(self._specs, self._groups, self._vectors, len(self._totals), uploads)
 
     def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[FoundUpload]:
-        """Add them up: what each is."""
         cuts = reader.cuts(len(uploads), self.upload_bytes)
         slices = [self._slice(uploads[cut]) for cut in cuts]
         if len(slices) < 2:
@@ -586,7 +585,6 @@ class MaskedUploads:
         return [one for part in found for one in part]
 
     def tell(self, result: ValidatedBatch, selected: int) -> None:
-        """What they come to."""
         result.refused.update(self._refused)
         result.misfits |= self._misfits
         if len(self._counted) > selected:
@@ -661,3 +659,86 @@ def norm_limit(norms: Sequence[float]) -> float:
     # A device without records sends zeros where there is no noise: they do not say what is usual.
     usual = [norm for norm in norms if norm > 0]
     return NORM_FACTOR * float(np.median(usual)) if len(usual) >= 3 else math.inf
+
+
+# --- a round under masks, until its masks are taken away -----------------------------------------
+
+
+class KeptSums(msgspec.Struct, frozen=True, array_like=True):
+    """The sums under masks of one cell's batch, the question for their masks, and the rest of
+    the batch.
+
+    Durable before the proxy is asked, which answers for one choice of uploads only: another
+    batch, or another look at the same, could come to another.
+    """
+
+    batch: Batch
+    unmask: Unmask
+    uploads: int
+    totals: bytes
+    softmax: bytes
+    accepted: bytes
+    refused: dict[str, int]
+
+    @classmethod
+    def of(cls, batch: Batch, valid: ValidatedBatch) -> KeptSums:
+        chosen = choice(valid.chosen, valid.masked)
+        rows = valid.arrays.get(SOFTMAX, ())
+        stacked = {SOFTMAX: np.stack([np.asarray(row) for row in rows])} if rows else {}
+        return cls(
+            batch,
+            Unmask(batch.at, batch.blob.digest, chosen),
+            len(valid.chosen),
+            b"".join(map(packed_vectors, valid.totals)),
+            pack_tensors(stacked),
+            b"".join(valid.accepted),
+            dict(valid.refused),
+        )
+
+    def valid(self) -> ValidatedBatch:
+        """The batch again, but for its sums."""
+        rows = unpack_tensors(self.softmax)
+        starts = range(0, len(self.accepted), _MARK_BYTES)
+        marks = [self.accepted[start : start + _MARK_BYTES] for start in starts]
+        arrays: dict[str, Sequence[Array]] = {name: list(rows[name]) for name in rows}
+        return ValidatedBatch(arrays, marks, Counter(self.refused))
+
+    @property
+    def chosen(self) -> list[int]:
+        uploads = 8 * len(self.unmask.chosen)
+        return chosen_of(self.unmask.chosen, uploads)
+
+    def sums(
+        self, context: RoundContext, masks: bytes, secret: RoundSecret
+    ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
+        """Number of uploads and exact sums, in the segments' shapes, of each set. Raises
+        ProtocolError `wrong_mask_sums`."""
+        vectors = masked_vectors(self.batch.at, context.groups, context.masked)
+        check = RoundCheck.of(self.batch.at, secret.membership, disclosed=secret.checked)
+        shapes = {spec.name: spec.shape for spec in context.segments}
+        size, sets = sum(one.ring.byte_count for one in vectors), context.sets
+        if len(masks) != size * sets:
+            raise ProtocolError("wrong_mask_sums")
+        result = []
+        for number, members in enumerate(dealt(self.chosen, sets)):
+            of_set = slice(number * size, (number + 1) * size)
+            totals = unpacked_vectors(vectors, self.totals[of_set])
+            sums = exact_sums(vectors, totals, masks[of_set], check)
+            shaped = {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}
+            result.append((len(members), shaped))
+        return result
+
+
+def pack_kept(by_cell: Mapping[str, KeptSums]) -> bytes:
+    """For the store; a cell without a name stands alone, as in earlier versions."""
+    return msgspec.msgpack.encode(by_cell if set(by_cell) != {""} else by_cell[""])
+
+
+def unpack_kept(raw: bytes) -> dict[str, KeptSums]:
+    kept = msgspec.msgpack.decode(raw, type=dict[str, KeptSums] | KeptSums)
+    return {"": kept} if isinstance(kept, KeptSums) else kept
+
+
+def kept_unmasks(raw: bytes) -> dict[str, Unmask]:
+    """Each cell's question for its masks."""
+    return {cell: kept.unmask for cell, kept in unpack_kept(raw).items()}

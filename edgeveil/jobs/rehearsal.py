@@ -78,7 +78,8 @@ def rehearse_device(
             evaluated_s = max(evaluated_s, _seconds_since(begun_s))
         if trains:
             plan.check_backbones()
-            trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
+            device = MadeUpDevice(plan, made, processor, random_bytes)
+            trained_s = _train(device, plan, state, memory_bytes)
         return max(inferred_s + trained_s, evaluated_s)
     except (DataError, PrivacyError, ProtocolError):
         raise
@@ -97,8 +98,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _seconds_since(begun_s: tuple[float, float]) -> float:
-    """What the box takes when it has nothing else to do: time, or the processor's time where that
-    is less, as it is where the process was kept waiting."""
+    """Time, or processor time where that is less because the process was kept waiting."""
     return min(now - begun for now, begun in zip(_clocks(), begun_s, strict=True))
 
 
@@ -148,65 +148,68 @@ def rehearsed_evaluation(
     return unpack_tensors(pack_tensors(answer.segments))[COUNTS]
 
 
-def rehearsed_answer(
-    plan: Plan,
-    exchange: Exchange,
-    package: Tensors,
-    own: Tensors,
-    records: Records,
-    processor: str,
-    random_bytes: RandomBytes = os_random,
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(the segments as they would be sealed, what the device keeps) of one exchange; `own`: its
-    earlier answers and what it kept. Raises ProtocolError for another form than the plan states,
-    PrivacyError for another price."""
-    tensors = {**unpack_tensors(pack_tensors(package)), **own}
-    answer = plan.device.answer(exchange, tensors, records, random_bytes, processor)
-    if answer.events != plan.device.price(exchange):
-        raise PrivacyError("has another price than the job says", where=exchange.label)
-    segments = unpack_tensors(pack_tensors(answer.segments))
-    wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(exchange) if s.name != SOFTMAX}
-    found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}
-    if found != wanted:
-        raise ProtocolError("wrong_shape", f"{exchange.label} would upload {found}, not {wanted}")
-    return segments, {KEPT + name: np.asarray(array) for name, array in answer.kept.items()}
+class MadeUpDevice:
+    """A device that trains on `records` and remembers what it sent and kept, as a real one does."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        records: Records,
+        processor: str,
+        random_bytes: RandomBytes = os_random,
+    ) -> None:
+        self._plan, self._records = plan, records
+        self._processor, self._random_bytes = processor, random_bytes
+        self._released: dict[str, dict[str, Array]] = {}
+        self.kept: dict[str, Array] = {}
+
+    def answer(self, exchange: Exchange, package: Tensors) -> dict[str, Array]:
+        """The segments of one exchange as they would be sealed.
+
+        Raises ProtocolError where one is not of the form that the plan states in public,
+        PrivacyError where the answer has another price.
+        """
+        plan, tensors = self._plan, dict(unpack_tensors(pack_tensors(package)))
+        for earlier in plan.recalled(exchange):
+            tensors |= self._released.get(earlier.phase, {})
+        tensors |= self.kept
+        answer = plan.device.answer(
+            exchange, tensors, self._records, self._random_bytes, self._processor
+        )
+        if answer.events != plan.device.price(exchange):
+            raise PrivacyError("has another price than the job says", where=exchange.label)
+        segments = unpack_tensors(pack_tensors(answer.segments))
+        wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(exchange) if s.name != SOFTMAX}
+        found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}
+        if found != wanted:
+            what = f"{exchange.label} would upload {found}, not {wanted}"
+            raise ProtocolError("wrong_shape", what)
+        self._released[exchange.phase] = segments
+        self.kept = {KEPT + name: np.asarray(array) for name, array in answer.kept.items()}
+        return segments
 
 
 def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind that a training device answers; of stages, which may keep
-    something, two rounds."""
+    """One exchange of each kind that a training device answers: each preparatory phase, the
+    first round and, where stages may keep something from it, the second."""
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 
 
 def evaluation_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind in which devices evaluate alone."""
     first = {e.phase: e for e in reversed(plan.exchanges) if e.evaluates}
     return tuple(first.values())
 
 
-def _train(
-    plan: Plan,
-    records: Records,
-    state: Tensors,
-    processor: str,
-    random_bytes: RandomBytes,
-    memory_bytes: int | None,
-) -> float:
+def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int | None) -> float:
     """Seconds of the slowest exchange."""
     longest_s = 0.0
-    released: dict[str, dict[str, Array]] = {}
-    kept: dict[str, Array] = {}
     for exchange in training_kinds(plan):
-        earlier = [released.get(one.phase, {}) for one in plan.recalled(exchange)]
-        own = {name: array for one in (*earlier, kept) for name, array in one.items()}
         package = plan.cloud.package(state, exchange)
         begun_s = _clocks()
-        released[exchange.phase], kept = rehearsed_answer(
-            plan, exchange, package, own, records, processor, random_bytes
-        )
+        device.answer(exchange, package)
         longest_s = max(longest_s, _seconds_since(begun_s))
-        size_bytes = sum(array.nbytes for array in kept.values())
+        size_bytes = sum(array.nbytes for array in device.kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:
             raise PrivacyError(
                 f"the job would keep {size_bytes} bytes from round to round, more than"

@@ -376,20 +376,6 @@ def test_the_newest_jobs_and_those_that_go_on_are_named(store):
     assert store.newest_job_names(0) == (first,)
 
 
-def test_newest_events_are_those_of_some_kinds_among_the_newest_of_all(store):
-    job = submitted(store)
-    for number in range(5):
-        store.append_event(job, "batch", {"round": number})
-        store.append_event(job, "note", {})
-    rounds = [event.data["round"] for event in store.newest_events(("batch",), 2, 100)]
-    assert rounds == [3, 4]
-    assert [event.data for event in store.newest_events(("batch",), 9, 4)] == [
-        {"round": 3},
-        {"round": 4},
-    ]
-    assert store.newest_events(("none",), 9, 100) == ()
-
-
 def test_devices_are_counted_by_cell(store):
     assert store.devices() == ()
     store.set_enrolled({KEY, KEY[::-1]}, "north")

@@ -110,7 +110,7 @@ def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
         assert window.barriers() == []
 
         go(window, "fleet")
-        window.wait("document.querySelector('main').innerText.includes('Newest rounds')")
+        window.wait("document.querySelector('main').innerText.includes('Links to brokers')")
         assert "connected" in window.text
         assert window.wrong() == []
         assert site.stop("cloud") == 0  # an open page does not hold it up

@@ -15,7 +15,7 @@ from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.validate_batch import BatchSpool, validate_batch
 from tests.fuzz.configs import SMALLEST_JOB
 from tests.fuzz.samples import JOB, opening_key

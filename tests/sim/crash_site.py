@@ -106,7 +106,9 @@ class CrashSite(Fleet):
 
     def start_cloud(self) -> None:
         super().start_cloud()
-        sa.event.listen(self.store._engine, "commit", lambda _connection: self.net.boundary())
+        sa.event.listen(
+            self.store._database.engine, "commit", lambda _connection: self.net.boundary()
+        )
 
     def start_device(self, number: int) -> DeviceRole:
         box = super().start_device(number)

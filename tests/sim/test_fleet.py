@@ -12,7 +12,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.broadcasts import BroadcastLimits
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_proxy.registry import ROSTER_VALID_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 

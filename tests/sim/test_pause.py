@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId, Note
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from tests.kits.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker, filled
 

@@ -23,8 +23,14 @@ from edgeveil.errors import UsageError
 from edgeveil.heap import keep_memory_private
 from edgeveil.ray_cluster import join_cluster
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute import channel
-from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady, WorkerRefusal
+from edgeveil_cloud.compute.processes import (
+    SliceFailure,
+    WorkerReady,
+    WorkerRefusal,
+    hear,
+    hear_file,
+    say,
+)
 from edgeveil_cloud.open_segments import Place, RoundOpening
 
 ROOM_S = 120.0  # for one slice: its turn on the cluster, its way there and back
@@ -129,12 +135,12 @@ def serve(starter: socket.socket, tasks: RayTasks, count: int) -> None:
             result = SliceFailure(type(error).__name__)
         data.close()
         with suppress(OSError), speaking:
-            channel.say(starter, (number, result))
+            say(starter, (number, result))
 
     threads = ThreadPoolExecutor(count)
     while True:
-        number, told, of = channel.hear(starter)
-        threads.submit(do, number, told, of, FileData(channel.hear_file(starter)))
+        number, told, of = hear(starter)
+        threads.submit(do, number, told, of, FileData(hear_file(starter)))
 
 
 def main(starter: socket.socket, count: int, address: str | None) -> None:
@@ -143,9 +149,9 @@ def main(starter: socket.socket, count: int, address: str | None) -> None:
     try:
         tasks = RayTasks(count, address)
     except UsageError as error:
-        channel.say(starter, WorkerRefusal.of(error))
+        say(starter, WorkerRefusal.of(error))
         return
-    channel.say(starter, WorkerReady())
+    say(starter, WorkerReady())
     serve(starter, tasks, count)
 
 

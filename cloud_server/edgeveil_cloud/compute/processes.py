@@ -1,16 +1,17 @@
-"""Processes of the cloud's own that open segments, and what becomes of one that dies.
+"""Processes of the cloud's own that open segments, and what follows when one dies.
 
 Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
-for it. Nothing of a batch is in it between two slices, so that what one leaves undone is done by
-another. It hears of its starter's end, however it ended, by the end of the socket between them.
-On Ray there is one process, which hands slices on to the cluster: Ray ends the process of whoever
-loses its cluster, and that must not be the cloud.
+for it. Nothing of a batch stays in it between two slices, so that another can do what one leaves
+undone. The end of the socket between them tells it of its starter's end. On Ray there is one
+process, which hands slices on to the cluster: Ray ends the process that loses its cluster, and
+that must not be the cloud.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -22,12 +23,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.ray_cluster import ClusterAway
-from edgeveil_cloud.compute import channel
 from edgeveil_cloud.open_segments import RoundOpening, Slice
+
+if TYPE_CHECKING:  # a worker needs no site file
+    from edgeveil.sites.cloud import ComputeAt
 
 LOG = logging.getLogger("edgeveil.cloud")
 TRIES = 3  # of one slice
@@ -37,6 +40,7 @@ _NO_START = (
 )
 _BY_OTHERS = ("SIGKILL", "SIGTERM")  # memory ran out, or somebody's hand: the next one may live
 _END_S = 1.0
+_LENGTH_BYTES, _MARK = 8, b"f"
 START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
 AWAY_S = 60.0  # for a cluster to come back while a round waits
 
@@ -49,19 +53,18 @@ class ComputeError(EdgeVeilError):
 
 @runtime_checkable
 class BatchFile(Protocol):
-    """A batch in a file: who is handed `fileno` reads it."""
+    """A batch in a file, which whoever is handed `fileno` can read."""
 
     def fileno(self) -> int: ...
 
 
 @dataclass(frozen=True)
-class WorkerReady:
-    """A worker is there."""
+class WorkerReady: ...
 
 
 @dataclass(frozen=True)
 class WorkerRefusal:
-    """It cannot work here, or, where that may pass, not now."""
+    """A worker cannot work here, or, where `passes`, not now."""
 
     what: str
     where: str
@@ -70,14 +73,11 @@ class WorkerRefusal:
 
     @classmethod
     def of(cls, error: EdgeVeilError) -> WorkerRefusal:
-        """What a worker met."""
         return cls(error.what, error.where, error.fix, isinstance(error, ClusterAway))
 
 
 @dataclass(frozen=True)
 class SliceFailure:
-    """A slice did not come to its end."""
-
     why: str
 
 
@@ -100,8 +100,8 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Open slices of a batch side by side, `count` of them at a time. With `on_ray` slices go on to
-    Ray, to the cluster at `address` or to one that is started on this machine.
+    """Open slices of a batch side by side, `count` at a time; with `on_ray` on the cluster at
+    `address`, or on one that is started here.
 
     For calls from any thread, one batch after the other. Fewer than `least_bytes` of sealed
     segments are not worth the way to a worker.
@@ -122,7 +122,6 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> Sequence[int]:
-        """Of those that are there now."""
         return [one.process.pid for one in self._there]
 
     def start(self) -> None:
@@ -180,7 +179,6 @@ class WorkerProcesses:
             pause_s = min(2 * pause_s, 5.0)
 
     def drop(self, one: _Process) -> str:
-        """It is of no use any more; how it ended."""
         self._there.remove(one)
         return one.end()
 
@@ -195,7 +193,7 @@ class WorkerProcesses:
         for one in new:
             try:
                 one.socket.settimeout(START_S)
-                said = channel.hear(one.socket)
+                said = hear(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
@@ -234,8 +232,6 @@ class WorkerProcesses:
 
 
 class _Work:
-    """One call of `run`."""
-
     def __init__(
         self,
         pool: WorkerProcesses,
@@ -267,14 +263,14 @@ class _Work:
             while self._waiting and len(one.under_way) < one.slots:
                 number = self._waiting.popleft()
                 one.under_way.add(number)
-                channel.say(one.socket, (number, self._told, self._slices[number]))
-                channel.say_file(one.socket, self._data.fileno())
+                say(one.socket, (number, self._told, self._slices[number]))
+                say_file(one.socket, self._data.fileno())
         except OSError:
             self._lost(one)
 
     def _hear(self, one: _Process) -> None:
         try:
-            number, result = channel.hear(one.socket)
+            number, result = hear(one.socket)
         except (EOFError, OSError):
             self._lost(one)
             return
@@ -303,3 +299,72 @@ class _Work:
                 fix="where memory ran out ask for fewer workers, or workers: 0",
             )
         self._waiting.append(number)
+
+
+def workers_of(at: ComputeAt) -> WorkerProcesses | None:
+    """What a site file asks for; None: the cloud's own process.
+
+    Raises UsageError where Ray is not installed or another one than the cluster's. A cluster that
+    does not answer is waited for when there is work for it.
+    """
+    if not at.workers:
+        return None
+    if at.engine == "local":
+        return WorkerProcesses(at.workers, least_bytes=at.least_bytes)
+    pool = WorkerProcesses(at.workers, on_ray=True, address=at.address, least_bytes=at.least_bytes)
+    try:
+        pool.start()
+    except ClusterAway as error:
+        LOG.warning("compute_away", extra={"reason": str(error)})
+    except BaseException:
+        pool.close()
+        raise
+    return pool
+
+
+# --- between the cloud and its workers: pickled values, arrays beside them and never copied ---
+
+
+def say(to: socket.socket, value: object) -> None:
+    """Send a value. Raises OSError where nobody is there any more."""
+    arrays: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(value, 5, buffer_callback=arrays.append)
+    views = [one.raw() for one in arrays]
+    lengths = [len(views), len(body), *(view.nbytes for view in views)]
+    to.sendall(b"".join(length.to_bytes(_LENGTH_BYTES, "big") for length in lengths) + body)
+    for view in views:
+        to.sendall(view)
+
+
+def hear(of: socket.socket) -> Any:
+    """The next value. Raises EOFError or OSError where nobody is there any more."""
+    arrays, body = (int.from_bytes(_bytes_of(of, _LENGTH_BYTES), "big") for _ in range(2))
+    lengths = _bytes_of(of, arrays * _LENGTH_BYTES)
+    starts = range(0, len(lengths), _LENGTH_BYTES)
+    sizes = [int.from_bytes(lengths[start : start + _LENGTH_BYTES], "big") for start in starts]
+    text = _bytes_of(of, body)
+    return pickle.loads(text, buffers=[_bytes_of(of, size) for size in sizes])  # noqa: S301
+
+
+def say_file(to: socket.socket, descriptor: int) -> None:
+    """Hand an open file over. Raises OSError."""
+    socket.send_fds(to, [_MARK], [descriptor])
+
+
+def hear_file(of: socket.socket) -> int:
+    """An open file that was handed over, to be closed here. Raises EOFError or OSError."""
+    mark, descriptors, _, _ = socket.recv_fds(of, len(_MARK), 1)
+    if not mark:
+        raise EOFError
+    return descriptors[0]
+
+
+def _bytes_of(of: socket.socket, size: int) -> bytearray:
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        count = of.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return found

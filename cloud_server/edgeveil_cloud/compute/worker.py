@@ -10,8 +10,7 @@ from pathlib import Path
 
 from edgeveil.heap import keep_memory_private
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute import channel
-from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady
+from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady, hear, hear_file, say
 from edgeveil_cloud.open_segments import RoundOpening
 
 IDLE_S = 300.0  # without work it ends; another one is there in half a second
@@ -19,18 +18,18 @@ IDLE_S = 300.0  # without work it ends; another one is there in half a second
 
 def serve(starter: socket.socket) -> None:
     """One slice after the other. Raises EOFError or OSError at the starter's end."""
-    channel.say(starter, WorkerReady())
+    say(starter, WorkerReady())
     while True:
         starter.settimeout(IDLE_S)
-        number, told, of = channel.hear(starter)
+        number, told, of = hear(starter)
         starter.settimeout(None)
-        data = FileData(channel.hear_file(starter))
+        data = FileData(hear_file(starter))
         try:
             result = of.opened(RoundOpening.heard(told), data)
         except Exception as error:  # its text could quote what was opened
             result = SliceFailure(type(error).__name__)
         data.close()
-        channel.say(starter, (number, result))
+        say(starter, (number, result))
         del result
 
 

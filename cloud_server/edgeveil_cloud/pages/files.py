@@ -54,7 +54,6 @@ def page(name: str, **values: str) -> str:
 
 @cache
 def text(name: str) -> str:
-    """A file of the cloud's own pages."""
     return _own(name).decode("utf-8")
 
 

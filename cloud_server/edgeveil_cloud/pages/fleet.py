@@ -1,36 +1,25 @@
-"""What the cloud knows of the fleet, of its own links, disk and certificates. Counts; no device.
-
-A cloud knows public keys that a proxy vouches for, how many answered a round, and nothing of who is
-there: that is the proxies' knowledge, and their pages show it.
-"""
+"""The cloud's knowledge of the fleet, its links, disk and certificates: counts, and no device.
+Who is there is the proxies' knowledge, and their pages show it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 
-from edgeveil.parts.exchange import exchange_label
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.links import BrokerLink
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import StoredEvent
 
-ROUNDS = 12
-_ROUND_EVENTS = ("broadcast", "exchange_committed", "round_repeated", "all_declined", "job_paused")
-_EVENTS = 400
-_AMONG = 20_000
 _CERTIFICATE_BYTES = 1 << 20
 
 
 class CloudFacts:
-    """What the process knows beside its store. `sessions` are its links by cell."""
-
     def __init__(
         self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
     ) -> None:
@@ -38,11 +27,9 @@ class CloudFacts:
 
     @property
     def cells(self) -> int:
-        """How many cells the fleet has."""
         return len(self._sessions)
 
     def links(self) -> list[dict[str, Any]]:
-        """Each link to a broker. On the loop that runs them."""
         return [
             {
                 "cell": cell,
@@ -56,14 +43,13 @@ class CloudFacts:
         ]
 
     def disk(self) -> dict[str, Any]:
-        """Of the state folder. It may take long: in a thread."""
         folder = self._site.state_dir
         whole = shutil.disk_usage(folder)
         own = sum(one.stat().st_size for one in folder.glob("**/*") if one.is_file())
         return {"free": whole.free, "total": whole.total, "own": own}
 
     def endings(self) -> list[dict[str, Any]]:
-        """What ends: certificates of this process, and the root's word. It reads files: in a
+        """When certificates of this process and the trust metadata end. It reads files: in a
         thread."""
         found = [_certificate(what, path) for what, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
@@ -101,7 +87,6 @@ def _certificate(what: str, path: Path) -> dict[str, Any]:
 
 
 def devices_by_cell(store: Store) -> list[dict[str, Any]]:
-    """Enrolled devices of each cell, until when its roster counts, and what is wrong with it."""
     return [
         {
             "cell": one.cell,
@@ -111,42 +96,3 @@ def devices_by_cell(store: Store) -> list[dict[str, Any]]:
         }
         for one in store.devices()
     ]
-
-
-def newest_rounds(store: Store) -> list[dict[str, Any]]:
-    """What came of the newest rounds of all jobs, the newest first."""
-    return rounds_of(store.newest_events(_ROUND_EVENTS, _EVENTS, _AMONG))
-
-
-def rounds_of(events: Iterable[StoredEvent]) -> list[dict[str, Any]]:
-    """Selected, answered, declined and refused of each attempt that these events tell of."""
-    asked: dict[str, dict[str, Any]] = {}  # the attempt under way, by job
-    found: list[dict[str, Any]] = []
-    for event in events:
-        job, data = event.job or "", event.data
-        match event.type:
-            case "broadcast" if data.get("kind") == "round":
-                row = asked.setdefault(job, _begun(job, str(data.get("round", "")), event.time))
-                row["selected"] += data.get("selected", 0)
-            case "exchange_committed":
-                row = asked.pop(job) if job in asked else _begun(job, "", event.time)
-                label = exchange_label(data.get("phase", ""), data.get("number", 0))
-                row |= {"round": label, "answered": data.get("uploads", 0), "outcome": "counted"}
-                row |= {"declined": data.get("declined", 0), "refused": data.get("refused", {})}
-                row["causes"] = data.get("causes", {})
-                found.append({**row, "at": event.time})
-            case "round_repeated" | "all_declined" | "job_paused" if job in asked:
-                row = asked.pop(job)
-                answers = data.get("answers") or {}
-                row |= {"answered": answers.get("uploaded", 0), "refused": answers.get("void", {})}
-                row["declined"] = answers.get("declined", data.get("declined", 0))
-                row["causes"] = answers.get("causes", data.get("causes", {}))
-                row["outcome"] = event.type.removeprefix("round_").removeprefix("job_")
-                found.append({**row, "at": event.time})
-    found += [{**row, "outcome": "under way"} for row in asked.values()]
-    return found[-ROUNDS:][::-1]
-
-
-def _begun(job: str, label: str, at: float) -> dict[str, Any]:
-    counts = {"selected": 0, "answered": 0, "declined": 0, "causes": {}, "refused": {}}
-    return {"job": job, "round": label, "at": at, **counts}

@@ -29,7 +29,7 @@ from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
 from edgeveil_cloud.job_view import job_text
 from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
-from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell, newest_rounds
+from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell
 from edgeveil_cloud.store import Store
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class PageRoutes:
         return _login_page("This token is none of the cloud's. It is the text of the file.", 401)
 
     async def log_out(self, request: Request) -> Response:
-        """End the session of the cookie."""
         if not request.is_same_origin or request.headers.get(OWN_PAGE) != "1":
             return refusal(403, "this came from another site's page", "log out at the cloud's own")
         return Response.of_json({}, headers={"Set-Cookie": self._guard.log_out(request)})
@@ -157,7 +156,6 @@ class PageRoutes:
         found = {
             "now": time.time(),
             "cells": await self._ask(lambda: devices_by_cell(self._store)),
-            "rounds": await self._ask(lambda: newest_rounds(self._store)),
             "refused": (await self._ask(self._control.status)).get("refused", {}),
         }
         if self._facts is None:
@@ -175,7 +173,6 @@ class PageRoutes:
         return Response.of_json({"text": files.text("example.yaml")})
 
     async def text(self, request: Request) -> Response:
-        """The text that makes the same job again."""
         entry = await self._ask(partial(self._store.job, request.parameters["id"]))
         return Response.of_json({"text": await asyncio.to_thread(job_text, entry)})
 

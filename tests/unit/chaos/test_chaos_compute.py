@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from edgeveil_cloud.compute import WorkerProcesses
+from edgeveil_cloud.compute.processes import WorkerProcesses
 from tests.chaos.site import ComputeWorkers
 from tests.kits.live_site import wait_for
 

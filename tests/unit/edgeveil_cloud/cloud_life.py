@@ -35,8 +35,8 @@ from edgeveil.protocol.transfer import describe, part
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.role import build
-from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOG = logging.getLogger("edgeveil.test")

@@ -15,7 +15,7 @@ from edgeveil.protocol.messages import Batch, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
 
 JOB_ID = b"J" * 16

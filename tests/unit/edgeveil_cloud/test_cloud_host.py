@@ -50,8 +50,8 @@ from edgeveil_cloud import commit_round
 from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices
 from edgeveil_cloud.database import _told
 from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import Recorder
-from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_cloud.stored_jobs import wire_id

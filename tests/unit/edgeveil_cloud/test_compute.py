@@ -30,12 +30,11 @@ from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.sealed import RoundCheck, masked_vectors
 from edgeveil.protocol.tensors import masked_segment
 from edgeveil.sites.cloud import ComputeAt
-from edgeveil_cloud import compute
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import joined
-from edgeveil_cloud.compute import ComputeError, on_ray, processes, workers_of
+from edgeveil_cloud.compute import on_ray, processes
 from edgeveil_cloud.compute.on_ray import Excerpt, RayTasks, _task
-from edgeveil_cloud.compute.processes import WorkerProcesses
+from edgeveil_cloud.compute.processes import ComputeError, WorkerProcesses, workers_of
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundOpening
 from edgeveil_cloud.store import Store
@@ -290,7 +289,7 @@ def test_workers_that_are_killed_while_they_start_are_started_again(tmp_path: Pa
 def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compute, "WorkerProcesses", StruckAtStart)
+    monkeypatch.setattr(processes, "WorkerProcesses", StruckAtStart)
     workers = workers_of(ComputeAt(engine="ray", workers=1))
     assert workers is not None
     workers.close()

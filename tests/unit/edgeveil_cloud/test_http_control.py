@@ -358,7 +358,7 @@ def test_a_store_that_is_away_is_no_conflict(monkeypatch):
         job = store.submit_job("a", b"", bytes(32)).id
         gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
         monkeypatch.setattr(database, "AWAY_S", 0.0)
-        monkeypatch.setattr(store._engine, "begin", Mock(side_effect=gone))
+        monkeypatch.setattr(store._database.engine, "begin", Mock(side_effect=gone))
         for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
             status, content = await ask(method, path)
             assert status == 503

@@ -1,11 +1,10 @@
-"""What the cloud's page says of the process itself, and of rounds."""
+"""What the cloud's page says of the process itself."""
 
 import time
 from unittest.mock import Mock
 
 from edgeveil.sites.cloud import CloudSite
-from edgeveil_cloud.pages.fleet import CloudFacts, rounds_of
-from edgeveil_cloud.store_tables import StoredEvent
+from edgeveil_cloud.pages.fleet import CloudFacts
 from tests.kits.certificates import Authority
 
 
@@ -47,21 +46,3 @@ def test_links_are_told_by_cell():
         "bytes_in": 5,
         "bytes_out": 7,
     }
-
-
-def test_rounds_are_told_by_attempt_the_newest_first():
-    told = [
-        ("a", "broadcast", {"kind": "round", "selected": 6, "round": "round 1", "cell": "n"}),
-        ("b", "broadcast", {"kind": "job", "selected": 9, "round": "job"}),
-        ("a", "broadcast", {"kind": "round", "selected": 4, "round": "round 1", "cell": "s"}),
-        ("a", "round_repeated", {"answers": {"uploaded": 2, "declined": 1, "void": {"late": 2}}}),
-        ("a", "broadcast", {"kind": "round", "selected": 10, "round": "round 1"}),
-        ("a", "exchange_committed", {"number": 1, "uploads": 9, "declined": 1, "refused": {}}),
-        ("a", "broadcast", {"kind": "round", "selected": 10, "round": "round 2"}),
-    ]
-    events = [StoredEvent(n, job, float(n), kind, data) for n, (job, kind, data) in enumerate(told)]
-    under_way, counted, repeated = rounds_of(events)
-    assert (under_way["outcome"], under_way["round"]) == ("under way", "round 2")
-    assert (counted["outcome"], counted["answered"], counted["declined"]) == ("counted", 9, 1)
-    assert (repeated["selected"], repeated["answered"]) == (10, 2)
-    assert (repeated["outcome"], repeated["refused"]) == ("repeated", {"late": 2})

@@ -14,7 +14,7 @@ from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan
 from edgeveil.protocol.sealed import segment_mark
 from edgeveil_cloud.broadcasts import TooManyDevices, select
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.validate_batch import NORM_FACTOR, ValidatedBatch
 
 HEAD = "head.weight"

@@ -51,9 +51,14 @@ from edgeveil.transport.metrics import MeteredHost, Metrics
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.metrics import CloudMetrics
-from edgeveil_cloud.secure_round import KeptSums, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.validate_batch import SegmentOpener, validate_batch
+from edgeveil_cloud.validate_batch import (
+    KeptSums,
+    SegmentOpener,
+    pack_kept,
+    unpack_kept,
+    validate_batch,
+)
 
 CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
 UPLOADS = 3

@@ -96,7 +96,7 @@ def test_a_full_disk_is_told_as_such_where_sqlite_only_cannot_open_a_file(tmp_pa
 
 def test_commits_wait_for_the_disk(tmp_path):
     store = Store(url(tmp_path))
-    with store._engine.connect() as db:
+    with store._database.engine.connect() as db:
         assert db.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert db.exec_driver_sql("PRAGMA secure_delete").scalar() == 1

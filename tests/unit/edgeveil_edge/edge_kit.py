@@ -24,7 +24,7 @@ from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broad
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity

@@ -19,7 +19,7 @@ import yaml
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, load_job
-from edgeveil.jobs.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
+from edgeveil.jobs.rehearsal import MadeUpDevice, made_up_records, rehearsed_softmax
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.pages.frozen import thawed
 from edgeveil.pages.parts import rounded
@@ -143,7 +143,7 @@ def _played(store: Store, host: CloudHost, entry: JobEntry, ledger: Ledger) -> N
         if exchange.infer:
             rehearsed_softmax(plan, graph, plan.cloud.model(state), records.x)
         package = plan.cloud.package(state, exchange)
-        segments, _ = rehearsed_answer(plan, exchange, package, {}, records, "cpu")
+        segments = MadeUpDevice(plan, records, "cpu").answer(exchange, package)
         ledger.commit(entry.id, exchange.index, events, pack_tensors(segments))
         opened = ValidatedBatch(arrays={name: [array] for name, array in segments.items()})
         state, uploads = aggregate(context, state, opened)

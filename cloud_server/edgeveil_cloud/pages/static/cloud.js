@@ -22,8 +22,6 @@
     ev.el("span", { class: "small soft number" }, cloud.progressText(row)),
   ];
 
-  cloud.newest = (rows) => [...rows].sort((a, b) => b.submitted_at - a.submitted_at);
-
   // Said to a screen reader, once.
   cloud.say = function (text) {
     document.getElementById("said").textContent = text;

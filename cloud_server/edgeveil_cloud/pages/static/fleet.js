@@ -23,24 +23,6 @@
       el("p", { class: "soft small" }, "Which devices are online the cloud does not know: the proxies’ pages name them. It knows public keys, and no names."));
   }
 
-  function declined(one) {
-    const causes = Object.entries(one.causes).map(([why, n]) => `${n} for ${why}`).join(", ");
-    return `${one.declined}${causes ? ` (${causes})` : ""}`;
-  }
-
-  function rounds(found) {
-    const tone = { counted: "good", repeated: "warn", paused: "warn", all_declined: "bad", "under way": "" };
-    return el("section", {}, el("h2", {}, "Newest rounds"),
-      found.rounds.length
-        ? ev.table(["job", "round", "outcome", "selected", "answered", "declined", "segments refused", "when"],
-          found.rounds.map((one) => [el("a", { href: `#/job/${encodeURIComponent(one.job)}` }, one.job), one.round,
-            el("span", { class: tone[one.outcome] || "" }, one.outcome.replaceAll("_", " ")), String(one.selected),
-            one.outcome === "under way" ? "–" : String(one.answered), one.outcome === "under way" ? "–" : declined(one),
-            one.outcome === "under way" ? "–" : refused(one.refused), ev.time(one.at)]),
-          { caption: "Selected, answered, declined and refused by round", text: [1, 2, 6] })
-        : el("p", {}, "No round was begun yet: it takes a job, and as many devices as the job asks for."));
-  }
-
   function links(found) {
     if (!found.links) return null;
     return el("section", {}, el("h2", {}, "Links to brokers"),
@@ -85,7 +67,7 @@
           const { now: _, ...rest } = found, told = JSON.stringify(rest);
           if (!closed && told !== before && !shown.contains(document.activeElement)) {
             before = told;
-            ev.show(shown, cells(found), rounds(found), links(found), disk(found), endings(found));
+            ev.show(shown, cells(found), links(found), disk(found), endings(found));
           }
         } catch (error) {
           if (!closed) { before = ""; ev.show(shown, cloud.wrong(error)); }
