@@ -36,15 +36,12 @@ def is_own() -> bool:
     return _own
 
 
-def run_apart(
-    target: str, request: bytes, limit_s: float, where: str, left: int | None = None
-) -> bytes:
+def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
     """What the function `module:name` gives for `request`, called in a process of its own.
 
-    Raises DataError: the function's own (ModuleNotFoundError where a library is missing), or, at
-    `where`, that the process ended or took longer than `limit_s` seconds. It ends too once the
-    descriptor `left` has something to read or is closed. The reply was in the hands of the code
-    that ran there.
+    The process sees this one's modules and environment. Raises DataError: the function's own error
+    (ModuleNotFoundError where a library is missing), or, at `where`, that the process ended or did
+    not end within `limit_s` seconds. What comes back was in the hands of the code that ran there.
     """
     ours, theirs = os.pipe()
     command = [sys.executable, "-P", "-m", "edgeveil.own_process", target, str(theirs)]
@@ -63,7 +60,7 @@ def run_apart(
         if process.stdin is not None:
             with suppress(BrokenPipeError), process.stdin as stream:
                 stream.write(request)
-        reply = _reply(ours, time.monotonic() + limit_s, left)
+        reply = _reply(ours, time.monotonic() + limit_s)
     except TimeoutError:
         fix = "let it be loaded and run without waiting for anything"
         raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
@@ -77,17 +74,14 @@ def run_apart(
     return _result(reply, where)
 
 
-def _reply(descriptor: int, end_s: float, left: int | None) -> bytes | None:
+def _reply(descriptor: int, end_s: float) -> bytes | None:
     """Head and body, up to the end; None where the process ended first. Raises TimeoutError."""
     found = bytearray()
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
-        if left is not None:
-            ready.register(left, selectors.EVENT_READ)
         while True:
             remaining_s = end_s - time.monotonic()
-            found_ready = ready.select(remaining_s) if remaining_s > 0 else []
-            if not found_ready or any(key.fd == left for key, _ in found_ready):
+            if remaining_s <= 0 or not ready.select(remaining_s):
                 raise TimeoutError
             piece = os.read(descriptor, _READ_BYTES)
             found += piece

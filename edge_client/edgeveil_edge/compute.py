@@ -1,8 +1,8 @@
-"""What a device computes of its records: one question of the cloud, and the answer to it.
+"""A device's answer to one question of the cloud, computed from its records.
 
-What is checked before a record is read is the same for all records. From there on nothing may fail
-for what a record holds: whatever a computation raises then, the answer is that of a device without
-records, noised and priced like any other.
+Checks made before a record is read are the same for all records. After that nothing may fail for
+what a record holds: whatever a computation raises, the answer is that of a device without records,
+noised and priced like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _Reading = tuple[float, DataSchema | None]  # the share for evaluation, and the 
 
 @dataclass(frozen=True)
 class TaughtJob:
-    """A job as it came: its plan, and the bytes that the plan was made from."""
+    """A job's plan, and the bytes that it was made from."""
 
     plan: Plan
     canonical: bytes
@@ -55,9 +55,13 @@ class TaughtJob:
 
 @dataclass(frozen=True)
 class Computation:
-    """One exchange's work. `own`: what the device adds from its ledger; the clock's `until_s` is
-    when work on records must have ended, `allowed_s` how long it may take in all, and `closes_s`
-    when nobody waits for an answer any more."""
+    """One exchange's work.
+
+    own        tensors that the device adds from its ledger
+    until_s    clock time by which work on records ends
+    allowed_s  seconds that this work may take in all
+    closes_s   clock time from which nobody waits for an answer
+    """
 
     job: TaughtJob
     exchange: Exchange
@@ -72,7 +76,7 @@ class Computation:
     def fresh_noise(self) -> RandomBytes:
         """Derived noise from its beginning, for one half of an answer; another stream as it is.
 
-        Two halves never draw alike: what they draw for is part of what derived noise follows from.
+        Two halves never draw alike: derived noise depends on what it is drawn for.
         """
         noise = self.noise
         return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
@@ -80,8 +84,8 @@ class Computation:
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """The parts of an answer. `without` says why they were made as if there were no records;
-    `late`: work on records did not end in its time."""
+    """The parts of an answer. `without`: why they were made as if there were no records; `late`:
+    work on records did not end in its time."""
 
     parts: tuple[Answer, ...]
     without: str = ""
@@ -90,9 +94,8 @@ class ComputedAnswer:
 
 @dataclass(frozen=True)
 class JobTrial:
-    """What playing a job on made-up records came to: the seconds that its longest answer takes,
-    or why this device cannot play it. After `overruns` answers that were late all the same it is to
-    be played `again` before another one."""
+    """Result of playing a job on made-up records: seconds of its longest answer, or why this device
+    cannot play it. After `overruns` late answers it is to be played `again` before another one."""
 
     needed_s: float = 0.0
     refused: str = ""
@@ -100,12 +103,13 @@ class JobTrial:
     again: bool = False
 
 
-class Compute(Protocol):
-    """Where a device computes. Calls come one at a time."""
+class Compute:
+    """Where a device computes. Calls come one at a time. Without a limit of time or memory to keep,
+    as here, jobs need no trial and records are read when they are asked for."""
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Play every kind of exchange on made-up records; never reads a record."""
-        ...
+        return JobTrial()
 
     def answer(self, one: Computation) -> ComputedAnswer:
         """The answer from this device's records, as if it had none where that takes too long.
@@ -113,26 +117,23 @@ class Compute(Protocol):
         Raises DataError for records that cannot be read as a whole; PrivacyError, ProtocolError or
         DataError for a job or package that is not in order, before a record is read.
         """
-        ...
+        raise NotImplementedError
 
     def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
-        """Read the device's records before a round asks for them, by its job's schema, `share` of
-        them for evaluation; whatever is wrong with them is told with the first answer.
+        """Read the device's records by a job's schema before a round asks for them, `share` of them
+        for evaluation; what is wrong with them shows with the first answer.
 
         False where they were read before. At most `policy.max_jobs` readings are kept.
         """
-        ...
+        return False
 
     def try_release(self, onnx: bytes) -> str:
         """Run a final model on made-up records; why it cannot be used, or ""."""
-        ...
+        return try_release(onnx)
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
-        ...
 
-
-# --- here, in the process that calls ---
 
 LoadRecords = Callable[[EdgeSite, bytes, float, DataSchema | None], tuple[Records, Records]]
 
@@ -151,26 +152,20 @@ def reading_s(site: EdgeSite) -> float:
     return READING_S + site.policy.max_records * record_s
 
 
-def no_records(plan: Plan) -> Records:
-    """An empty data set of the job's form."""
-    return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
-
-
 class SharedSession:
-    """The session of one graph at a time, which may serve many devices of a simulation."""
+    """The session of one graph at a time; may serve many devices of a simulation."""
 
     def __init__(self) -> None:
         self._session: InferenceSession | None = None
 
     def session(self, graph: bytes, classes: int) -> InferenceSession:
-        """The graph's, opened at the first call. Raises as `InferenceSession`."""
         digest = hashlib.sha256(graph).digest()
         if self._session is None or self._session.digest != digest:
             self._session = InferenceSession(graph, digest, classes=classes)
         return self._session
 
 
-class Computer:
+class Computer(Compute):
     """One device's records and sessions, kept between rounds."""
 
     def __init__(
@@ -185,23 +180,8 @@ class Computer:
         # The last used one last; a failure is kept as well, else each answer would wait for it.
         self._records: dict[_Reading, tuple[Records, Records] | RecordsError] = {}
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """Nothing: who computes in this process has no limit to keep."""
-        return JobTrial()
-
-    def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
-        """Nothing: here records are read when they are asked for."""
-        return False
-
-    def try_release(self, onnx: bytes) -> str:
-        """See `Compute.try_release`; takes the time that it takes."""
-        return try_release(onnx)
-
-    def forget(self, job: TaughtJob) -> None:
-        """Nothing is kept of a job."""
-
     def answer(self, one: Computation) -> ComputedAnswer:
-        """See `Compute.answer`; takes the time that it takes, of which nothing follows here."""
+        """See `Compute.answer`; without a limit of time."""
         with flushed():
             return self._answer(replace(one, allowed_s=math.inf))
 
@@ -238,14 +218,14 @@ class Computer:
 
     def blank(self, one: Computation, half: Half) -> Answer:
         """What a device without records answers. Raises what the package's form is to blame for."""
-        empty = no_records(one.job.plan)
+        empty = _no_records(one.job.plan)
         return self.compute(one, half, empty, empty)
 
     def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
-        """This device's halves, loaded once for each schema of the jobs that may run beside each
-        other: no trial tells what reading takes, so that an answer had better not wait for it.
+        """This device's halves, loaded once for each schema of the jobs that may run at a time: no
+        trial tells how long reading takes, so an answer must not wait for it.
 
-        Raises DataError; RecordsError once for all for records that cannot be read.
+        Raises DataError; RecordsError, kept as well, for records that cannot be read.
         """
         reading, most = (share, schema), self._site.policy.max_records
         found = self._records.pop(reading, None)
@@ -281,13 +261,12 @@ class Computer:
         try:
             training, evaluation = self.records(data.evaluation_share, data.schema_)
         except RecordsError as error:  # whether it answers may not follow from them
-            return (no_records(plan), no_records(plan)), failure(error)
+            return (_no_records(plan), _no_records(plan)), failure(error)
         return (of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)), ""
 
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records
     ) -> Answer:
-        """One half of the answer from these records."""
         plan, package, noise = one.job.plan, one.package, one.fresh_noise()
         if half == "train":
             processor, exchange = self._site.device, one.exchange
@@ -302,9 +281,12 @@ class Computer:
         return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
 
 
+def _no_records(plan: Plan) -> Records:
+    return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
+
+
 def failure(error: Exception) -> str:
-    """What the owner reads on the console; of an unexpected error, whose text may be anything, only
-    its type."""
+    """The owner's line; of an unexpected error only its type, since its text may quote a record."""
     why = str(error) if isinstance(error, EdgeVeilError) else type(error).__name__
     return f"computing with the records failed ({why})"
 
@@ -341,11 +323,9 @@ def softmax_answer(
     slot_key: bytes,
     row_s: float = math.inf,
 ) -> Answer:
-    """The noised softmax of this device's evaluation records x (n, ...), and its event.
-
-    Their sum over a nominal number of them, or one row a slot where the job asks for `per_sample`;
-    `slot_key` puts records into slots, and a record may take `row_s` seconds.
-    """
+    """The noised softmax of evaluation records x (n, ...), and its event: their sum over a nominal
+    number, or one row a slot for `per_sample`; `slot_key` puts records into slots, and a record may
+    take `row_s` seconds."""
     records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
     if samples is None:
         found: Array = session.summed_softmax(records, dict(weights), row_s)
@@ -362,11 +342,9 @@ def softmax_answer(
 def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: float = 0.0) -> float:
     """Seconds that the longest answer of a round takes, and the one without records before it.
 
-    Made-up records alone: what comes of it is the same for all records that a device may hold. As
-    many as its owner lets the box hold, whatever the job says: the job's word is the cloud's. All
-    of them are run, for what a graph takes for n records cannot be told from what it takes for
-    fewer. Raises DataError, PrivacyError or ProtocolError with the reason why the job cannot be
-    done here.
+    Runs as many made-up records as the owner lets the box hold, since the time for n does not
+    follow from the time for fewer; a job's own count is the cloud's. Raises DataError, PrivacyError
+    or ProtocolError with the reason why the job cannot be done here.
     """
 
     def play(records: int) -> float:
@@ -387,7 +365,6 @@ def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: flo
 
 
 def _least(play: Callable[[int], float], records: int, enough_s: float) -> float:
-    """The least of a few tries, or the first that is good enough."""
     least_s = math.inf
     for _ in range(_TRIES):
         least_s = min(least_s, play(records))

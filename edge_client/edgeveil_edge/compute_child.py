@@ -83,11 +83,9 @@ class Forked:
         self._ended = False
 
     def poll(self) -> int | None:
-        """None while it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> None:
-        """Until it has ended."""
         self._reap(0)
 
     def _reap(self, how: int) -> int | None:

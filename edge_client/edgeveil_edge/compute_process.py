@@ -1,20 +1,18 @@
 """Computing with records in a process of its own, which is ended where it takes too long.
 
-Time is an output: how long a computation takes, or that it never ends, could tell about a record.
-So what a device answers is there at a public moment at the latest. Before a record is read the
-child hands over the answer of a device without records; if the other one is not there in time, or
-the child dies of it, the first one is sent, and nobody outside can tell.
+How long a computation takes could tell about a record, so an answer is there at a public moment at
+the latest. Before a record is read the worker hands over the answer of a device without records; if
+the other one is not there in time, or the worker dies of it, the first one is sent, and nobody
+outside can tell.
 
-Theory of operation. Three processes share the work. The device's own (this file) asks and waits,
-never longer than a moment that was public before. The child (`compute_child`) loads libraries, jobs
-and records, and runs nothing on them; it is told each of these before a question needs it. The
-worker (`compute_worker`), a fork of the child, computes, and knows what the child knew as it was
-forked: so whatever the child learns gives the worker up. A worker that is late or dead is replaced
-within milliseconds, so that the next round is answered as promptly as ever.
+Theory of operation. The device's process (this file) asks and waits, never longer than a moment
+that was public before. The child (`compute_child`) loads libraries, jobs and records, and runs
+nothing on them. The worker (`compute_worker`), a fork of the child, computes, and knows what the
+child knew as it was forked: so whatever the child learns gives the worker up. A worker that is late
+or dead is replaced within milliseconds: the next round is answered as promptly as ever.
 
-How long an answer takes must not show in what comes after it either. Answers are asked for in turns
-whose ends are public (`device_round.py`); a trial, of which others hear, begins when the time of
-the answer before has passed, whether that was there sooner or not.
+Answers are asked for in turns whose ends are public (`device_round.py`); a trial, of which others
+hear, begins when the time of the answer before has passed, whether that was there sooner or not.
 """
 
 from __future__ import annotations
@@ -44,6 +42,7 @@ from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import (
     TRIAL_MARGIN,
     Computation,
+    Compute,
     ComputedAnswer,
     Half,
     JobTrial,
@@ -62,10 +61,8 @@ _Reading = tuple[float, bytes | None]  # evaluation share, and the schema's byte
 class ComputeProcess:
     """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
 
-    The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
-    With its last job it may forget what it met and read since the first one.
-    Calls come one at a time, but for `forget`, which may come during another one and waits for its
-    end elsewhere than with its caller, and for `close`.
+    With its last job the child may forget the devices and records of since the first one. Calls
+    come one at a time, but for `close` and `forget`, which may come during another one.
     """
 
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +70,7 @@ class ComputeProcess:
         self._child: subprocess.Popen[bytes] | Forked | None = None
         self._control: socket.socket | None = None
         self._connection: Connection | None = None  # to the worker
-        self._owed: set[Half] = set()  # by the worker, of the newest question, and too late
+        self._owed: set[Half] = set()  # late halves of question `_owed_number`, not taken yet
         self._owed_number = 0
         self._known: set[bytes] = set()
         self._met: set[str] = set()
@@ -94,7 +91,6 @@ class ComputeProcess:
         self._control = ours
 
     def start(self) -> None:
-        """Start the child ahead of its first task, unless it is there."""
         if self._closed.is_set():
             raise ProtocolError("stopping")
         if self._child is not None and self._child.poll() is None:
@@ -102,15 +98,9 @@ class ComputeProcess:
         self.end()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "edgeveil_edge.compute_child",
-                str(theirs.fileno()),
-            ]
+            command = [sys.executable, "-P", "-m", "edgeveil_edge.compute_child"]
             self._child = subprocess.Popen(
-                command,
+                [*command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the starter, which ends its child
@@ -144,8 +134,8 @@ class ComputeProcess:
     # --- tasks ---
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """See `Compute.try_job`. Devices of one kind have one trial, which the others of them do
-        not wait for answers to hear of."""
+        """See `Compute.try_job`. Devices of one kind share one trial; a known one waits for no
+        answer."""
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
         most = site.policy.max_records
@@ -164,7 +154,21 @@ class ComputeProcess:
         budget_s = job.plan.job.round.time_budget_s
         enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._waiting)
         self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
-        limit_s = TRIAL_S + 4 * budget_s
+        report, how = self._report(TRIAL_S + 4 * budget_s)
+        if report is None:
+            return JobTrial(0.0, f"the job's computation on made-up records {how}")
+        if not report.refused:
+            self._tell(wire.LoadModules(report.modules, digest_of(job)))
+        return JobTrial(report.needed_s * self._waiting, report.refused)
+
+    @property
+    def _waiting(self) -> float:
+        """How much longer an answer takes where devices wait for one another, the others having
+        about as many records as the job expects."""
+        return max(1.0, self.shared / USUAL_ROOM)
+
+    def _report(self, limit_s: float) -> tuple[wire.TrialReport | None, str]:
+        """The worker's report on a trial, or why there is none, for which it is replaced."""
         try:
             reply = self._receive(self._clock() + limit_s)
         except TimeoutError:
@@ -172,50 +176,29 @@ class ComputeProcess:
         except EOFError:
             how = "ended the process"
         else:
-            if not isinstance(reply, wire.TrialReport):
-                raise ProtocolError("malformed_answer", "a trial was answered by something else")
-            if not reply.refused:
-                self._tell(wire.LoadModules(reply.modules, digest_of(job)))
-            return JobTrial(reply.needed_s * self._waiting, reply.refused)
+            if isinstance(reply, wire.TrialReport):
+                return reply, ""
+            how = "was answered by something else"
         self.replace_worker()
-        return JobTrial(0.0, f"the job's computation on made-up records {how}")
-
-    @property
-    def _waiting(self) -> float:
-        """How much longer an answer takes where devices wait for one another, which of the others
-        have about as many records as the job expects."""
-        return max(1.0, self.shared / USUAL_ROOM)
+        return None, how
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
         self._let_answers_end()
         with self._alone():
-            return self._try_release(onnx)
-
-    def _try_release(self, onnx: bytes) -> str:
-        self.start()
-        self._send(wire.TryRelease(onnx))
-        try:
-            reply = self._receive(self._clock() + RELEASE_TRIAL_S)
-        except TimeoutError:
-            how = f"did not end within {RELEASE_TRIAL_S:g} s"
-        except EOFError:
-            how = "ended the process"
-        else:
-            if isinstance(reply, wire.TrialReport):
-                return reply.refused
-            how = "was answered by something else"
-        self.replace_worker()
-        return f"running it on made-up records {how}"
+            self.start()
+            self._send(wire.TryRelease(onnx))
+            report, how = self._report(RELEASE_TRIAL_S)
+        return report.refused if report else f"running it on made-up records {how}"
 
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
     ) -> bool:
-        """Let the child read the device's records before a round asks for them; whether it had to.
+        """See `Compute.read_ahead`; the child reads.
 
         It takes a public time, which the whole process waits for: a job's arrival, or the answer
-        to another one, would else tell how long these records took. Not so where devices share a
-        process, which wait for one another anyway.
+        to another one, would else tell how long these records took. Devices that share a process
+        wait for one another anyway.
         """
         reading = share, wire.schema_bytes(schema)
         if reading in self._read.get(device.name, ()):
@@ -239,11 +222,9 @@ class ComputeProcess:
         return read
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
-        """See `Compute.answer`; it takes until `one.until_s`.
-
-        Longer only where not even the answer without records is there by then: that follows from
-        the box and the job, and from no record. Raises PrivacyError where it is not there before
-        the round closes.
+        """See `Compute.answer`; it takes until `one.until_s`, or longer where not even the answer
+        without records is there by then, which follows from no record. Raises PrivacyError where
+        that is not there before the round closes.
         """
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
@@ -298,8 +279,8 @@ class ComputeProcess:
     def _with_records(
         self, halves: dict[Half, wire.HalfAnswer], until_s: float
     ) -> tuple[list[str], bool]:
-        """Put what comes in time in place of the blank halves; why some of them stay, and whether
-        that is for work that had its time."""
+        """Replace blank halves by those that come in time; why some of them stay, and whether that
+        is for work that had its time."""
         in_time, missing, without = self._clock() <= until_s, set(halves), []
         late = False
         try:
@@ -320,7 +301,6 @@ class ComputeProcess:
         return without, late
 
     def forget(self, job: TaughtJob) -> None:
-        """The job has ended."""
         self._ended.append(digest_of(job))
         self._forget_ended()
 
@@ -391,7 +371,7 @@ class ComputeProcess:
         self._drop_worker()
         raw = wire.encode(request)
         try:
-            control = self._require(self._control)
+            control = self._child_socket()
             control.sendall(len(raw).to_bytes(8, "big"))
             control.sendall(raw)
             size = int.from_bytes(_whole(control, 8), "big")
@@ -399,24 +379,23 @@ class ComputeProcess:
         except OSError:
             raise self._lost() from None
 
+    def _child_socket(self) -> socket.socket:
+        if self._control is None:
+            raise OSError("no child")
+        return self._control
+
     def _fork(self) -> Connection:
-        """A worker that knows what the child knows."""
         if self._connection is not None:
             return self._connection
         ours, theirs = Pipe()
         try:
             with theirs:
-                socket.send_fds(self._require(self._control), [bytes(8)], [theirs.fileno()])
+                socket.send_fds(self._child_socket(), [bytes(8)], [theirs.fileno()])
         except OSError:
             ours.close()
             raise self._lost() from None
         self._connection = ours
         return ours
-
-    def _require(self, control: socket.socket | None) -> socket.socket:
-        if control is None:
-            raise OSError("no child")
-        return control
 
     def _drop_worker(self) -> None:
         """Speak to it no more; the child ends it when it makes the next one."""
@@ -452,10 +431,8 @@ class ComputeProcess:
             raise self._lost() from None
 
     def _take_late(self) -> None:
-        """Take, and forget, what the worker did too late; one that still is at it is given up.
-
-        With more in both ways than a pipe holds each of the two would wait for the other to read.
-        """
+        """Discard what the worker did too late; give up one that is still at it. With more in both
+        ways than a pipe holds, each of the two would wait for the other to read."""
         try:
             while self._owed:
                 late = self._reply(self._owed_number, self._clock() + _LATE_S)
@@ -473,10 +450,8 @@ class ComputeProcess:
                 return reply
 
     def _receive(self, until_s: float) -> wire.Reply:
-        """The worker's next word. Raises TimeoutError without one by then, EOFError at its end.
-
-        What lies there afterwards is not taken: that it does would tell of the records' time.
-        """
+        """The worker's next message. Raises TimeoutError without one by then, EOFError at its end.
+        One that lies there later is not taken: that would tell of the records' time."""
         connection = self._connection
         if connection is None:
             raise EOFError
@@ -493,11 +468,9 @@ class ComputeProcess:
             raise EOFError from None
 
 
-class RemoteComputer:
-    """One device's share of a `ComputeProcess`, as `Compute` wants it.
-
-    `records` are this device's where they are not those that its site file names.
-    """
+class RemoteComputer(Compute):
+    """One device's share of a `ComputeProcess`. `records`: this device's, where they are not those
+    that its site file names."""
 
     def __init__(
         self,
@@ -511,23 +484,18 @@ class RemoteComputer:
         self.records = records
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """See `Compute`."""
         return self._process.try_job(self, job, trains=trains)
 
     def try_release(self, onnx: bytes) -> str:
-        """See `Compute`."""
         return self._process.try_release(onnx)
 
     def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
-        """See `Compute`."""
         return self._process.read_ahead(self, share, schema)
 
     def answer(self, one: Computation) -> ComputedAnswer:
-        """See `Compute`."""
         return self._process.answer(self, one)
 
     def forget(self, job: TaughtJob) -> None:
-        """See `Compute`."""
         self._process.forget(job)
 
 
@@ -560,5 +528,4 @@ def _whole(control: socket.socket, count: int) -> bytes:
 
 
 def digest_of(job: TaughtJob) -> bytes:
-    """The job's identity, SHA-256."""
     return hashlib.sha256(job.canonical).digest()

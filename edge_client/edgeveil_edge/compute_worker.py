@@ -1,12 +1,18 @@
-"""The process that computes for a device: what it is told, what it answers, what it knows.
+"""The process that computes for a device: its messages, and the server that answers them.
 
 Plain values in MessagePack and safetensors over a pipe: neither side ever runs what the other one
 sends. `ComputeServer` keeps devices and jobs; a fork of it answers one question after the other.
+Records are read in a fork too: one that makes its reader fail, end or wait does so there.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -14,11 +20,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil import plugins
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError, RecordsError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.exchange import Answer
@@ -41,7 +48,6 @@ from edgeveil_edge.compute import (
     reading_s,
     trial_seconds,
 )
-from edgeveil_edge.reading import read_in_fork
 from edgeveil_edge.release_trial import try_release
 
 # --- requests ---
@@ -59,10 +65,8 @@ class TeachJob(msgspec.Struct, frozen=True, tag="know"):
 
 
 class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
-    """A device: its site file as JSON, and what places its records.
-
-    `records`, where there are any, are the device's in place of those that the site file names.
-    """
+    """A device: its site file as JSON, what places its records, and `records` of an application in
+    place of those that the site file names."""
 
     device: str
     site: bytes
@@ -71,8 +75,7 @@ class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class TryJob(msgspec.Struct, frozen=True, tag="try"):
-    """Play a job on made-up records; answered by `TrialReport`. An answer that takes `enough_s`
-    need not be tried again."""
+    """Play a job on made-up records, once where it takes `enough_s`; answered by `TrialReport`."""
 
     device: str
     digest: bytes
@@ -117,19 +120,18 @@ class ForgetJob(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class LoadModules(msgspec.Struct, frozen=True, tag="load"):
-    """Import what a trial of the job was seen to need, and prepare its public features, so that the
-    next worker has it all from its beginning."""
+    """Import what a trial of the job loaded, and prepare its public features, for all workers."""
 
     modules: tuple[str, ...]
     digest: bytes
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag="taken"):
-    """What was told is known."""
+    """Acknowledges a request that has no result."""
 
 
 class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
-    """What a trial came to, see `JobTrial`, and the modules that it loaded."""
+    """Result of a trial, see `JobTrial`, and the modules that it loaded."""
 
     needed_s: float
     refused: str
@@ -145,7 +147,7 @@ class HalfAnswer(msgspec.Struct, frozen=True):
 
 
 class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
-    """Halves of the answer to question `number`. `without` says why records had no part in it."""
+    """Halves of the answer to question `number`; `without`: why records had no part in it."""
 
     number: int
     parts: dict[Half, HalfAnswer]
@@ -172,13 +174,7 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytearray:
-    """The bytes of a message."""
     return encode_at_once(_encoder, message)
-
-
-def decode_request(raw: bytes) -> Request:
-    """What the device's process sent."""
-    return _requests.decode(raw)
 
 
 def decode_reply(raw: bytes) -> Reply:
@@ -190,7 +186,6 @@ def decode_reply(raw: bytes) -> Reply:
 
 
 def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: bytes) -> AskAnswer:
-    """A question as it travels."""
     package = one.package
     return AskAnswer(
         number,
@@ -207,12 +202,11 @@ def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: by
 
 
 def records_bytes(records: Records | None) -> bytes | None:
-    """Records as they travel."""
     return None if records is None else pack_tensors({"x": records.x, "y": records.y})
 
 
 def given_load(raw: bytes) -> LoadRecords:
-    """What halves the records of `records_bytes` as those of a data source are halved."""
+    """Loads the records of `records_bytes`, halved as those of a data source are."""
     found = unpack_tensors(raw)
     records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
 
@@ -225,17 +219,14 @@ def given_load(raw: bytes) -> LoadRecords:
 
 
 def schema_bytes(schema: DataSchema | None) -> bytes | None:
-    """A job's schema as it travels."""
     return None if schema is None else schema.model_dump_json().encode()
 
 
 def schema_of(raw: bytes | None) -> DataSchema | None:
-    """The inverse of `schema_bytes`."""
     return None if raw is None else DataSchema.model_validate_json(raw, strict=True)
 
 
 def part_of(answer: Answer) -> HalfAnswer:
-    """One half's answer as it travels."""
     events = tuple(to_dict(event) for event in answer.events)
     segments, kept = pack_tensors(answer.segments), pack_tensors(answer.kept)
     return HalfAnswer(memoryview(segments), memoryview(kept), events)
@@ -261,7 +252,6 @@ def refusal_of(number: int, error: Exception) -> Refusal:
 
 
 def error_of(refusal: Refusal) -> EdgeVeilError:
-    """The error that it stands for."""
     if refusal.kind == "protocol":
         return ProtocolError(refusal.where, refusal.what)
     kind = DataError if refusal.kind == "data" else PrivacyError
@@ -287,16 +277,15 @@ class ComputeServer:
 
     @property
     def knows_no_job(self) -> bool:
-        """Whether every job has been forgotten."""
         return not self._jobs
 
     def teaches_job(self, raw: bytes) -> bool:
         """Whether this request is about a job, so that libraries may be loaded for it."""
-        return isinstance(decode_request(raw), TeachJob)
+        return isinstance(_requests.decode(raw), TeachJob)
 
     def learn(self, raw: bytes) -> bytearray:
         """Take in what workers should know; the reply says that it is there, or why not."""
-        request = decode_request(raw)
+        request = _requests.decode(raw)
         try:
             match request:
                 case TeachJob():
@@ -329,7 +318,7 @@ class ComputeServer:
         self._connection = connection
         with suppress(EOFError, OSError):
             while True:
-                request = decode_request(connection.recv_bytes())
+                request = _requests.decode(connection.recv_bytes())
                 if isinstance(request, TryJob):
                     self._try(request)
                 elif isinstance(request, TryRelease):
@@ -351,10 +340,8 @@ class ComputeServer:
         site, _ = self._devices[request.device]
         job, before = self._jobs[request.digest], set(sys.modules)
         try:
-            needed_s, refused = (
-                trial_seconds(job, site, trains=request.trains, enough_s=request.enough_s),
-                "",
-            )
+            enough_s, refused = request.enough_s, ""
+            needed_s = trial_seconds(job, site, trains=request.trains, enough_s=enough_s)
         except EdgeVeilError as error:
             needed_s, refused = 0.0, str(error)
         except Exception as error:
@@ -362,10 +349,8 @@ class ComputeServer:
         self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: AskAnswer) -> None:
-        """The answer of a device without records first: it stands where the other comes too late.
-
-        Then each half by itself, as soon as it is there.
-        """
+        """The answer without records first, which stands where the other comes too late; then each
+        half by itself, as soon as it is there."""
         _, computer = self._devices[request.device]
         number = request.number
         try:
@@ -391,21 +376,14 @@ class ComputeServer:
             self._send(AnswerHalves(number, {half: found}, without))
 
     def _computation(self, request: AskAnswer) -> Computation:
-        """The question, its noise from the beginning."""
         job = self._jobs[request.digest]
         exchange = job.plan.exchange(request.exchange)
         package = RoundPackage(
             exchange.phase, exchange.number, exchange.infer, request.tensors, request.model
         )
-        return Computation(
-            job,
-            exchange,
-            package,
-            unpack_tensors(request.own),
-            request.trains,
-            DerivedRandom(request.noise_key),
-            allowed_s=request.allowed_s,
-        )
+        own, noise = unpack_tensors(request.own), DerivedRandom(request.noise_key)
+        allowed_s = request.allowed_s
+        return Computation(job, exchange, package, own, request.trains, noise, allowed_s=allowed_s)
 
     def _send(self, reply: Reply) -> None:
         if self._connection is None:
@@ -414,7 +392,115 @@ class ComputeServer:
 
 
 def _load(*modules: str) -> None:
-    """Import them ahead of the workers; who lacks one is told when it is used."""
+    """Import them ahead of the workers; a missing one is told when it is used."""
     for module in modules:
         with suppress(Exception):
             import_module(module)
+
+
+# --- reading records ---
+
+_RecordHalves = tuple[Records, Records]
+_Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
+_SIZE_BYTES = 8
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """Handed over first: the shapes of both halves' arrays, or why there are none."""
+
+    shapes: tuple[_Shapes, ...] = ()
+    unreadable: str = ""
+
+
+_decoder = msgspec.msgpack.Decoder(_Outcome)
+
+
+def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHalves | RecordsError:
+    """Run `read` in a fork and return what it returns, or the RecordsError that it raises.
+
+    Returns RecordsError too where it ends the fork or takes longer than `limit_s`. Raises DataError
+    where it raises anything else.
+    """
+    ours, forks = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(ours)  # else it would wait for ever for a keeper that is gone
+            with suppress(Exception):
+                _hand_over(read, forks)
+        finally:
+            os._exit(0)
+    os.close(forks)
+    try:
+        return _taken_over(ours, time.monotonic() + limit_s)
+    except EOFError:
+        return RecordsError("reading them did not end as it should")
+    except MemoryError:
+        return RecordsError("they take more memory than there is")
+    finally:
+        os.close(ours)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _hand_over(read: Callable[[], _RecordHalves], to: int) -> None:
+    halves: tuple[Records, ...] = ()
+    try:
+        halves = read()
+        outcome = _Outcome(tuple(_shapes(half) for half in halves))
+    except RecordsError as error:
+        outcome = _Outcome(unreadable=str(error))
+    except Exception:
+        outcome = _Outcome()
+    head = msgspec.msgpack.encode(outcome)
+    with os.fdopen(to, "wb") as pipe:
+        pipe.write(len(head).to_bytes(_SIZE_BYTES, "big") + head)
+        for array in (array for half in halves for array in _arrays(half)):
+            pipe.write(np.ascontiguousarray(array).data)
+
+
+def _shapes(half: Records) -> _Shapes:
+    return half.x.shape, half.y.shape, None if half.stored is None else half.stored.shape
+
+
+def _arrays(half: Records) -> Iterator[NDArray[np.float32] | NDArray[np.int64]]:
+    yield from (half.x, half.y)
+    if half.stored is not None:
+        yield half.stored
+
+
+def _taken_over(pipe: int, until_s: float) -> _RecordHalves | RecordsError:
+    """Raises EOFError where the fork ended or the time is over before all is there; DataError."""
+    size = bytearray(_SIZE_BYTES)
+    _fill(memoryview(size), pipe, until_s)
+    head = bytearray(int.from_bytes(size, "big"))
+    _fill(memoryview(head), pipe, until_s)
+    outcome = _decoder.decode(head)
+    if outcome.unreadable:
+        return RecordsError(outcome.unreadable)
+    if not outcome.shapes:
+        raise DataError("cannot be read in this form", where="data", fix="see `edgeveil check`")
+    training, evaluation = (_half(shapes, pipe, until_s) for shapes in outcome.shapes)
+    return training, evaluation
+
+
+def _half(shapes: _Shapes, pipe: int, until_s: float) -> Records:
+    x, y, stored = shapes
+    half = Records(
+        np.empty(x, np.float32),
+        np.empty(y, np.int64),
+        None if stored is None else np.empty(stored, np.float32),
+    )
+    for array in _arrays(half):
+        if array.nbytes:
+            _fill(array.data.cast("B"), pipe, until_s)
+    return half
+
+
+def _fill(whole: memoryview, pipe: int, until_s: float) -> None:
+    while whole:
+        left_s = max(0.0, until_s - time.monotonic())
+        found = os.readv(pipe, [whole]) if select.select([pipe], [], [], left_s)[0] else 0
+        if not found:
+            raise EOFError
+        whole = whole[found:]

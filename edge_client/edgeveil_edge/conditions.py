@@ -1,25 +1,30 @@
-"""Whether the box has time: its owner's conditions, held against what the box says of itself.
+"""Whether the device is there for rounds: its owner's conditions against what the box measures.
 
-`unmet` decides and reads nothing; `BoxSensors` reads and decides nothing. Neither sees a record.
+`unmet` decides and reads nothing; `BoxSensors` reads and decides nothing. `Presence` looks once in
+every interval, at a random moment in it, and the device comes or goes then: the proxy sees at most
+one change in an interval, and no moment that the owner chose. Records have no part in it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
+from edgeveil.protocol import effects as fx
 from edgeveil.sites.conditions import Conditions, minutes_of
 from edgeveil.units import byte_text
 
+PRESENCE_INTERVAL_S = 900.0  # in each at most one coming or going, at a random moment
 LOW_BATTERY_PERCENT = 15.0  # as on Android, where a device says that its battery is low
 LOW_STORAGE_SHARE, LOW_STORAGE_BYTES = 0.05, 500 << 20  # the lesser of both
 IDLE_S = 600.0  # a terminal that nobody touched for so long is left
@@ -29,43 +34,7 @@ _UNROUTED = ("192.0.2.1", 9)  # of documentation (RFC 5737): connecting a UDP so
 _METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes; no and guessed no
 
 
-class Sensors(Protocol):
-    """What a box says of itself. None: it cannot tell."""
-
-    def battery(self) -> tuple[float, bool] | None:
-        """Charge in percent, and whether it is plugged in; None without a battery."""
-        ...
-
-    def in_use(self) -> bool:
-        """Whether somebody works at the box."""
-        ...
-
-    def metered(self, patterns: Sequence[str]) -> bool | None:
-        """Whether the way out costs by the byte; `patterns` are names of interfaces that do."""
-        ...
-
-    def storage_bytes(self, folder: Path) -> tuple[int, int]:
-        """Free and all bytes of the disk that holds `folder`."""
-        ...
-
-    def temperature_celsius(self) -> float | None:
-        """The hottest sensor."""
-        ...
-
-    def load(self) -> float:
-        """Load average over one minute per core."""
-        ...
-
-    def minute_of_day(self) -> int:
-        """Local time, in minutes since midnight."""
-        ...
-
-    def holds(self, command: Sequence[str], timeout_s: float) -> bool:
-        """Whether the command ended in time with exit code 0."""
-        ...
-
-
-def unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> list[str]:
+def unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> list[str]:
     """The owner's conditions that do not hold now, each with what was found.
 
     Where a box cannot be asked, as without `/proc`, what is asked of it does not hold.
@@ -76,7 +45,7 @@ def unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> list[str
         return [f"the box cannot be asked: {error.filename or ''} {error.strerror}"]
 
 
-def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterator[str]:
+def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iterator[str]:
     battery = (100.0, True)
     if conditions.charging or conditions.battery_not_low:
         battery = sensors.battery() or battery
@@ -137,6 +106,44 @@ def within(windows: Sequence[str], minute: int) -> bool:
     return False
 
 
+class Presence:
+    """Comes and goes for one machine.
+
+    look    the conditions that do not hold now; called in a thread
+    post    gives the machine an event
+    moment  a number in [0, 1), the injected chance
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], list[str]],
+        post: Callable[[fx.Event], None],
+        moment: Callable[[], float],
+        interval_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._look, self._post, self._moment = look, post, moment
+        self._interval_s, self._sleep = interval_s, sleep
+        self.paused = False  # by the owner's word: no condition, but it counts as one
+        self.unmet: tuple[str, ...] = ()  # what did not hold when it was looked at last
+        self._here = True  # as a machine begins
+
+    async def settle(self) -> None:
+        """Look at once: before the device is connected nobody can see when."""
+        self.unmet = tuple(await asyncio.to_thread(self._look))
+        here = not (self.paused or self.unmet)
+        if here != self._here:
+            self._here = here
+            self._post(fx.Command("come" if here else "leave"))
+
+    async def run(self) -> None:
+        while True:
+            before_s = self._moment() * self._interval_s
+            await self._sleep(before_s)
+            await self.settle()
+            await self._sleep(self._interval_s - before_s)
+
+
 class BoxSensors:
     """This machine, by psutil and, where they run, NetworkManager and systemd-logind."""
 
@@ -171,7 +178,6 @@ class BoxSensors:
         return found.free, found.total
 
     def temperature_celsius(self) -> float | None:
-        """The hottest of all sensors that psutil finds."""
         read = getattr(psutil, "sensors_temperatures", None)
         chips = read().values() if read else ()
         return max((one.current for chip in chips for one in chip), default=None)
@@ -181,7 +187,6 @@ class BoxSensors:
         return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
 
     def minute_of_day(self) -> int:
-        """By the machine's own clock and time zone."""
         now = datetime.now().astimezone()
         return now.hour * 60 + now.minute
 

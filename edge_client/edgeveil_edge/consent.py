@@ -17,6 +17,7 @@ from edgeveil.parts.sources import require_header
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.sealed import ReleasePackage
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.policy import Policy
 
@@ -27,7 +28,6 @@ _USED_UP = (  # limits that grow full, against those that a job keeps to or not
 
 
 def limits_of(policy: Policy) -> Limits:
-    """The ledger's limits from the owner's policy."""
     return Limits(
         max_epsilon_per_job=policy.max_epsilon_per_job,
         lifetime_epsilon=policy.lifetime_epsilon,
@@ -120,7 +120,6 @@ def _python_refusal(policy: Policy, function: str) -> str:
 
 
 def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> str:
-    """Why the job may not read the columns that it reads, or ""."""
     schema = data.schema_
     if schema is None:
         read = {} if "*" in allowed else {"*": "every column there is, since it has no schema"}
@@ -157,8 +156,7 @@ def too_few(policy: Policy, selected: int) -> PrivacyError | None:
 
 def enough(policy: Policy, selected: int) -> None:
     """Raise PrivacyError with the owner's reason against a round of so many devices."""
-    refusal = too_few(policy, selected)
-    if refusal is not None:
+    if (refusal := too_few(policy, selected)) is not None:
         raise refusal
 
 
@@ -203,3 +201,26 @@ def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> N
     enough(site.policy, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(site.policy))
+
+
+def release_refusal(
+    site: EdgeSite, package: ReleasePackage, job_id: str, plan: Plan | None, ledger: Ledger
+) -> str:
+    """The owner's reason against a release, or ""; `plan` is its job's where that is known here."""
+    accepts, answered = site.policy.accept_releases, ledger.answered(job_id)
+    if accepts == "none":
+        return "the owner accepts no releases (policy.accept_releases)"
+    if accepts == "joined" and not answered:
+        return "this device had no part in its job (policy.accept_releases: joined)"
+    if plan is None:
+        if package.data_set == site.data.name:
+            return ""
+        named = f"'{package.data_set}'" if package.data_set else "a job that is not known here"
+        return f"it is for {named}, this device holds '{site.data.name}'"
+    try:
+        judge(site, plan)
+        if not answered:
+            ledger.check(plan.request(job_id, trains=site.role == "train"), limits_of(site.policy))
+    except EdgeVeilError as error:
+        return f"its job is declined here: {error}"
+    return ""

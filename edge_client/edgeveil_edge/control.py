@@ -35,7 +35,6 @@ class ControlSocket:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises UsageError."""
         self._server = await asyncio.start_unix_server(
             self._connected, sock=unix_socket(self._path), limit=ASKED_BYTES
         )

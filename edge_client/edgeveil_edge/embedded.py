@@ -184,7 +184,6 @@ class Device:
     # --- what its owner sees ---
 
     def status(self) -> DeviceStatus:
-        """How it stands now."""
         process, alive = self._process, self._thread is not None and self._thread.is_alive()
         if not alive:
             state: DeviceState = "stopped" if self._error is None else "failed"

@@ -193,7 +193,6 @@ class DeviceHost:
             self._say(line.format(**report.data))
 
     def perform(self, task: object) -> object:
-        """Do one task; `WorkFailed` and `NoAnswer` are outcomes, not errors."""
         match task:
             case FindStanza(manifest=manifest, stanzas=stanzas):
                 keys = (self.identity.opening, self.identity.opening_before)
@@ -278,7 +277,6 @@ class DeviceHost:
         return Installation()
 
     def _install(self, manifest: Manifest, package: ReleasePackage) -> object:
-        """Put a release in use, if the owner lets it and it runs."""
         if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):
             return fx.WorkFailed("withdrawn_release")
         outcome, why = self._work.judge_release(manifest, package)

@@ -1,4 +1,4 @@
-"""The release in use as a service for programs on the same box; nothing leaves it.
+"""The release in use, or an ONNX file, as a service for programs on the same box.
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
                        float32 numbers, least byte first, as application/octet-stream; of a model
@@ -6,9 +6,8 @@
     GET  /v1/model     which release answers, and what it takes
 
 Each request looks at what is in use, so a release that is installed or rolled back, also by another
-process, answers from the next one on; requests under way end with the model that they began with.
-A release that cannot be loaded leaves the one before it at work. Each was tried on made-up records,
-in a process of its own, before it was installed; here a run has its time limit.
+process, answers from the next one on. A release that cannot be loaded leaves the one before it at
+work. A run has its time limit.
 """
 
 from __future__ import annotations
@@ -16,34 +15,31 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import resource
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import RowEncoder, cell_text
+from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema, schema_in
-from edgeveil.errors import DataError, EdgeVeilError, UsageError
-from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
-from edgeveil.own_process import run_apart
 from edgeveil.registry import nearest
-from edgeveil.sites.edge import Inference
+from edgeveil.sites.edge import Inference, LoopbackHttp
+from edgeveil.storage import file_mark
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
-from edgeveil_edge.releases import InstalledRelease
+from edgeveil.transport.process import first_of, run_until_stopped
+from edgeveil_edge.predict import RELEASES, Predictions, as_records, stale_since
+from edgeveil_edge.release_trial import released_session
+from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 if TYPE_CHECKING:
     from edgeveil.transport.http_server import HttpServer
@@ -67,10 +63,7 @@ class ServedModel:
         graph = release.path.read_bytes()
         if sha256(graph).hexdigest() != release.digest:
             raise DataError("was changed after it was installed", where=str(release.path))
-        check_graph(graph, released=True)
-        session = OnnxModel(graph)
-        if session.weight_names:
-            raise DataError("has no weights of its own", where=str(release.path))
+        session = released_session(graph, str(release.path))
         return cls(release, session, schema_in(session.metadata, session.input_shape))
 
     def predict(self, body: Request) -> Predictions:
@@ -109,32 +102,33 @@ class ServedModel:
         return {**told, **named, "pictures": schema.image is not None}
 
 
-class ReleasesInUse(Protocol):
-    """What says which model answers: a device's folder of releases, or a file."""
+class ModelFile:
+    """One ONNX file as the model in use; another in its place is taken as it comes."""
 
-    @property
-    def stops_expired(self) -> bool:
-        """Whether a release that is stale may not be used."""
-        ...
+    stops_expired = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def mark(self) -> tuple[int, ...]:
-        """What changes whenever another model may be in use."""
-        ...
+        """Differs once another file is there."""
+        return file_mark(self._path)
 
-    def current(self) -> InstalledRelease | None:
-        """The model in use. Raises DataError where it was changed or lost."""
-        ...
+    def current(self) -> InstalledRelease:
+        """The file, unchecked; its name and digest are its version."""
+        digest = sha256(self._path.read_bytes()).hexdigest()
+        version = f"{self._path.name} {digest[:12]}"
+        return InstalledRelease(version, "", digest, self._path, {})
 
 
 class InferenceService:
     """Serves one device's release in use, on the addresses of its site file."""
 
-    def __init__(self, settings: Inference, releases: ReleasesInUse) -> None:
+    def __init__(self, settings: Inference, releases: ReleaseStore | ModelFile) -> None:
         self._settings, self._releases = settings, releases
         self._servers: list[HttpServer] = []
         self._model: ServedModel | None = None
         self._stops_stale = False
-        self._trying = asyncio.Lock()
         self._seen: tuple[int, ...] = ()  # of the file that says what is in use
         # One thread: a session runs on one core, and a swap stands between two requests.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-infer")
@@ -151,7 +145,7 @@ class InferenceService:
         from edgeveil.transport.http_server import HttpServer  # most devices serve nothing
 
         routes = [
-            Route("GET", "/v1/model", self.model_page),
+            Route("GET", "/v1/model", self._model_page),
             Route("POST", "/v1/predict", self._predict_page, REQUEST_BYTES),
         ]
         for at in places:
@@ -160,39 +154,18 @@ class InferenceService:
 
     @property
     def urls(self) -> list[str]:
-        """Addresses over TCP."""
         tcp = self._servers[self._settings.socket is not None :]
         return [server.url for server in tcp]
 
     async def stop(self) -> None:
-        """Stop listening."""
         for server in self._servers:
             await server.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict_file(
-        self, write: Callable[[], AbstractContextManager[Path]], shown: int
-    ) -> Mapping[str, Any]:
-        """What the release in use says of the file that `write` makes, as `tried` tells it.
-
-        Computed in a process of its own with a bound on its memory, one at a time; it ends with
-        this call, also where that is cancelled. Raises DataError or UsageError.
-        """
-        async with self._trying:
-            model: ServedModel | str = await self._in_thread(self._ready)
-            if isinstance(model, str):
-                raise UsageError(model, where="the release in use")
-            here, gone = os.pipe()
-            try:
-                return await asyncio.to_thread(_apart, model.release, write, shown, here)
-            finally:
-                os.close(gone)
-
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
-    async def model_page(self, _request: Request) -> Response:
-        """Which release answers, and what it takes."""
+    async def _model_page(self, _request: Request) -> Response:
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
             return _told(503, _NO_RELEASE)
@@ -244,56 +217,32 @@ class InferenceService:
         return self._model
 
 
-TRY_S = 60.0  # of a file that the owner tries, the start of its process with it
-TRY_MEMORY_BYTES = 3 << 29  # of that process beside its code
-_TRIED = "edgeveil_edge.inference:tried"
+def serve(model: Path, port: int) -> int:
+    """`edgeveil serve`: an ONNX file, or the release in use of a device's state folder, on this
+    machine until SIGINT or SIGTERM.
 
-
-def _apart(
-    release: InstalledRelease,
-    write: Callable[[], AbstractContextManager[Path]],
-    shown: int,
-    left: int,
-) -> Mapping[str, Any]:
-    """`tried`, in a process of its own. Closes `left`."""
-    try:
-        with write() as file:
-            asked = {"file": str(file), "shown": shown, "version": release.version}
-            asked |= {"model": str(release.path), "digest": release.digest}
-            raw = run_apart(_TRIED, json.dumps(asked).encode(), TRY_S, "the file", left)
-    finally:
-        os.close(left)
-    told: Mapping[str, Any] = json.loads(raw)
-    return told
-
-
-def tried(request: bytes) -> bytes:
-    """{release, records, accuracy, beside, classes, predictions} of a file as JSON, the last of so
-    many records as are shown.
-
-    For a process of its own: limits its memory. Raises DataError or UsageError.
+    Raises DataError for a model that cannot be used, UsageError for a port that is taken.
     """
-    resource.setrlimit(resource.RLIMIT_DATA, (TRY_MEMORY_BYTES, TRY_MEMORY_BYTES))
-    asked = json.loads(request)
-    graph = Path(asked["model"]).read_bytes()
-    if sha256(graph).hexdigest() != asked["digest"]:
-        raise DataError("was changed after it was installed", where="the release in use")
+    releases: ReleaseStore | ModelFile
+    if model.is_dir():
+        releases = ReleaseStore(model / RELEASES)
+    else:
+        releases = ModelFile(require_file(model, "the model"))
+    if (current := releases.current()) is not None:
+        ServedModel.load(current)  # it fails here, and not with the first request
+    return run_until_stopped(lambda stop: _serve(releases, port, stop))
+
+
+async def _serve(releases: ReleaseStore | ModelFile, port: int, stop: asyncio.Event) -> int:
+    service = InferenceService(Inference(http=LoopbackHttp(port=port)), releases)
+    await service.start()
+    (url,) = service.urls
+    print(f"{url}/v1/predict takes records, {url}/v1/model says which; Ctrl-C ends", flush=True)
     try:
-        check_graph(graph, released=True)
-        found = told_by(OnnxModel(graph), asked["version"], asked["file"], RUN_S)
-        found = replace(found, files=())
-        told = {
-            "release": found.model,
-            "records": len(found),
-            "accuracy": found.accuracy,
-            "beside": found.beside,
-            "classes": found.classes,
-            "predictions": list(islice(found.plain_rows(), asked["shown"])),
-        }
-        return json.dumps(told).encode()
-    except MemoryError:
-        fix = "try fewer of its records"
-        raise DataError("takes more memory than a try may", where="the file", fix=fix) from None
+        await first_of(stop)
+    finally:
+        await service.stop()
+    return 0
 
 
 def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -309,7 +258,6 @@ def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:
 
 
 def _listed(content: bytes) -> list[Any]:
-    """The records of a JSON body."""
     try:
         asked = json.loads(content)
     except (ValueError, RecursionError):

@@ -51,7 +51,6 @@ from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
-from edgeveil_edge.presence import PRESENCE_INTERVAL_S, Presence
 from edgeveil_edge.role import DeviceRole, build
 from edgeveil_edge.self_check import self_check
 from edgeveil_edge.spending import OwnSpending
@@ -121,7 +120,6 @@ class Lanes:
         )
 
     def of(self, task: object) -> Executor:
-        """Where a task is done."""
         match task:
             case ComputeAnswer():
                 return self.records
@@ -161,7 +159,7 @@ class DeviceProcess:
         *,
         records: Records | None = None,
         say: Callable[[str], None] | None = None,
-        sensors: conditions.Sensors | None = None,
+        sensors: conditions.BoxSensors | None = None,
     ) -> None:
         """`records` stand in place of the site's data source, `say` in place of the console,
         `sensors` in place of this machine's."""
@@ -176,11 +174,11 @@ class DeviceProcess:
         self.inference = InferenceService(site.inference, self.device.host.releases)
         self.spending = OwnSpending(site.state_dir / LEDGER_FILE, site.data.name, site.policy)
         sensors = sensors or conditions.BoxSensors()
-        self.presence = Presence(
+        self.presence = conditions.Presence(
             lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
             self.runtime.post,
             self.device.host.moment,
-            PRESENCE_INTERVAL_S,
+            conditions.PRESENCE_INTERVAL_S,
         )
         self._problems: list[str] = []
         self._health = HealthSocket(
@@ -201,7 +199,6 @@ class DeviceProcess:
             self.pause(True)
 
     def _join(self, device: DeviceRole) -> Runtime:
-        """Its frames go over a link of its own."""
         packet_bytes, topics = device.site.limits.packet_bytes, Topics(device.site.cell)
         up = topics.device_up(device.id)
         # Signed beforehand, so that the broker can say it for us when the link breaks.

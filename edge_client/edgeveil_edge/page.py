@@ -1,37 +1,27 @@
-"""The owner's page of one device, on this machine alone: what it spent, does, waits for and uses.
+"""The owner's page of one device, on this machine alone: budget, jobs, conditions and release.
 
-What it shows is private to the owner, and what it takes moves the device, so others of the same box
-are kept out: the way in is the token in the state folder (mode 0600), or a ticket that the control
-socket gave to whoever may open it. Both are posted, never part of an address that is logged. A
-cookie stands for them from then on; scripts and other sites' pages do not get it (HttpOnly,
-SameSite=Strict). A request counts only by a name of this machine (DNS rebinding), and only where
-the browser does not say that another page asked for it, as one of another port may; what changes
-something needs a header too that no other page can set.
+It is private to the owner and moves the device, so other users of the box are kept out. The way in
+is a ticket from the control socket, which only the owner may open; it is posted, never part of an
+address that is logged. A cookie stands for it from then on, out of reach of scripts and other sites
+(HttpOnly, SameSite=Strict). Requests must name this machine (DNS rebinding) and come from the page
+itself; one that changes something needs a header that no other page can set.
 
     GET  /               the page, which holds nothing yet
-    POST /login          {"token": …} or {"ticket": …}
+    POST /login          {"ticket": …}
     GET  /session        whether one is logged in
-    GET  /events         the state, told when it changes
-    GET  /model          what the release in use takes
+    GET  /events         the state, sent when it changes
     POST /pause /resume /rollback /logout
-    POST /try            one file of records: what the release in use says of them
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeveil import tokens
-from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.errors import EdgeVeilError
 from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.storage import file_mark
 from edgeveil.tokens import ExpiringSecrets
@@ -49,26 +39,14 @@ from edgeveil.transport.http import (
 from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
-from edgeveil_edge.personal_model import kept_personal
-from edgeveil_edge.presence import PRESENCE_INTERVAL_S
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
 
-TOKEN_FILE = "page.token"  # noqa: S105 - a file's name
 LOOK_S = 2.0
-TRY_BYTES = 1 << 24
-SHOWN = 20  # records of a file that is tried
-KINDS: Mapping[str, str] = {
-    "text/csv": ".csv",
-    "application/x-npy": ".npy",
-    "application/x-npz": ".npz",
-    "application/vnd.apache.parquet": ".parquet",
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-}
+_WAY_IN = "run edgeveil edge status --page --config FILE at the box"
 _NAME_CHARACTERS = 64
-_REFUSALS_S = 60.0  # between two lines of the log that tell of refused log-ins
+_REFUSALS_S = 60.0  # between two lines of the log about refused log-ins
 _LOGIN_BYTES = 999  # more than a log-in ever has
 SESSION_S = 12 * 3600.0  # in this process's memory alone: a restart logs everybody out
 TICKET_S = 60.0
@@ -80,9 +58,7 @@ class DevicePage:
 
     def __init__(self, at: LoopbackHttp, device: DeviceProcess) -> None:
         self._at, self._device, self._site = at, device, device.site
-        self._token_file = device.site.state_dir / TOKEN_FILE
-        self._token_mark: tuple[int, ...] = ()
-        self._log_out_all()
+        self._sessions = ExpiringSecrets[bool](SESSION_S, _MOST_SESSIONS)
         self._tickets = ExpiringSecrets[bool](TICKET_S, _MOST_SESSIONS)
         self._refused_s = -_REFUSALS_S
         self._open = [
@@ -94,28 +70,22 @@ class DevicePage:
             *self._open,
             self._login_route,
             Route("GET", "/events", self._events),
-            Route("GET", "/model", device.inference.model_page),
             Route("POST", "/logout", self._logout),
             Route("POST", "/pause", self._order("pause")),
             Route("POST", "/resume", self._order("resume")),
             Route("POST", "/rollback", self._rollback),
-            Route("POST", "/try", self._try, TRY_BYTES),
         ]
         self._server = HttpServer(routes, self._refuse)
         self._release: tuple[object, dict[str, Any] | None] = (None, None)
 
     async def start(self) -> None:
-        """Listen. Raises UsageError for a taken address or an unfit token file."""
-        tokens.load_or_make_token(self._token_file)
-        self._token_mark = file_mark(self._token_file)
         await self._server.start(self._at.host, self._at.port)
 
     async def stop(self) -> None:
-        """Listen no more; everybody is logged out."""
         await self._server.stop()
 
     def way_in(self) -> str:
-        """An address that logs in once, within a minute. What stands behind # is never sent."""
+        """An address that logs in once, within a minute; a browser sends nothing behind #."""
         return f"{self._server.url}/#ticket={self._tickets.add(True)}"
 
     # --- who may ---
@@ -134,8 +104,7 @@ class DevicePage:
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
             return refusal(403, "this was asked for by another page", "reload the device's page")
         if request.route is not self._login_route and not (own and self._knows(request)):
-            fix = "run edgeveil edge status --page --config FILE"
-            return refusal(401, "nobody is logged in", fix)
+            return refusal(401, "nobody is logged in", _WAY_IN)
         return None
 
     @property
@@ -143,44 +112,24 @@ class DevicePage:
         """One for each port: browsers keep cookies by host alone."""
         return f"edgeveil-device-{self._server.port}"
 
-    def _log_out_all(self) -> None:
-        self._sessions = ExpiringSecrets[bool](SESSION_S, _MOST_SESSIONS)
-
     def _knows(self, request: Request) -> bool:
-        """Whether its cookie stands for a session of today's token."""
-        mark = file_mark(self._token_file)
-        if mark != self._token_mark:
-            self._log_out_all()
-            self._token_mark = mark
         return self._sessions.get(request.cookie(self._cookie)) is not None
-
-    # --- logging in and out ---
 
     async def _login(self, request: Request) -> Response:
         try:
-            told = json.loads(request.content)
-            shown = {key: str(told[key]) for key in ("token", "ticket") if key in told}
-        except (ValueError, TypeError, RecursionError):
-            return refusal(400, "this is no log-in", "send a token or a ticket")
-        if not self._is_owner(**shown):
+            ticket = str(json.loads(request.content)["ticket"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return refusal(400, "this is no log-in", "send a ticket")
+        known = self._tickets.get(ticket) is not None
+        self._tickets.drop(ticket)
+        if not known:
             if time.monotonic() - self._refused_s > _REFUSALS_S:  # any program here may try
                 self._refused_s = time.monotonic()
                 LOG.warning("page_login_refused")
-            fix = f"take the token from {TOKEN_FILE} in the state folder, or a new address from"
-            fix += " edgeveil edge status --page"
-            return refusal(401, "this is not known, or used up", fix)
-        self._knows(request)  # another token ends what stood before it
+            return refusal(401, "this is not known, or used up", _WAY_IN)
         LOG.info("page_login")
         cookie = cookie_header(self._cookie, self._sessions.add(True), SESSION_S)
         return Response.of_json({}, headers={"Set-Cookie": cookie})
-
-    def _is_owner(self, token: str = "", ticket: str = "") -> bool:
-        if ticket:
-            known = self._tickets.get(ticket) is not None
-            self._tickets.drop(ticket)
-            return known
-        own = tokens.load_or_make_token(self._token_file).encode()
-        return hmac.compare_digest(token.strip().encode("utf-8", "replace"), own)
 
     async def _logout(self, request: Request) -> Response:
         self._sessions.drop(request.cookie(self._cookie))
@@ -198,7 +147,7 @@ class DevicePage:
         return EventStream(changes(value, LOOK_S, lambda: self._knows(request)))
 
     def state(self) -> dict[str, Any]:
-        """All that the page shows. Reads files: not for the loop's thread."""
+        """Everything that the page shows. Reads files: not for the loop's thread."""
         site, device = self._site, self._device
         spent: dict[str, Any] = {}
         try:
@@ -219,10 +168,10 @@ class DevicePage:
             "cell": site.cell,
             "data": site.data.name,
             "wanted": conditions.wanted(site.conditions),
-            "interval_s": PRESENCE_INTERVAL_S,
+            "interval_s": conditions.PRESENCE_INTERVAL_S,
             "names": names,
             "ledger": ledger,
-            "spent": {**own, "course": spent.get("course", [])},
+            "spent": own,
             "policy": {
                 "max_epsilon_per_job": policy.max_epsilon_per_job,
                 "lifetime_epsilon": policy.lifetime_epsilon,
@@ -232,7 +181,6 @@ class DevicePage:
             },
             "next_refusal": own.get("next_refusal"),
             "release": release,
-            "personal": self._personal_told(release),
         }
 
     def _job_names(self, jobs: list[str]) -> dict[str, str]:
@@ -267,15 +215,6 @@ class DevicePage:
         shown = {key: value for key, value in told.items() if key != "path"}
         return {**shown, "stale": 0 < told["expires_s"] <= time.time()}
 
-    def _personal_told(self, release: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The box's own model, and whether it was made of the release in use."""
-        found = kept_personal(self._site.state_dir)
-        if found is None:
-            return None
-        texts = {"shared_text": found.shared_text, "personal_text": found.personal_text}
-        of_release = found.digest == (release or {}).get("digest")
-        return {**asdict(found), **texts, "of_release": of_release}
-
     # --- what it takes ---
 
     def _order(self, command: str) -> Handler:
@@ -288,22 +227,6 @@ class DevicePage:
     async def _rollback(self, _request: Request) -> Response:
         release = await self._device.roll_back()
         return Response.of_json({"release": release})
-
-    async def _try(self, request: Request) -> Response:
-        ending = KINDS.get(request.content_type)
-        if ending is None:
-            what = "this kind of file is not taken"
-            raise UsageError(what, fix=f"choose one of {', '.join(KINDS.values())}")
-
-        @contextmanager
-        def written() -> Iterator[Path]:  # of this user alone, and gone with the answer
-            with tempfile.NamedTemporaryFile(dir=self._site.state_dir, suffix=ending) as file:
-                file.write(request.content)
-                file.flush()
-                yield Path(file.name)
-
-        told = await self._device.inference.predict_file(written, SHOWN)
-        return Response.of_json(told)
 
 
 def _is_id(job: str) -> bool:

@@ -1,15 +1,15 @@
 """A model of this box's own: the head of the release in use, learned further on its own records.
 
-It is learned without noise, from records that no guarantee covers then, and so never leaves the
-box: it stands in the device's state folder, for its owner alone, and nothing is told of it over any
-link. How far it moves away from the release is chosen by cross-validation on the training records;
-how well it does is measured on the evaluation records, which it never sees.
+It is learned without noise, so no guarantee covers it and it never leaves the state folder.
+Its distance from the release is chosen by cross-validation on the training records; its accuracy is
+measured on the evaluation records, which it never sees.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +19,66 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
-from edgeveil.evaluation.figures import classification_figures, guessing
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    classification_figures,
+    guessing,
+    leading_text,
+)
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.personal_model import PersonalModel, keep_personal
-from edgeveil_edge.releases import ReleaseStore
-from edgeveil_edge.round_work import USUAL_SHARE
-from edgeveil_edge.store import split_share
+from edgeveil.storage import write_durably
+from edgeveil_edge.releases import InstalledRelease, ReleaseStore
+from edgeveil_edge.store import USUAL_SHARE, split_share
 
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, the strongest first
 FOLDS = 5
 LEAST_RECORDS = 10  # to learn from
 _STEPS = 300
+FOLDER = "personal"  # inside a device's state folder
+_ABOUT = "about.json"
 _LEAST = 1e-12  # probability whose logarithm is taken
 
 Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """What a box made of a release, and how both do on its evaluation records. Private."""
+
+    release: str  # the version it began with
+    digest: str  # that release's, SHA-256 in hex
+    training_records: int
+    evaluation_records: int
+    pull: float | None  # None: the release's own head did best, and stands
+    shared_accuracy: float | None
+    personal_accuracy: float | None
+    shared_loss: float | None
+    personal_loss: float | None
+    largest_class_rate: float | None = None  # of the evaluation records
+    shared_balanced_accuracy: float | None = None  # accuracy, where their classes are uneven
+    personal_balanced_accuracy: float | None = None
+
+
+def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
+    """The file of the box's own model, which must be of the release in use. Raises UsageError."""
+    try:
+        about = PersonalModel(**json.loads((state_dir / FOLDER / _ABOUT).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise UsageError(
+            "holds no personal model",
+            where=str(state_dir),
+            fix="edgeveil edge personalise --config edge.yaml makes one",
+        ) from None
+    if about.digest != release.digest:
+        raise UsageError(
+            f"the personal model is of the release {about.release}, in use is {release.version}",
+            where=str(state_dir / FOLDER),
+            fix="make it anew: edgeveil edge personalise --config edge.yaml",
+        )
+    return state_dir / FOLDER / "model.onnx", about
 
 
 def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
@@ -53,7 +96,8 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     head = find_head(graph)
     features = HeadFeatures(graph, head)
     key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
-    share = evaluation_share(site.state_dir, site.data.name)
+    fixed = split_share(site.state_dir, site.data.name)  # no job learned from what it keeps apart
+    share = USUAL_SHARE if fixed is None else fixed
     halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
     if len(training.y) < LEAST_RECORDS:
@@ -79,15 +123,12 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
         shared[2].get("balanced_accuracy"),
         own[2].get("balanced_accuracy"),
     )
-    keep_personal(site.state_dir, head.replaced(graph, learned.weight, learned.bias), found)
+    folder = site.state_dir / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = head.replaced(graph, learned.weight, learned.bias)
+    write_durably(folder / "model.onnx", content, mode=0o600)
+    write_durably(folder / _ABOUT, json.dumps(asdict(found), indent=2).encode(), mode=0o600)
     return found
-
-
-def evaluation_share(state_dir: Path, dataset: str) -> float:
-    """The share of a data set's records that the box keeps apart: that of the set's first job, for
-    good, so that none of them was learned from; before any the usual. Raises StorageError."""
-    fixed = split_share(state_dir, dataset)
-    return USUAL_SHARE if fixed is None else fixed
 
 
 # --- learning ---
@@ -101,7 +142,6 @@ class HeadRecords:
     y: NDArray[np.int64]
 
     def at(self, where: NDArray[np.bool_]) -> HeadRecords:
-        """Some of them."""
         return HeadRecords(self.phi[where], self.y[where])
 
 
@@ -208,23 +248,23 @@ def _score(
 
 
 def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
-    """What its owner reads, on the box's console."""
-    first = (
-        f"release {found.release}: its head learned further on {found.training_records} records of"
-        " this box"
-    )
+    """Lines for the owner, on the box's console."""
+
+    def text(accuracy: float | None, balanced: float | None) -> str:
+        beside = {"largest_class_rate": found.largest_class_rate, "balanced_accuracy": balanced}
+        return leading_text(ACCURACY, accuracy, beside)
+
+    records = f"{found.training_records} records of this box"
+    lines = [f"release {found.release}: its head learned further on {records}"]
     if found.pull is None:
-        first = (
-            f"release {found.release}: on {found.training_records} records of this box its own head"
-            " does best, and stands"
-        )
-    lines = [first]
+        lines = [f"release {found.release}: on {records} its own head does best, and stands"]
     if found.evaluation_records and found.shared_loss is not None:
+        shared = text(found.shared_accuracy, found.shared_balanced_accuracy)
+        personal = text(found.personal_accuracy, found.personal_balanced_accuracy)
         lines.append(
             f"on {found.evaluation_records} evaluation records of this box, which neither learned"
-            " from: shared model accuracy"
-            f" {found.shared_text}, loss {found.shared_loss:.3f}; personal model"
-            f" accuracy {found.personal_text}, loss {found.personal_loss:.3f}"
+            f" from: shared model accuracy {shared}, loss {found.shared_loss:.3f}; personal model"
+            f" accuracy {personal}, loss {found.personal_loss:.3f}"
         )
     else:
         lines.append("no evaluation record is there to compare them on")

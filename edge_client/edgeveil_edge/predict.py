@@ -27,14 +27,12 @@ from edgeveil.evaluation.figures import (
     guessing,
     regression_figures,
 )
-from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
 from edgeveil.parts.sources.parquet import encode_parquet
-from edgeveil_edge.personal_model import personal_model
-from edgeveil_edge.release_trial import run_trial
+from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 ROOM_RATIO, ROOM_BYTES = 100, 1 << 26  # see `room_for`
@@ -147,7 +145,6 @@ class Predictions:
         return list(self.table_rows())
 
     def table_rows(self) -> Iterator[dict[str, Any]]:
-        """Those of `table`, each made as it is asked for."""
         if self._number is not None:
             for number, told in enumerate(self.plain_rows(), start=1):
                 yield {"record": number, **told}
@@ -170,7 +167,6 @@ class Predictions:
         return list(self.plain_rows())
 
     def plain_rows(self) -> Iterator[dict[str, Any]]:
-        """Those of `plain`, each made as it is asked for."""
         if self.scores is not None:
             for score, label, sound in zip(self.scores, self.labels, self._sound, strict=True):
                 verdict = _verdict(int(label)) if self.alarms else {}
@@ -227,6 +223,8 @@ def predict(
             fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
         )
     if personal:
+        from edgeveil_edge.personal import personal_model  # most predictions are the release's
+
         path, about = personal_model(Path(model), release)
         return replace(_predicted(path, f"{about.release}, personal", records), stale=stale)
     try:
@@ -264,15 +262,7 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
 
 
 def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
-    graph = path.read_bytes()
-    check_graph(graph, released=True)
-    session = OnnxModel(graph)
-    if session.weight_names:
-        raise DataError(
-            f"has no weights of its own: {sorted(session.weight_names)}",
-            where=str(path),
-            fix="use a released model",
-        )
+    session = released_session(path.read_bytes(), str(path))
     return told_by(session, called, records)
 
 

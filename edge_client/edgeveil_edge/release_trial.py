@@ -17,6 +17,17 @@ _TRIED_RECORDS = 8
 _RECORD_NUMBERS = 1 << 24  # of one record: 64 MiB
 
 
+def released_session(graph: bytes, where: str) -> OnnxModel:
+    """A session of a model that carries its weights. Raises DataError for a graph that may not run
+    here."""
+    check_graph(graph, released=True)
+    model = OnnxModel(graph)
+    if names := sorted(model.weight_names):
+        fix = "use a released model"
+        raise DataError(f"has no weights of its own: {names}", where=where, fix=fix)
+    return model
+
+
 @lru_cache(maxsize=4)
 def try_release(onnx: bytes) -> str:
     """As `run_trial`, once for each model."""
@@ -33,9 +44,7 @@ def run_trial(onnx: bytes) -> str:
     except EdgeVeilError as error:
         return f"{CHECKED}{error}"
     try:
-        model = OnnxModel(onnx)
-        if model.weight_names:
-            raise DataError("has no weights of its own", where="the release")
+        model = released_session(onnx, "the release")
         shape = tuple(axis or 1 for axis in model.input_shape)
         if np.prod(shape, dtype=np.float64) > _RECORD_NUMBERS:
             raise DataError(f"takes records of shape {shape}", where="the release")

@@ -84,7 +84,6 @@ class DeviceRole:
         )
 
     def close(self) -> None:
-        """Close the files."""
         self.store.close()
         self.ledger.close()
 

@@ -1,4 +1,4 @@
-"""One round on a device: consent, work, price, seal; or dummies that cover those who do.
+"""One round on a device: consent, work and price; `sealing` seals what the ledger holds.
 
 The noised tensors and their events are committed to the ledger in one transaction; sealing takes
 the receipt. A repeated attempt finds the tensors in the ledger and seals those again; so does a
@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
-from edgeveil.crypto.keys import MaskSeed
-from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, staleness_weight
@@ -28,31 +24,26 @@ from edgeveil.parts.features import match_artifacts
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
-from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import WORK_SHARE, ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest, ReleaseOutcome, short_name
 from edgeveil.protocol.sealed import (
-    MaskedVector,
-    Plaintext,
     ReleasePackage,
     RoundCheck,
     RoundPackage,
     Sealing,
     check_factors,
-    masked_vectors,
-    seal_seed,
-    segment_mark,
 )
-from edgeveil.protocol.tensors import masked_segment, pack_tensors, tensor_views, unpack_tensors
+from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import TRIAL_MARGIN, Computation, Compute, JobTrial, TaughtJob
-from edgeveil_edge.consent import consent, decline_cause, judge
+from edgeveil_edge.consent import consent, decline_cause, judge, release_refusal
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
+from edgeveil_edge.sealing import Masks, seal_dummies, seal_release
 from edgeveil_edge.store import (
     READ_BY,
     SPLIT_SHARE,
+    USUAL_SHARE,
     DeviceStore,
     memory_name,
     split_fact,
@@ -61,9 +52,7 @@ from edgeveil_edge.store import (
 
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
-USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
-_MEMBERSHIP_BYTES = 32
 MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
@@ -102,14 +91,13 @@ class RoundWork:
     # --- jobs ---
 
     def forget(self, job_id: bytes) -> None:
-        """The job has ended."""
         job = self._jobs.pop(job_id, None)
         if job is not None:
             self._compute.forget(job)
 
     def times_s(self, manifest: Manifest) -> tuple[float, float]:
-        """The time budget of the job's rounds, and what its trial says that an answer needs; 0 for
-        a job that is not known here, or not tried yet."""
+        """The time budget of the job's rounds, and what an answer needs by its trial; 0 for a job
+        that is not known here, or not tried yet."""
         try:
             round_ = self._job(manifest).plan.job.round
         except ProtocolError:
@@ -119,11 +107,8 @@ class RoundWork:
         return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
 
     def take_up(self, manifest: Manifest) -> None:
-        """Play a new job on made-up records, unless the owner refuses it anyway.
-
-        Before any record is read it is settled, once and for all rounds, whether this device can
-        play the job within its time budget, and take the model that it ends with.
-        """
+        """Settle once for all rounds, before any record is read, whether this device can play the
+        job within its time budget and take the model that it ends with."""
         job_id, most = manifest.at.job_id, manifest.broadcast_bytes + manifest.stanza_bytes
         room = self.site.limits.blob_bytes
         if most > room:
@@ -152,12 +137,11 @@ class RoundWork:
     ) -> tuple[ReleaseOutcome, str]:
         """What becomes of a final model, and why it is not put in use, or "".
 
-        Neither depends on a record: `against` looks at the policy, the job and its price, and
-        the trial at records that it makes up.
+        Neither depends on a record: policy, job and price decide, and a trial on made-up records.
         """
         job_id = manifest.at.job_id
         plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
-        why = against(self.site, package, job_id.hex(), plan, self._ledger)
+        why = release_refusal(self.site, package, job_id.hex(), plan, self._ledger)
         if why:
             return ReleaseOutcome.REFUSED_BY_POLICY, why
         why = self._compute.try_release(package.onnx)
@@ -229,8 +213,8 @@ class RoundWork:
         return job
 
     def compiled(self, canonical: bytes) -> Plan:
-        """The plan of a job's bytes. A job that this box cannot read, for want of a plug-in or of
-        its owner's word for one, is told on the console; raises ProtocolError `bad_job`."""
+        """The plan of a job's bytes. Raises ProtocolError `bad_job`, told on the console, for want
+        of a plug-in or of its owner's consent to one."""
         try:
             return compile_canonical(canonical)
         except ProtocolError as error:
@@ -298,8 +282,8 @@ class RoundWork:
         return replace(sealed, at_once=late is not None or not price, deposit=deposit)
 
     def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
-        """This device's newest update, where it was too late for its round and may go with this one
-        (`buffered_rounds`). No record is read for it, so there is nothing to pay."""
+        """This device's newest update that was too late for its round and may go with this one
+        (`buffered_rounds`). It reads no record, so there is nothing to pay."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_exchanges(plan, at.exchange):
             since.append(earlier.index)
@@ -326,16 +310,12 @@ class RoundWork:
         why = too_large(self.site, sum(sizes))
         if why:
             return NoAnswer(why)
-        every = list(range(len(manifest.groups)))
-        masked = {one.group for one in manifest.masked}
-        alone = [index for index in every if index not in masked]
-        inferred = [index for index in alone if manifest.groups[index].name == SOFTMAX]
+        every, masked = list(range(len(manifest.groups))), {one.group for one in manifest.masked}
+        inferred = [g for g in every if g not in masked and manifest.groups[g].name == SOFTMAX]
         groups = every if self.site.role == "train" else inferred or every
-        membership = os.urandom(_MEMBERSHIP_BYTES)
-        dummies = seal_dummies(manifest, groups, membership, self._sealing)
         masks = Masks.of(manifest, self.identity.device_id, round_key)
-        seed = masks.seed_for(groups)
-        return replace(dummies, deposit=self._ledger.deposit(), seed=seed)
+        dummies = seal_dummies(manifest, groups, masks, self._sealing)
+        return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
         """The reason to decline one more attempt at a round, or an empty string.
@@ -363,10 +343,8 @@ class RoundWork:
     def _check_trial(self, task: ComputeAnswer) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         trial = self._trial(task.manifest.at.job_id)
-        if trial is None or (
-            trial.again and not trial.refused
-        ):  # of this round's time: what is left may be too little for an answer
-            self.take_up(task.manifest)
+        if trial is None or (trial.again and not trial.refused):
+            self.take_up(task.manifest)  # what time it leaves may be too little for an answer
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
         if trial.refused:
@@ -505,8 +483,8 @@ def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
 
 
 def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:
-    """What this device released earlier in the job and now builds on, as it was released: packed,
-    by exchange, in `released`.
+    """Tensors that this device released earlier in the job and now builds on; `released` gives them
+    packed, by exchange.
 
     Raises PrivacyError where it did not answer then: whether it did follows from no record.
     """
@@ -524,43 +502,11 @@ def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) 
 
 
 def kept_tensors(kept: Tensors) -> Tensors:
-    """What this device's last answer kept for this one, named as methods expect it."""
+    """What this device's last answer kept, named as methods expect it."""
     return {KEPT + name: array for name, array in kept.items()}
 
 
-# --- priced, then sealed ---
-
-
-@dataclass(frozen=True)
-class Masks:
-    """The masks of one answer, anew for each attempt."""
-
-    vectors: Mapping[int, MaskedVector]  # by group
-    seed: MaskSeed
-    sealed: bytes  # the seed, to the proxy
-    manifest: Manifest
-
-    @classmethod
-    def of(cls, manifest: Manifest, device: str, round_key: bytes) -> Masks:
-        """Masks for the manifest's masked groups. Raises ProtocolError `malformed_masks` or
-        `bad_round_key`."""
-        found = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        seed, sealed = MaskSeed.generate(), b""
-        if found:
-            try:
-                sealed = seal_seed(seed, manifest, device, round_key)
-            except CryptoError:
-                raise ProtocolError("bad_round_key") from None
-        return cls({one.group: one for one in found}, seed, sealed, manifest)
-
-    def applied(self, group: int, array: Array, membership: bytes) -> bytes:
-        """The group's segment."""
-        check = RoundCheck.said(self.manifest, membership)
-        return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, check)
-
-    def seed_for(self, groups: Sequence[int]) -> bytes:
-        """The sealed seed for an upload of these groups; empty where none of them is masked."""
-        return self.sealed if any(group in self.vectors for group in groups) else b""
+# --- priced ---
 
 
 def release(
@@ -571,8 +517,10 @@ def release(
     `parts` are used up. Raises PrivacyError where more than `memory_bytes` would be kept.
     """
     events = [event for part in parts for event in part.events]
-    # An evaluation stands between two rounds, which keep for each other.
-    kept = None if manifest.phase in EVALUATIONS else _packed(parts, memory_bytes)
+    kept = None  # of an evaluation: it stands between two rounds, which keep for each other
+    if manifest.phase not in EVALUATIONS:
+        tensors = kept_of(parts, memory_bytes)
+        kept = pack_tensors(tensors) if tensors else b""
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
@@ -586,11 +534,6 @@ def release(
     return held
 
 
-def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
-    kept = kept_of(parts, memory_bytes)
-    return pack_tensors(kept) if kept else b""
-
-
 def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
     """What the device keeps to itself. Raises PrivacyError where that is more than so much."""
     kept = {name: array for part in parts for name, array in part.kept.items()}
@@ -601,70 +544,3 @@ def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
             where="limits.memory_bytes",
         )
     return kept
-
-
-def seal_release(
-    receipt: Receipt,
-    payload: bytes,
-    context: RoundContext,
-    manifest: Manifest,
-    membership: bytes,
-    sealing: Sealing = real_sealing,
-    masks: Masks | None = None,
-    weight: float = 1.0,
-) -> SealedAnswer:
-    """Each segment, masked where it is summed, sealed to the round's cloud key; times its `weight`
-    where it is late.
-
-    Raises PrivacyError without the ledger's receipt.
-    """
-    if not receipt.covers(payload):
-        raise PrivacyError("the ledger's receipt is for other tensors")
-    groups, sealed = [], []
-    for index, array in wire_arrays(context, weighed(tensor_views(payload), weight)).items():
-        spec, group = context.segments[index], manifest.groups[index]
-        groups.append(index)
-        if masks and spec.bits:
-            tensor: Plaintext = masks.applied(index, array, membership)
-        else:
-            tensor = array.reshape(-1).view(np.uint8).data
-        sealed.append(sealing.seal_segment(manifest, group, membership, tensor))
-    answer = _joined(groups, sealed, membership)
-    return replace(answer, seed=masks.seed_for(groups)) if masks else answer
-
-
-def weighed(segments: Tensors, weight: float) -> Tensors:
-    """An update times its weight."""
-    if weight == 1.0:
-        return segments
-    return {
-        name: (array.astype(np.float64) * weight).astype(array.dtype)
-        for name, array in segments.items()
-    }
-
-
-def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:
-    """An answer's segments as they go up, by their group. Raises ProtocolError `wrong_shape`."""
-    found = dict[int, Array]()
-    for index, spec in enumerate(context.segments):
-        if spec.name in segments:
-            array = np.ascontiguousarray(segments[spec.name], dtype=np.dtype(spec.dtype))
-            if array.shape != spec.shape:
-                raise ProtocolError("wrong_shape")
-            found[index] = array
-    return found
-
-
-def seal_dummies(
-    manifest: Manifest, groups: Sequence[int], membership: bytes, sealing: Sealing = real_sealing
-) -> SealedAnswer:
-    """As `seal_release` would look to all but the cloud: of these groups, and holding nothing."""
-    sealed = [
-        sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups
-    ]
-    return replace(_joined(groups, sealed, membership), dummy=True)
-
-
-def _joined(groups: Sequence[int], sealed: Sequence[bytes], membership: bytes) -> SealedAnswer:
-    marks = tuple(segment_mark(membership, segment) for segment in sealed)
-    return SealedAnswer(tuple(groups), tuple(map(len, sealed)), b"".join(sealed), marks)

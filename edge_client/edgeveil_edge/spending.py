@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from edgeveil.privacy.policy import (
 from edgeveil.sites.policy import Policy
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
-
-POINTS = 32  # of the course of spending; each may take the accountant a moment
 
 
 def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict[str, Any]:
@@ -139,40 +136,6 @@ def _spans(numbers: list[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def course(account: Account) -> list[tuple[int, float, float]]:
-    """How what is spent grew: (releases so far, ε of training, ε of inference), at `POINTS` places.
-
-    A ledger keeps no times. Empty where a guarantee is not proven.
-    """
-    made = sorted(
-        (release.number, job)
-        for job, entry in account.items()
-        for release in entry.releases.values()
-    )
-    places = sorted({round((i + 1) * len(made) / POINTS) for i in range(POINTS)} - {0})
-    found = [_spent_at(account, dict(made[:place]), place) for place in places]
-    return [] if None in found else [point for point in found if point is not None]
-
-
-def _spent_at(
-    account: Account, links: dict[int, str], place: int
-) -> tuple[int, float, float] | None:
-    """What these links of the ledger cost."""
-    quotes = []
-    for entry in account.values():
-        released = [one for one in entry.releases.values() if one.number in links]
-        events = [event for one in released for event in one.events]
-        counted = entry.counted if entry.elsewhere else entry.request.counted(events)
-        quotes.append(_priced(counted, entry.request.delta))
-    sums = total(q.training for q in quotes), total(q.inference for q in quotes)
-    if not all(one.proven and math.isfinite(one.epsilon) for one in sums):
-        return None
-    return place, sums[0].epsilon, sums[1].epsilon
-
-
-_priced = lru_cache(maxsize=256)(price)  # the same spending is shown again and again
-
-
 class OwnSpending:
     """A device's ledger as plain values (`as_plain`), read anew when its files change."""
 
@@ -182,20 +145,19 @@ class OwnSpending:
         self._told: dict[str, Any] = {}
 
     def told(self) -> dict[str, Any]:
-        """The book of `as_plain` without single releases: with each job's `kinds`, and the
-        `course` of the data set. Raises PrivacyError where the chain is broken."""
+        """The book of `as_plain`, with each job's `kinds` in place of single releases. Raises
+        PrivacyError where the chain is broken."""
         path = self._path  # not its -wal, which reading may change: each link changes the head
         files = (path, path.with_suffix(".head"), path.with_suffix(".key"))
         mark = tuple(map(file_mark, files))
         if mark != self._mark:
             book = read_ledger(self._path)
-            account = book.accounts.get(self._dataset, {})
             told = as_plain(self._path, book, {self._dataset: self._policy})
             for one in told["data_sets"]:
                 for job in one["jobs"]:
                     del job["releases"]
                     job["kinds"] = kinds(book.accounts[one["name"]][job["job"]])
-            self._told, self._mark = {**told, "course": course(account)}, mark
+            self._told, self._mark = told, mark
         return self._told
 
 
@@ -215,7 +177,6 @@ def _events(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def guarantees(quote: Quote) -> tuple[tuple[str, Guarantee], tuple[str, Guarantee]]:
-    """Both, by name."""
     return ("training", quote.training), ("inference", quote.inference)
 
 

@@ -1,7 +1,7 @@
-"""What a device must not forget: rounds seen, jobs, the outbox, receipts. One SQLite file.
+"""A device's durable memory, one SQLite file: rounds seen, jobs, the outbox, receipts.
 
-Only noised, sealed bytes stand in the outbox; the ledger is a file of its own. A receipt tells what
-became of one upload, a row each: a device's own proof of what it was told.
+Only noised, sealed bytes stand in the outbox; the ledger is a file of its own. A receipt is the
+device's own proof of what became of one upload.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from edgeveil.protocol.device import (
     CLOSED_KEPT,
@@ -76,8 +77,10 @@ STORE_FILE = "device.sqlite"
 SPLIT_SHARE = "evaluation_share"  # of a data set: what its first job kept apart, for good
 READ_BY = "records_read_by"  # of a data set: what its records were split by, for good
 _SPLIT_FACTS = (SPLIT_SHARE, READ_BY)
+USUAL_SHARE = 0.1  # of evaluation records, for a job that says none
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
+_WHERE = "WHERE job = ? AND round = ? AND attempt = ?"
 _REFUSED, _REFUSED_KEPT = "refused_lately", 20
 
 # Facts of what the cloud's keys said of releases: another key's numbers begin anew.
@@ -131,7 +134,6 @@ class DeviceStore:
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     @contextmanager
@@ -145,29 +147,24 @@ class DeviceStore:
         with self._file.transaction() as db:
             match item:
                 case ManifestMark(at=at, manifest_digest=digest, settled=settled):
-                    db.execute(
-                        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)",
-                        (at.job_id, at.exchange, at.attempt, digest, settled),
-                    )
+                    row = (*structs.astuple(at), digest, settled)
+                    db.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", row)
                 case OutboxPut(at=at) as put:
                     kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
                     db.execute(
                         "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                        (at.job_id, at.exchange, at.attempt, *kept),
+                        (*structs.astuple(at), *kept),
                     )
-                    counted = ("answered", str(put.upload.number))
-                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", counted)
-                    _add_receipt(db, put, self._receipts_kept)
-                    _count(db, put)
+                    _put_fact(db, "answered", str(put.upload.number))
+                    if not put.dummy:  # dummies show nothing
+                        _add_receipt(db, put, self._receipts_kept)
                 case OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
-                    _hold_receipt(db, at)
+                    _set_receipt(db, at, "held", "stored")
                 case OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox WHERE job = ?", (at.job_id,))
-                    db.execute(
-                        "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
-                        (at.job_id, at.exchange, at.attempt),
-                    )
+                    query = f"UPDATE seen SET settled = 1 {_WHERE}"  # noqa: S608 - constants
+                    db.execute(query, structs.astuple(at))
                     _end_receipt(db, at, outcome)
                 case LateRecord(at=at, outcome=outcome):
                     _end_receipt(db, at, outcome)
@@ -177,50 +174,45 @@ class DeviceStore:
                     db.execute("DELETE FROM seen")
                     marks = [(name,) for name in _RELEASE_MARKS]
                     db.executemany("DELETE FROM facts WHERE name = ?", marks)
-                    db.execute("INSERT OR REPLACE INTO facts VALUES ('epoch', ?)", (str(epoch),))
+                    _put_fact(db, "epoch", str(epoch))
                 case ReportDue(manifest=manifest):
-                    due = ("release_report", encode_inner(manifest).hex())
-                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", due)
+                    _put_fact(db, "release_report", encode_inner(manifest).hex())
                 case ReportSettled(sequence=sequence):
                     db.execute("DELETE FROM facts WHERE name = 'release_report'")
-                    told = ("release_reported", str(sequence))
-                    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", told)
+                    _put_fact(db, "release_reported", str(sequence))
                 case JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute(
                         "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
                         (CLOSED_KEPT,),
                     )
-                    db.execute("DELETE FROM jobs WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
+                    for table in ("jobs", "backbones", "seen", "answered"):
+                        db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
                     facts = (trial_name(job_id), memory_name(job_id))
                     db.execute("DELETE FROM facts WHERE name IN (?, ?)", facts)
 
     def answered_before(self, at: ExchangeId) -> int:
         """How many other attempts at this round were answered with an upload."""
         with self._file.guard() as db:
-            row = db.execute(
-                "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?",
-                (at.job_id, at.exchange, at.attempt),
-            ).fetchone()
+            query = "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?"
+            row = db.execute(query, structs.astuple(at)).fetchone()
         return int(row[0])
 
     def was_taken(self, job_id: bytes, rounds: Sequence[int]) -> bool:
-        """Whether the proxy took an upload of these rounds, or may have: it neither refused it, nor
-        does the round's record show that it did not count."""
+        """Whether the proxy took an upload of these rounds, or may have: it did not refuse it, and
+        no record of the round shows that it did not count."""
+        query = "SELECT round FROM receipts WHERE job = ? AND state NOT IN ('refused', 'late')"
         with self._file.guard() as db:
-            found = db.execute(
-                "SELECT round FROM receipts WHERE job = ? AND state NOT IN ('refused', 'late')",
-                (job_id,),
-            ).fetchall()
+            found = db.execute(query, (job_id,)).fetchall()
         return not {round_ for (round_,) in found}.isdisjoint(rounds)
 
     def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""
         with self._file.guard() as db:
-            return _read_receipts(db)
+            rows = db.execute(
+                "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
+            )
+            return [UploadReceipt(j, r, a, state, _hashes(m)) for j, r, a, state, m in rows]
 
     def load(self) -> DeviceMemory:
         """The machine's memory as it was when the last process ended."""
@@ -263,7 +255,6 @@ class DeviceStore:
     def put_job(
         self, job_id: bytes, canonical: bytes, graph: bytes, backbones: Iterable[bytes] = ()
     ) -> None:
-        """Keep a job, its graph and its backbones."""
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (job_id, canonical, graph))
             db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
@@ -312,7 +303,6 @@ class DeviceStore:
                 db.execute("DELETE FROM facts WHERE name = ?", (split_fact(name, ""),))
 
     def fact(self, name: str) -> str | None:
-        """A remembered value, or None."""
         with self._file.guard() as db:
             row = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(row[0]) if row else None
@@ -331,13 +321,11 @@ class DeviceStore:
         self.put_fact(_REFUSED, json.dumps([dict(refusal), *others][:_REFUSED_KEPT]))
 
     def put_fact(self, name: str, value: str) -> None:
-        """Remember a value."""
         with self._file.transaction() as db:
-            db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+            _put_fact(db, name, value)
 
 
 def split_fact(name: str, dataset: str) -> str:
-    """The fact of one data set's split."""
     return f"{name}/{dataset}"
 
 
@@ -370,37 +358,23 @@ def memory_name(job_id: bytes) -> str:
     return f"memory/{job_id.hex()}"
 
 
-def _count(db: sqlite3.Connection, put: OutboxPut) -> None:
-    """Of each job the attempts at its newest round; dummies show nothing."""
-    if put.dummy:
-        return
-    at = put.at
-    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.exchange))
-    db.execute(
-        "INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", (at.job_id, at.exchange, at.attempt)
-    )
-
-
-# --- receipts ---
+def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
 def _add_receipt(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
-    """The upload is on disk. Of all receipts the newest `kept` stay, and no promise is replaced."""
-    if item.dummy:
-        return
-    at = item.at
+    """The upload is on disk. Keeps the newest `kept` receipts, replaces no promise, and counts the
+    attempts at each job's newest round."""
+    at, place = item.at, structs.astuple(item.at)
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
         " SET state = excluded.state, segment_hashes = excluded.segment_hashes"
         " WHERE state NOT IN ('held', 'counted', 'missing')",
-        (at.job_id, at.exchange, at.attempt, b"".join(item.marks)),
+        (*place, b"".join(item.marks)),
     )
     db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))
-
-
-def _hold_receipt(db: sqlite3.Connection, at: ExchangeId) -> None:
-    """The proxy acknowledged it."""
-    _set_receipt(db, at, "held", "stored")
+    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.exchange))
+    db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 
 
 def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> None:
@@ -418,25 +392,13 @@ def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> No
             _set_receipt(db, at, outcome, "stored")
 
 
-def _read_receipts(db: sqlite3.Connection) -> list[UploadReceipt]:
-    """All receipts, the oldest first."""
-    rows = db.execute(
-        "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
-    )
-    return [UploadReceipt(row[0], row[1], row[2], row[3], _hashes(row[4])) for row in rows]
-
-
 def _set_receipt(
     db: sqlite3.Connection, at: ExchangeId, to: ReceiptState, *was: ReceiptState
 ) -> None:
     for state in was:
-        db.execute(
-            "UPDATE receipts SET state = ?"
-            " WHERE job = ? AND round = ? AND attempt = ? AND state = ?",
-            (to, at.job_id, at.exchange, at.attempt, state),
-        )
+        query = f"UPDATE receipts SET state = ? {_WHERE} AND state = ?"  # noqa: S608 - constants
+        db.execute(query, (to, *structs.astuple(at), state))
 
 
 def _hashes(hashes: bytes) -> tuple[bytes, ...]:
-    """A row's hashes, 32 bytes each."""
     return tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES))

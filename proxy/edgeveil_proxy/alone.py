@@ -63,7 +63,6 @@ class AloneInCell:
             task.result()  # nobody watches any more: its error ends the process
 
     async def close(self) -> None:
-        """Leave the broker."""
         await self._link.close()
 
     async def _tell(self) -> None:

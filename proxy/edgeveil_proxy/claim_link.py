@@ -85,7 +85,6 @@ class ClaimLink:
                 await asyncio.to_thread(self._desk.look)
 
     async def close(self) -> None:
-        """Leave the broker, and close the files."""
         await self._link.close()
         self._book.close()
         self._registry.close()

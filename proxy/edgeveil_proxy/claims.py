@@ -88,7 +88,6 @@ class ClaimBook:
         )
 
     def close(self) -> None:
-        """Release the file."""
         self._file.close()
 
     def add(self, names: Iterable[str], valid_s: float) -> list[tuple[str, SigningKey]]:
@@ -113,7 +112,6 @@ class ClaimBook:
         return made
 
     def all(self) -> list[HeldClaim]:
-        """Every claim, by name."""
         with self._file.guard() as db:
             rows = db.execute("SELECT * FROM claim ORDER BY name").fetchall()
         return [_held(row) for row in rows]
@@ -319,7 +317,6 @@ class _Rate:
         self._spent_until_s = 0.0
 
     def take(self, now_s: float) -> bool:
-        """Whether there is one more."""
         until_s = max(now_s, self._spent_until_s) + self._each_s
         if until_s - now_s > self._burst_s + 1e-6:
             return False

@@ -160,7 +160,6 @@ class DeviceConduct:
 
     @property
     def cooling_down(self) -> int:
-        """How many identities are in a cool-down."""
         return sum(1 for _ in self._cooling())
 
     def misbehaving(self) -> list[dict[str, Any]]:

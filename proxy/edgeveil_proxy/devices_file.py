@@ -35,7 +35,6 @@ class PlannedDevice:
     move: Move | None = None
 
     def to_line(self) -> str:
-        """As it stands in the file."""
         said = {
             "enrolment": json.loads(self.enrolment.to_line()),
             "note": self.note,

@@ -116,7 +116,6 @@ class _ProxyProcess:
         return link_settings(broker, name, limits.packet_bytes, backoff_cap_s=SERVER_BACKOFF_CAP_S)
 
     def _join(self, proxy: ProxyRole) -> Runtime:
-        """Its frames go over the two links, and its host is metered."""
         self._blobs = self._client(proxy)
         host = MeteredHost(proxy.host, self.metrics, ProxyMetrics(self.metrics, proxy).watch)
         self.runtime = Runtime(
@@ -260,7 +259,6 @@ class ProxyMetrics(Collector):
                 self._rounds.labels("delivered").inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Read at each scrape."""
         enrolled = len(self._proxy.registry.devices())
         states = {
             "enrolled": float(enrolled),

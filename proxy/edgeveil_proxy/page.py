@@ -52,7 +52,6 @@ class ProxyPage:
         self._certificates: dict[Path, tuple[tuple[int, ...], float | None]] = {}
 
     def routes(self) -> list[Route]:
-        """The page, its files, and what it shows."""
         return [
             *file_routes("edgeveil_proxy", "proxy.html", "proxy.css", "proxy.js"),
             Route("GET", "/status", self.status),
@@ -111,7 +110,6 @@ class ProxyPage:
         }
 
     async def _state(self) -> dict[str, Any]:
-        """What the page shows beside the counts."""
         machine, limits = self._proxy.machine, self._site.limits
         return {
             "cell": self._site.cell,

@@ -72,7 +72,6 @@ class AdmittedDevice:
 
     @property
     def active(self) -> bool:
-        """Whether the device may take part."""
         return self.revoked_s is None
 
 
@@ -118,7 +117,6 @@ class Registry:
         self.changed()
 
     def close(self) -> None:
-        """Release the file."""
         self._file.close()
 
     # --- what the protocol asks ---
@@ -147,7 +145,6 @@ class Registry:
         return self._now_s() + ROSTER_VALID_S
 
     def admitted(self) -> Collection[str]:
-        """The ids of all active devices."""
         return [device for device, entry in self._entries.items() if entry.active]
 
     def changed(self) -> bool:

@@ -151,7 +151,6 @@ class ProxyRole:
         return keys
 
     def close(self) -> None:
-        """Close the files."""
         self.spool.close()
         self.registry.close()
 
@@ -183,7 +182,6 @@ def _own_store(site: ProxySite) -> StoreBeside | None:
 
 
 def machine_settings(site: ProxySite) -> ProxySettings:
-    """The machine's bounds, of those in the site file."""
     limits = site.limits
     return ProxySettings(
         packet_bytes=limits.packet_bytes,
@@ -218,7 +216,6 @@ class ProxyHost:
         self.opened_s: dict[ExchangeId, float] = {}  # since 1970, of the rounds opened last
 
     def store(self, item: object) -> None:
-        """Durable before the next effect."""
         if isinstance(item, SealingKeyChanged):
             if self._registry is not None:
                 self._registry.renew_sealing(item.device, SealingKey(item.sealing), item.number)
@@ -226,7 +223,6 @@ class ProxyHost:
         self._spool.store(item)
 
     def together(self) -> AbstractContextManager[None]:
-        """One transaction of the spool."""
         return self._spool.together()
 
     def perform(self, task: object) -> object:

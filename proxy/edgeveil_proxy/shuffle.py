@@ -89,7 +89,6 @@ def _pieces(
 
 
 def _cut(place: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """A piece in blocks."""
     for start in range(0, size_bytes, _BLOCK_BYTES):
         yield place + start, min(_BLOCK_BYTES, size_bytes - start)
 
@@ -158,7 +157,6 @@ class PiecedData:
         self.add(pieces)
 
     def add(self, pieces: Iterable[tuple[int, int]]) -> None:
-        """These follow."""
         for place, size in pieces:
             if self._places and self._places[-1] + self._sizes[-1] == place:
                 self._sizes[-1] += size

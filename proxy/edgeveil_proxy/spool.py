@@ -140,7 +140,6 @@ class Spool:
             self._files = SpoolFiles(path.with_suffix(""))
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close_all()
         self._file.close()
 
@@ -318,7 +317,6 @@ class Spool:
             return shuffle_round(task, uploads, batch, shuffle)
 
     def streamed(self, task: StreamUploads, shuffle: Shuffle) -> StreamedUploads:
-        """Deal the next lot of a round's masked uploads."""
         with self._told():
             try:
                 return self._stream(task.at).add(task, shuffle)
@@ -526,7 +524,6 @@ class BroadcastSink:
         self._file.seek(0)
 
     def write(self, data: memoryview, /) -> None:
-        """The next bytes."""
         while data:
             data = data[self._file.write(data) or 0 :]
 
@@ -537,22 +534,18 @@ class BroadcastSink:
 
 
 def uploads_of(at: ExchangeId) -> str:
-    """The file of a round's uploads."""
     return f"uploads-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
 def batch_of(at: ExchangeId) -> str:
-    """The file of a round's batch."""
     return f"batch-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
 def arriving_of(digest: bytes) -> str:
-    """The file of a broadcast under way."""
     return f"arriving-{digest.hex()}"
 
 
 def kept_of(digest: bytes) -> str:
-    """The file of a whole broadcast."""
     return f"kept-{digest.hex()}"
 
 
@@ -568,7 +561,6 @@ class SpoolFiles:
         self._made = False
 
     def path(self, name: str) -> Path:
-        """Where a file is."""
         return self.folder / name
 
     def write(self, name: str, offset: int, data: bytes) -> None:
@@ -593,15 +585,12 @@ class SpoolFiles:
             self._made = False
 
     def drop(self, name: str) -> None:
-        """The file goes with the next `remove_dropped`."""
         self._dropped.add(name)
 
     def spare(self, name: str) -> None:
-        """The file stays after all."""
         self._dropped.discard(name)
 
     def keep_dropped(self) -> None:
-        """Nothing goes after all."""
         self._dropped.clear()
 
     def remove_dropped(self) -> set[str]:
@@ -627,6 +616,5 @@ class SpoolFiles:
             os.close(descriptor)
 
     def close_all(self) -> None:
-        """Let all files go."""
         for name in list(self._open):
             self.close(name)

@@ -10,7 +10,7 @@ import sys
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import seal_seed
-from edgeveil_edge import round_work
+from edgeveil_edge import sealing
 from edgeveil_tools.cli import main
 
 
@@ -20,5 +20,5 @@ def seal_another(_seed: MaskSeed, manifest: Manifest, device: str, round_key: by
 
 
 if __name__ == "__main__":
-    vars(round_work)["seal_seed"] = seal_another
+    vars(sealing)["seal_seed"] = seal_another
     sys.exit(main())

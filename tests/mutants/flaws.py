@@ -519,7 +519,7 @@ MUTANTS = (
     Mutant(
         name="one-seed-for-every-attempt",
         decides="mask",
-        where="edgeveil_edge.round_work:Masks.of",
+        where="edgeveil_edge.sealing:Masks.of",
         find="MaskSeed.generate()",
         put="MaskSeed(bytes(range(32)))",
         killed_by="tests/unit/edgeveil_edge/test_masked_answers.py::test_another_attempt_brings_the_same_numbers_under_other_masks",
@@ -878,7 +878,7 @@ MUTANTS = (
     Mutant(
         name="sealed-under-another-receipt",
         decides="receipt",
-        where="edgeveil_edge.round_work:seal_release",
+        where="edgeveil_edge.sealing:seal_release",
         find="not receipt.covers(payload)",
         put="False",
         killed_by="tests/unit/edgeveil_edge/test_answer.py::test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors",

@@ -1,9 +1,6 @@
 "use strict";
 (function (ev) {
   const $ = (id) => document.getElementById(id);
-  const TYPES = { csv: "text/csv", npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg" };
-  const CLASSES = 10; // shown of a record, the likeliest
-  const COLUMNS = 20; // named of a table
   const CONDITIONS = {
     charging: () => "on external power", battery_not_low: () => "battery not low", idle: () => "nobody uses the box",
     unmetered: () => "on a network that is not paid by the byte", storage_not_low: () => "room on the disk",
@@ -43,13 +40,11 @@
     $("login-said").textContent = "";
     try {
       await ev.ask("login", { method: "POST", body: JSON.stringify(shown) });
-      $("token").value = "";
       logged(true);
       $("content").focus();
     } catch (error) {
       logged(false);
       $("login-said").textContent = said(error);
-      $("token").focus();
     }
   }
 
@@ -129,26 +124,6 @@
     ];
   }
 
-  function course(s) {
-    const points = s.spent.course || [];
-    if (!points.length) {
-      const unproven = s.spent.training && s.spent.training.epsilon === null;
-      return ev.el("p", { class: "soft" }, unproven ? "Not drawn: what was released has no proven guarantee." : "Nothing was released yet.");
-    }
-    const last = points[points.length - 1][0];
-    const line = (column, name, limit) => {
-      const series = [[0, 0], ...points.map((p) => [p[0], p[column]])], most = Math.max(...series.map((p) => p[1]));
-      const near = most > limit / 4;
-      return ev.el("div", {}, ev.el("h3", {}, name), ev.chart({ points: series, span: [0, last], top: near ? limit : most || 1, steps: true,
-        topText: `ε = ${ev.up(near ? limit : most)}`, leftText: "nothing yet", rightText: `release ${last}`,
-        limit: near ? [limit, "your limit"] : null, label: `${name}: ε = ${ev.up(most)} after ${last} releases, your limit is ${ev.up(limit)}` }));
-    };
-    return [
-      ev.el("p", { class: "soft" }, "By releases, in the ledger's order: it keeps no times."),
-      line(1, "Training", s.policy.lifetime_epsilon), line(2, "Inference", s.policy.max_inference_epsilon),
-    ];
-  }
-
   // --- jobs ---
 
   function job(one, s) {
@@ -209,23 +184,6 @@
     ];
   }
 
-  function personal(p) {
-    if (!p) return null;
-    const text = (value) => (value === null ? "–" : value.toFixed(3));
-    const rows = [["shared", p.shared_text, text(p.shared_loss)], ["this box's own", p.personal_text, text(p.personal_loss)]];
-    return [
-      ev.el("h3", {}, "This box's own model"),
-      ev.el("p", {}, `Made of release ${p.release} from ${p.training_records} records of this box. `,
-        p.pull === null ? "The release's own last layer does best on them, and stands. " : "",
-        p.of_release ? null : ev.el("strong", { class: "warn" }, "That release is not in use: make it anew with edgeveil edge personalise.")),
-      p.evaluation_records ? [
-        ev.el("p", {}, `Both on ${p.evaluation_records} records of this box that are kept apart, and that neither learned from:`),
-        ev.table(["Model", "Accuracy", "Loss"], rows, { caption: "The shared model and this box's own", text: [0] }),
-      ] : ev.el("p", { class: "soft" }, "No record is kept apart to compare them on."),
-      ev.el("p", { class: "soft small" }, "For your eyes: learned without noise, no guarantee covers it, and it stays here."),
-    ];
-  }
-
   let sure = false;
   function showRollback() {
     const earlier = (state && state.release && state.release.earlier) || [], before = earlier[earlier.length - 1];
@@ -265,59 +223,14 @@
     ]);
     ev.paint($("budget"), [s.spent, s.policy, s.ledger, s.next_refusal], () => budget(s));
     ev.paint($("declined"), s.refused_lately, declined);
-    ev.paint($("course"), [s.spent.course, s.policy], () => course(s));
     const open = new Set([...document.querySelectorAll("details.job[open]")].map((one) => one.dataset.job));
     ev.paint($("jobs"), [s.spent.jobs, s.jobs, s.names, s.max_jobs, s.ledger.intact], () => jobs(s));
     for (const one of document.querySelectorAll("details.job")) one.open = one.open || open.has(one.dataset.job);
     ev.paint($("conditions"), [s.wanted, s.waiting_for, s.interval_s], () => conditions(s));
     ev.paint($("release"), s.release, release);
-    ev.paint($("personal"), s.personal, personal);
     showRollback();
     ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates alone" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name stays on this box`]);
     if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
-  }
-
-  const scored = (one) => (one.score === null ? "not a usable record" : `${one.name || "score"} ${one.score.toPrecision(4)}`);
-
-  function of(prediction, classes) {
-    if ("score" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, `Record 1: ${scored(prediction)}`), prediction.name ? ev.el("p", { class: "soft small" }, "A score above 1 is an anomaly's.") : null);
-    if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? "Record 1: not a usable record" : `Record 1: ${prediction.value.toPrecision(6)}`));
-    const called = (label) => (classes[label] === undefined ? `class ${label}` : classes[label]);
-    const title = ev.el("h3", {}, prediction.label === null ? "Record 1: not a usable record" : `Record 1: ${called(prediction.label)}`);
-    if (prediction.label === null) return ev.el("div", { class: "said-of" }, title);
-    const rows = prediction.probabilities.map((p, i) => [i, p]).sort((a, b) => b[1] - a[1]).slice(0, CLASSES);
-    const more = prediction.probabilities.length - rows.length;
-    return ev.el("div", { class: "said-of" }, title, rows.map(([label, p]) => ev.el("div", { class: label === prediction.label ? "class best" : "class" },
-      ev.el("span", {}, called(label)),
-      ev.svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, ev.svg("rect", { width: 100, height: 10, class: "all" }), ev.svg("rect", { width: 100 * p, height: 10, class: "part" })),
-      ev.el("span", { class: "number" }, `${(100 * p).toFixed(1)} %`))),
-      more > 0 ? ev.el("p", { class: "soft small" }, `and ${more} less likely`) : null);
-  }
-
-  function answer(told) {
-    const [first, ...others] = told.predictions;
-    const number = "value" in first, unusual = "score" in first;
-    const rows = unusual ? others.map((one, i) => [i + 2, scored(one)]) : number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
-    return [
-      of(first, told.classes),
-      rows.length ? ev.table(unusual ? ["Record", "Score"] : number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
-      told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
-      told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told (${told.beside}).`),
-      ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),
-    ];
-  }
-
-  const listed = (names) => (names.length > COLUMNS ? `${names.slice(0, COLUMNS).join(", ")} and ${names.length - COLUMNS} more` : names.join(", "));
-
-  // What the model takes, asked once somebody is about to try it: only then it is loaded.
-  async function hint() {
-    try {
-      const model = await ev.ask("model");
-      const { columns = [], classes = [], pictures = false } = model;
-      const shape = model.input_shape.map((n) => (n === null ? "any" : n)).join(" × ");
-      const takes = pictures ? "takes pictures" : columns.length ? `takes tables with the columns ${listed(columns)}, named in their first line` : `takes records of ${shape} numbers`;
-      $("try-hint").textContent = `Release ${model.release} ${takes}${classes.length ? `, and tells ${classes.length} classes apart` : ""}. It is asked on this box, costs no budget, and nothing of it leaves.`;
-    } catch (error) { if (error.status === 401) logged(false); }
   }
 
   // --- what the owner does ---
@@ -334,8 +247,7 @@
   };
   $("pause").addEventListener("click", order("pause"));
   $("resume").addEventListener("click", order("resume"));
-  $("logout").addEventListener("click", async () => { await change("logout"); logged(false); $("token").focus(); });
-  $("login").addEventListener("submit", (event) => { event.preventDefault(); logIn({ token: $("token").value }); });
+  $("logout").addEventListener("click", async () => { await change("logout"); logged(false); $("content").focus(); });
   $("rollback").addEventListener("click", async () => {
     $("rollback-said").textContent = "";
     if (!sure) { sure = true; showRollback(); return; }
@@ -344,22 +256,6 @@
     showRollback();
   });
   $("rollback-no").addEventListener("click", () => { sure = false; showRollback(); $("rollback").focus(); });
-  for (const id of ["record", "file"]) $(id).addEventListener("focus", hint, { once: true });
-  $("try").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const file = $("file").files[0], text = $("record").value.trim();
-    ev.show($("answer"));
-    $("try-said").textContent = "";
-    if (!file && !text) { $("try-said").textContent = "Write a record, or choose a file."; return; }
-    const kind = text ? TYPES.csv : TYPES[file.name.split(".").pop().toLowerCase()] || "application/octet-stream";
-    try {
-      ev.show($("answer"), answer(await ev.ask("try", { method: "POST", body: text ? `${text}\n` : file, headers: { "Content-Type": kind } })));
-    } catch (error) {
-      if (error.status === 401) logged(false);
-      else $("try-said").textContent = said(error);
-    }
-  });
-
   const ticket = /^#ticket=(.+)$/.exec(location.hash);
   if (ticket) {
     history.replaceState(null, "", location.pathname); // used up at once, and not kept in the history

@@ -15,25 +15,18 @@
   // A line or steps over x, drawn as SVG that fills its box. Words stand beside it as text, so that
   // they keep their size, and the whole has one sentence for those who do not see it.
   // `points`: [x, y] in order. `span`: [from, to] of x. `top`: what y reaches; its text stands at the
-  // axis. `steps`: a value holds until the next one. `limit`: [y, name] of a line that bounds it.
-  ev.chart = function ({ points, span, top, topText, leftText, rightText, label, steps = false, limit = null }) {
+  // axis.
+  ev.chart = function ({ points, span, top, topText, leftText, rightText, label }) {
     const [from, to] = span, wide = Math.max(to - from, 1e-9), high = Math.max(top, 1e-9);
     const at = (x, y) => `${(100 * (x - from)) / wide} ${100 - (100 * Math.min(y, high)) / high}`;
-    let line = "";
-    points.forEach(([x, y], i) => {
-      if (i === 0) line = `M ${at(x, y)}`;
-      else line += `${steps ? ` L ${at(x, points[i - 1][1])}` : ""} L ${at(x, y)}`;
-    });
-    if (steps && points.length) line += ` L ${at(to, points[points.length - 1][1])}`;
-    const last = points.length ? at(steps ? to : points[points.length - 1][0], 0) : "";
-    const area = points.length ? `${line} L ${last} L ${at(points[0][0], 0)} Z` : "";
+    const line = points.length ? `M ${points.map(([x, y]) => at(x, y)).join(" L ")}` : "";
+    const area = points.length ? `${line} L ${at(points[points.length - 1][0], 0)} L ${at(points[0][0], 0)} Z` : "";
     const drawn = ev.svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": label },
       [0, 50, 100].map((y) => ev.svg("line", { x1: 0, x2: 100, y1: y, y2: y, class: "grid" })),
       area ? ev.svg("path", { d: area, class: "area" }) : null,
-      line ? ev.svg("path", { d: line, class: "line" }) : null,
-      limit && limit[0] <= high ? ev.svg("line", { x1: 0, x2: 100, y1: 100 - (100 * limit[0]) / high, y2: 100 - (100 * limit[0]) / high, class: "limit" }) : null);
+      line ? ev.svg("path", { d: line, class: "line" }) : null);
     return ev.el("div", { class: "charted" },
-      ev.el("div", { class: "axis", "aria-hidden": "true" }, ev.el("span", {}, topText), limit ? ev.el("span", { class: "limit-name" }, limit[1]) : null),
+      ev.el("div", { class: "axis", "aria-hidden": "true" }, ev.el("span", {}, topText)),
       drawn,
       ev.el("div", { class: "axis", "aria-hidden": "true" }, ev.el("span", {}, leftText), ev.el("span", {}, rightText)));
   };

@@ -13,7 +13,7 @@ from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.sites.edge import Inference, LoopbackHttp
-from edgeveil_edge import inference
+from edgeveil_edge import release_trial
 from edgeveil_edge.inference import REQUEST_BYTES, InferenceService
 from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
@@ -247,7 +247,9 @@ def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
 
 def test_graphs_are_judged_as_releases_are(tmp_path, monkeypatch):
     judged = []
-    monkeypatch.setattr(inference, "check_graph", lambda graph, *, released: judged.append(graph))
+    monkeypatch.setattr(
+        release_trial, "check_graph", lambda graph, *, released: judged.append(graph)
+    )
 
     async def body(ask, _releases):
         assert (await ask("GET", "/v1/model"))[0] == 200

@@ -15,7 +15,7 @@ from edgeveil.parts.methods.noise_only import NOISE
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_edge.compute import Computation, ComputedAnswer, JobTrial, TaughtJob
-from edgeveil_edge.compute_worker import AskAnswer, decode_request, encode
+from edgeveil_edge.compute_worker import AskAnswer, _requests, encode
 from tests.kits.memory_peak import peak_bytes
 
 VALUES = 1 << 20
@@ -75,4 +75,4 @@ def test_a_question_takes_one_buffer_of_its_own_size() -> None:
     tensors = bytes(MODEL_BYTES)
     asked = AskAnswer(1, "device", b"digest", 1, tensors, b"", b"", True, bytes(32), 1.0)
     assert peak_bytes(lambda: encode(asked)) < 1.1 * MODEL_BYTES
-    assert decode_request(bytes(encode(asked))) == asked
+    assert _requests.decode(bytes(encode(asked))) == asked

@@ -14,6 +14,7 @@ from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head, with_output
 from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_session
+from edgeveil.jobs.job import JobData
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.convolutional import CnnParameters
@@ -24,8 +25,7 @@ from edgeveil.storage import StorageError
 from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_edge.round_work import USUAL_SHARE
-from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore, split_fact
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
 from edgeveil_tools.cli import main
 
 CHANCE = np.random.default_rng(4)
@@ -204,6 +204,7 @@ def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
         found = personalise(site, store.folder)
     _, evaluation = split_once(x, share, (site.state_dir / SPLIT_KEY_FILE).read_bytes())
     assert found.evaluation_records == len(evaluation)
+    assert JobData.model_fields["evaluation_share"].default == USUAL_SHARE
     assert (found.shared_accuracy is None) == (share == 0)
     assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError, RecordsError
-from edgeveil_edge.reading import read_in_fork
+from edgeveil_edge.compute_worker import read_in_fork
 
 CHANCE = np.random.default_rng(3)
 

@@ -69,7 +69,7 @@ from edgeveil.protocol.sealed import (
     open_seed,
 )
 from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
-from edgeveil_edge.round_work import Masks
+from edgeveil_edge.sealing import Masks
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made
 from edgeveil_lab.audit.guards import AttackOutcome, Guard

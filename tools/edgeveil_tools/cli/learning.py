@@ -71,7 +71,7 @@ def report(args: argparse.Namespace) -> int:
 
 def serve(args: argparse.Namespace) -> int:
     """`edgeveil serve`."""
-    from edgeveil_edge.serve import serve as answer_programs
+    from edgeveil_edge.inference import serve as answer_programs
 
     return answer_programs(args.model, args.port)
 

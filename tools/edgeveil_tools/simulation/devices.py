@@ -43,8 +43,8 @@ from edgeveil_edge.round_work import (
     nothing_to_give,
     own_answers,
     too_large,
-    wire_arrays,
 )
+from edgeveil_edge.sealing import wire_arrays
 from edgeveil_tools.site.provision import SitePlan
 
 Role = Literal["train", "infer"]
