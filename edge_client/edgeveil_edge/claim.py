@@ -1,7 +1,4 @@
-"""A new box's first minute: its keys, its one-time claim, and the certificate that comes back.
-
-Later its identity asks for the next certificate, over the same way.
-"""
+"""A new box's keys, its one-time claim and the certificate that it gets; later its next one."""
 
 from __future__ import annotations
 
@@ -44,11 +41,8 @@ def is_unclaimed(site: EdgeSite) -> bool:
 
 
 async def take_up_claim(site: EdgeSite) -> str:
-    """Make the box's keys, ask with its claim until it is admitted; its device id.
-
-    The claim's file is removed then: it works no more. Raises ClaimError where it is refused,
-    UsageError for files that are not as they should be.
-    """
+    """Make the box's keys, ask with its claim until it is admitted, and remove the used claim;
+    returns its device id. Raises ClaimError where it is refused, UsageError for unfit files."""
     use, certificate, key_file = site.claim, site.broker.cert_file, site.broker.key_file
     if use is None or certificate is None or key_file is None:
         fix = "add claim, broker.cert_file and broker.key_file to its site file"
@@ -66,10 +60,8 @@ async def take_up_claim(site: EdgeSite) -> str:
 
 
 def is_due(site: EdgeSite, now: datetime.datetime) -> bool:
-    """Whether a certificate that came with a claim is a week old, or has little time left.
-
-    So often that an authority can be replaced within days.
-    """
+    """Whether a certificate that came with a claim is a week old, so that an authority can be
+    replaced within days, or has little time left."""
     shown = _shown(site)
     if shown is None:
         return False
@@ -203,12 +195,9 @@ def _text(path: Path) -> str:
         fix = "put the text of `edgeveil proxy admit --claim` into this file"
         raise UsageError("holds no claim", where=str(path), fix=fix) from None
     except OSError:
-        raise SystemFault(
-            "the box's claim is not there",
-            where=str(path),
-            fix="put the text of `edgeveil proxy admit --claim` into this file; of a box that used "
-            "its claim, mount the disk that holds its certificate",
-        ) from None
+        fix = "put the text of `edgeveil proxy admit --claim` into this file; of a box that used"
+        fix += " its claim, mount the disk that holds its certificate"
+        raise SystemFault("the box's claim is not there", where=str(path), fix=fix) from None
 
 
 def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:

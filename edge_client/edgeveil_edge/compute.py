@@ -74,10 +74,8 @@ class Computation:
     closes_s: float = math.inf
 
     def fresh_noise(self) -> RandomBytes:
-        """Derived noise from its beginning, for one half of an answer; another stream as it is.
-
-        Two halves never draw alike: derived noise depends on what it is drawn for.
-        """
+        """Derived noise from its beginning, for one half of an answer; another stream as it is. Two
+        halves never draw alike: derived noise depends on what it is drawn for."""
         noise = self.noise
         return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
 
@@ -254,9 +252,7 @@ class Computer(Compute):
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
         """What a job is answered from: no records where they themselves cannot be read, and why.
-
-        Raises DataError for records of another form.
-        """
+        Raises DataError for records of another form."""
         data = plan.job.data
         try:
             training, evaluation = self.records(data.evaluation_share, data.schema_)
@@ -304,9 +300,7 @@ def training_answer(
     processor: str,
 ) -> Answer:
     """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
-
-    Raises ProtocolError for a package that would pass for this device's memory.
-    """
+    Raises ProtocolError for a package that would pass for this device's memory."""
     given = as_received(plan, unpack_tensors(package.tensors))
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")

@@ -1,17 +1,14 @@
-"""The process that computes for a device: it stays warm, and its worker may be ended at any moment.
+"""The child that loads libraries, jobs and records for a device, and forks workers that compute.
 
     python -m edgeveil_edge.compute_child SOCKET
 
-It loads libraries, jobs and records, and runs nothing on them. What does run is a *worker*, forked
-from it: ended where it takes too long, and replaced within milliseconds by one that knows as much.
-So the rounds after such an end are answered as promptly as ever; they would tell about records
-otherwise. Nothing here starts threads that a fork would lose: torch is imported and never used, a
-session is opened in workers alone.
+Nothing here starts threads that a fork would lose: torch is imported and never used, a session is
+opened in workers alone.
 
 Libraries never leave a process that loaded them. So from its first job on a fork serves in its
-place, the *branch*, and ends when it has known no job for IDLE_S: what torch took goes back, and
-devices and records that were known before are still there for the next job. When it ends follows
-from when jobs begin and end, and from no record.
+place, the *branch*, and ends when it has known no job for IDLE_S: the memory of torch goes back,
+and devices and records of before are still there for the next job. Its end follows from when jobs
+begin and end, and from no record.
 
 Subnormal numbers are flushed before anything else is loaded, so that all that follows inherits it.
 """
@@ -58,11 +55,8 @@ def serve(control: socket.socket) -> None:
 
 
 class Forked:
-    """A child that shares the memory of what its starter has loaded.
-
-    For a starter without threads that hold locks: at the beginning of a process. Used as a
-    `subprocess.Popen`.
-    """
+    """A child that shares its starter's memory, used as a `subprocess.Popen`; for a starter without
+    threads that hold locks."""
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         sys.stdout.flush()
@@ -188,7 +182,7 @@ class WorkerNursery:
 
 
 def _tell_of(error: Exception) -> None:
-    """Its type alone: its text could quote a record."""
+    # Its type alone: its text could quote a record.
     sys.stderr.write(f"edgeveil: the computing process fails with {type(error).__name__}\n")
     sys.stderr.flush()
 

@@ -264,10 +264,8 @@ READINGS = 64  # a reading may take so many times what it is given
 
 
 class ComputeServer:
-    """Each device's records and sessions, and each job's plan.
-
-    `learn` fills it where nothing is computed; `work` serves questions from what a fork inherited.
-    """
+    """Each device's records and sessions, and each job's plan. `learn` fills it where nothing is
+    computed; `work` serves questions from what a fork inherited."""
 
     def __init__(self) -> None:
         plugins.admit(())  # it computes for owners, and takes in what they allow

@@ -35,10 +35,8 @@ _METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes;
 
 
 def unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> list[str]:
-    """The owner's conditions that do not hold now, each with what was found.
-
-    Where a box cannot be asked, as without `/proc`, what is asked of it does not hold.
-    """
+    """The owner's conditions that do not hold now, each with what was found. Where a box cannot be
+    asked, as without `/proc`, what is asked of it does not hold."""
     try:
         return list(_unmet(conditions, state_dir, sensors))
     except OSError as error:
@@ -81,20 +79,10 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iter
 
 
 def wanted(conditions: Conditions) -> dict[str, Any]:
-    """What the owner asks for, by its key, in the order of `unmet`."""
-    charging = conditions.charging
-    asked = {
-        "charging": charging,
-        "battery_not_low": conditions.battery_not_low,
-        "idle": conditions.idle,
-        "unmetered": conditions.unmetered,
-        "storage_not_low": conditions.storage_not_low,
-        "max_temperature_celsius": conditions.max_temperature_celsius,
-        "max_load": conditions.max_load,
-        "between": list(conditions.between),
-        "command": conditions.command[0] if conditions.command else "",
-    }
-    return {key: value for key, value in asked.items() if value not in (False, None, [], "")}
+    """The owner's conditions by their keys, in the order of `unmet`."""
+    unshown = {"metered_interfaces"}
+    asked = conditions.model_dump(mode="json", exclude=unshown, exclude_defaults=True)
+    return asked | ({"command": conditions.command[0]} if conditions.command else {})
 
 
 def within(windows: Sequence[str], minute: int) -> bool:
@@ -107,12 +95,8 @@ def within(windows: Sequence[str], minute: int) -> bool:
 
 
 class Presence:
-    """Comes and goes for one machine.
-
-    look    the conditions that do not hold now; called in a thread
-    post    gives the machine an event
-    moment  a number in [0, 1), the injected chance
-    """
+    """Comes and goes for one machine. look    the conditions that do not hold now; called in a
+    thread post    gives the machine an event moment  a number in [0, 1), the injected chance"""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The owner's word: a job is judged by policy and budget, never by records."""
+"""The owner's consent: a job is judged by policy and budget, never by records."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def refusals(
     policy: Policy, plan: Plan, *, trains: bool, header: bool = False
 ) -> Iterator[PrivacyError]:
     """The owner's reasons against a job as such: not against its price or its rounds' devices.
-
-    `header`: whether the device's file names its columns itself.
-    """
+    `header`: whether the device's file names its columns itself."""
     job = plan.job
     if trains and job.train.method not in policy.allowed_methods:
         yield PrivacyError(
@@ -178,10 +176,8 @@ def judge(site: EdgeSite, plan: Plan) -> None:
 
 
 def decline_cause(error: EdgeVeilError) -> str:
-    """Class an owner's or a box's reason against a job as one of `DECLINE_CAUSES`.
-
-    Decided by the key that the reason names, so that no text of it leaves the box.
-    """
+    """Class an owner's or a box's reason against a job as one of `DECLINE_CAUSES`. Decided by the
+    key that the reason names, so that no text of it leaves the box."""
     section, _, key = error.where.rpartition(".")
     if error.where in ("conditions", "policy.max_jobs"):  # what passes by itself
         return "conditions"
@@ -193,10 +189,8 @@ def decline_cause(error: EdgeVeilError) -> str:
 
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
-    """Reserve the whole job's price, or raise PrivacyError with the owner's reason.
-
-    Reads no record, so a refusal says nothing about data.
-    """
+    """Reserve the whole job's price, or raise PrivacyError with the owner's reason. Reads no
+    record, so a refusal says nothing about data."""
     judge(site, plan)
     enough(site.policy, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")

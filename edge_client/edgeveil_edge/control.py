@@ -1,10 +1,9 @@
-"""The owner's word to a running device: one line of JSON each way, over a socket of the owner's.
+"""Local control socket of a running device: one line of JSON each way, mode 0600.
 
     {"command": "pause"}  ->  {"state": "paused", …}
 
-`pause`, `resume` and `status` are all answered with how the device then stands, `page` with an
-address that lets a browser in once; anything else with `{"error": …}`. The socket stands in the
-device's state folder, mode 0600.
+`pause`, `resume` and `status` are answered with the device's state then, `page` with an address
+that lets a browser in once; anything else with `{"error": …}`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Obey = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 class ControlSocket:
-    """Where a running device hears its owner; `obey` does one of COMMANDS and tells the state."""
+    """The device's side; `obey` does one of COMMANDS and returns the state."""
 
     def __init__(self, state_dir: Path, obey: Obey) -> None:
         self._path, self._obey = state_dir / CONTROL_FILE, obey
@@ -76,17 +75,14 @@ def ask(state_dir: Path, command: str) -> dict[str, Any]:
             with connection.makefile("rb") as stream:
                 told = json.loads(stream.readline(TOLD_BYTES))
     except (FileNotFoundError, ConnectionRefusedError):
-        raise UsageError(
+        what, fix = (
             "no device runs in this state folder",
-            where=str(state_dir),
-            fix="start it with `edgeveil edge --config FILE`",
-        ) from None
+            "start it with `edgeveil edge --config FILE`",
+        )
+        raise UsageError(what, where=str(state_dir), fix=fix) from None
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the device does not answer ({error})",
-            where=str(state_dir),
-            fix="try again, as the user that runs it",
-        ) from None
+        what, fix = f"the device does not answer ({error})", "try again, as the user that runs it"
+        raise UsageError(what, where=str(state_dir), fix=fix) from None
     if not isinstance(told, dict) or "error" in told:
         what = told["error"] if isinstance(told, dict) else "the device's answer is no mapping"
         raise UsageError(str(what), where=str(state_dir), fix="see the device's own console")

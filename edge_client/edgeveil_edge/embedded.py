@@ -1,11 +1,9 @@
 """A device inside an application: `edgeveil.Device`.
 
-It is the device that `edgeveil edge` runs, made by the same role, in a thread of its own with an
-event loop of its own; it computes in a process of its own, which is started and not forked, since
-an application has threads. What differs is where records may come from: a callable of the
-application. They are taken once, at the start, checked as a `python:` source's are, and handed to
-the computing process, so that from there on nothing tells them from records of a file: consent,
-ledger, sample slots and the public moment of an answer are the same.
+The device that `edgeveil edge` runs, in a thread and event loop of its own; its computing process
+is started and not forked, since an application has threads. Records may come from a callable of the
+application: taken once, at the start, checked as a `python:` source's are, and handed to the
+computing process, where they are like records of a file.
 """
 
 from __future__ import annotations
@@ -48,12 +46,13 @@ DeviceState = Literal["stopped", "offline", "online", "paused", "failed"]
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """How a device stands.
+    """State of a device.
 
-    `state` is `online` where its broker is reached, `paused` where it declines rounds, `failed`
-    where it ended by itself, `error` then says why. `release` is the version of the model in use,
-    "" before the first; `stale` says that it was not renewed in time, so that a newer one may be
-    withheld, else "". `said` is what the owner was told last.
+    state    `online` with its broker reached, `paused` while it declines rounds, `failed` after it
+             ended by itself, with the reason in `error`
+    release  version of the model in use, "" before the first
+    said     the owner's last line
+    stale    that the release was not renewed in time, so that a newer one may be withheld, or ""
     """
 
     id: str
@@ -68,17 +67,16 @@ class DeviceStatus:
 class Device:
     """One device of a site, run inside this program.
 
-    site     the device's site file, as `edgeveil edge` takes it, or an EdgeSite; the owner's policy
-             stands in it, and no job can override that
-    records  gives this device's records as two arrays, x (n, …) of numbers and y (n,) of labels
-             from 0; called once by each `start`. None: the site's own data source. With it only
-             the name of the site's `data` block counts, under which the ledger books
-    say      hears each line for the owner, from the device's thread; None: they are kept in
-             `status().said` alone. They may quote private counts: not for others
+    site     the device's site file with the owner's policy, or an EdgeSite
+    records  returns this device's records as x (n, …) of numbers and y (n,) of labels from 0;
+             called once by each `start`. None: the site's own data source. With it only the name of
+             the site's `data` block counts, under which the ledger books
+    say      takes each line for the owner, from the device's thread; they may quote private counts.
+             None: `status().said` alone
 
     As a context it starts and stops. Methods may be called from several threads. One program at a
-    time owns a device's state folder. From its first start on this program takes in plug-ins that
-    its owner's policy allows, and no others.
+    time owns a state folder. From its first start on this program takes in the plug-ins that its
+    owner's policy allows, and no others.
 
         with Device("edge.yaml", records=measured) as device:
             ...
@@ -112,11 +110,11 @@ class Device:
 
     @needs_extra("train-fm")
     def start(self) -> Self:
-        """Take the records and begin to take part; returns once the device's files are open.
+        """Take the records and begin to take part; returns once the device's files are open, and
+        tries a missing broker for as long as it takes.
 
-        A broker that is not there is tried again for as long as it takes. Raises DataError for the
-        records, UsageError where it runs already or another program has its folder, StorageError,
-        PrivacyError or CryptoError for what its folder holds.
+        Raises DataError for the records, UsageError where it runs already or another program has
+        its folder, StorageError, PrivacyError or CryptoError for the content of its folder.
         """
         if not self._starting.acquire(blocking=False):
             raise self._runs_already()
@@ -147,10 +145,8 @@ class Device:
         return self
 
     def stop(self) -> None:
-        """Say good-bye, end the computing process, close the files. May be called twice.
-
-        A device that another thread is starting is stopped once it has started.
-        """
+        """Say good-bye, end the computing process, close the files. May be called twice. Waits for
+        a start in another thread."""
         with self._starting:
             thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None:
@@ -203,26 +199,19 @@ class Device:
         )
 
     def ledger(self) -> dict[str, Any]:
-        """What was spent, job by job, and what the policy leaves; as `edgeveil ledger --json`.
-
-        Raises PrivacyError where the ledger's chain is broken, UsageError before the first start.
-        """
+        """Spending by job, and what the policy leaves; as `edgeveil ledger --json`. Raises
+        PrivacyError where the ledger's chain is broken, UsageError before the first start."""
         path = self.site.state_dir / LEDGER_FILE
         return as_plain(path, read_ledger(path), {self.site.data.name: self.site.policy})
 
     def predict(self, records: str | Path | NDArray[Any]) -> Predictions:
-        """Class and probabilities, a number, or how unusual each is, by the release in use; nothing
-        leaves this machine.
-
-        Raises UsageError before the first release, DataError for records of another form.
-        """
+        """Answers of the release in use, on this machine. Raises UsageError before the first
+        release, DataError for records of another form."""
         return predict(self.site.state_dir, records)
 
     def enrolment(self) -> str:
-        """What the operator of the proxy needs to admit this device: JSON, no secret in it.
-
-        Makes the device's keys at its first use. `broker.username` of the site must be its id.
-        """
+        """JSON without secrets by which the proxy's operator admits this device; makes its keys at
+        its first use. `broker.username` of the site must be its id."""
         return DeviceIdentity.load_or_create(self.site.state_dir).enrolment().to_json()
 
     # --- the thread ---

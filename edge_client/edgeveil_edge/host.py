@@ -1,4 +1,4 @@
-"""What a device's process does for its machine: open, consent, work, keep."""
+"""The work that a device's process does for its machine: open, install, answer, keep."""
 
 from __future__ import annotations
 
@@ -91,11 +91,8 @@ _LINES = {
 
 @dataclass(frozen=True)
 class DeviceChance:
-    """What chance decides on a device.
-
-    `noise_for` gives the noise of an answer (None: derived from the ledger's own key), `moment` a
-    number in [0, 1) for when it leaves.
-    """
+    """Randomness of a device: `noise_for` gives an answer's noise (None: derived from the ledger's
+    own key), `moment` a number in [0, 1) for when it leaves."""
 
     noise_for: NoiseFor | None = None
     moment: Callable[[], float] = SystemRandom().random
@@ -120,7 +117,7 @@ class DeviceHost:
         self.site, self.identity, self._sealing, self._trust = site, identity, sealing, trust
         self._store, self._ledger, self._say = store, ledger, say
         chance = random or DeviceChance()
-        noise_for, self._moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
+        noise_for, self.moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self.releases = ReleaseStore(site.state_dir / "releases")
@@ -129,11 +126,6 @@ class DeviceHost:
         self._stale = ""  # what the owner was told of a release that is not renewed
         self._memberships: dict[bytes, tuple[bytes, bytes]] = {}  # job -> its newest round's
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # its tensors and model, until used
-
-    @property
-    def moment(self) -> Callable[[], float]:
-        """The device's chance: numbers in [0, 1)."""
-        return self._moment
 
     def pause(self, paused: bool) -> None:
         """Whether to decline rounds from the next one on, by the owner's word."""
@@ -206,12 +198,9 @@ class DeviceHost:
                 return take_trust(self._trust, metadata, self.site.cell)
             case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
                 self._say(f"nothing is done for the cloud: {self._trust.problem}")
-                released = isinstance(task, InstallRelease)
-                return (
-                    fx.WorkFailed("trust_expired")
-                    if released
-                    else NoAnswer(self._trust.problem, "conditions")
-                )
+                if isinstance(task, InstallRelease):
+                    return fx.WorkFailed("trust_expired")
+                return NoAnswer(self._trust.problem, "conditions")
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 job_id = manifest.at.job_id
                 blob, membership = self._memberships.get(job_id, (b"", b""))
@@ -243,13 +232,13 @@ class DeviceHost:
                 opened = self._sealing.open_broadcast(before, manifest, blob)
             else:  # the cloud seals to the new one by now
                 self.identity = self.identity.settled(self.site.state_dir)
-        chance = self._moment()
+        chance = self.moment()
         if opened is None:
             return OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind != "round":
             if wants_reports(manifest):
-                self._note_fate(manifest, membership)
+                self._note_fate(manifest, membership=membership.hex())
             return OpenedPackage(decode_package(package), chance)
         decoded, job_id = decode_package(package), manifest.at.job_id
         self._memberships[job_id] = manifest.blob.digest, membership
@@ -283,7 +272,7 @@ class DeviceHost:
         digest = hashlib.sha256(package.onnx).hexdigest()
         if not why and self.releases.broke(digest):
             outcome = ReleaseOutcome.ROLLED_BACK
-        self._note_fate(manifest, None, outcome, digest)
+        self._note_fate(manifest, outcome=outcome.value, digest=digest)
         if why:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
             return fx.WorkFailed("refused_release")
@@ -295,7 +284,7 @@ class DeviceHost:
         return Installation()
 
     def look_at_release(self, now_s: float) -> str:
-        """Why the release in use may not be the newest, or ""; `now_s` since 1970. Told once."""
+        """Why the release in use may not be the newest, or ""; `now_s` since 1970. Said once."""
         try:
             release = self.releases.current()
         except EdgeVeilError:
@@ -319,33 +308,22 @@ class DeviceHost:
 
     # --- what is said of releases ---
 
-    def _note_fate(
-        self,
-        manifest: Manifest,
-        membership: bytes | None,
-        outcome: ReleaseOutcome | None = None,
-        digest: str = "",
-    ) -> None:
-        """Keep what a report on this release will need; None: what is known stays."""
-        known = self._fate(manifest)
-        fate = {
-            "blob": manifest.blob.digest.hex(),
-            "membership": membership.hex() if membership else known.get("membership", ""),
-            "outcome": outcome.value if outcome else known.get("outcome", ""),
-            "digest": digest or known.get("digest", ""),
-        }
-        self._store.put_fact("release_fate", json.dumps(fate))
+    def _note_fate(self, manifest: Manifest, **news: str) -> None:
+        """Keep what a report on this release will need."""
+        blob = manifest.blob.digest.hex()
+        fate = {"membership": "", "outcome": "", "digest": "", **self._fate(manifest), **news}
+        self._store.put_fact("release_fate", json.dumps({"blob": blob, **fate}))
 
     def _fate(self, manifest: Manifest) -> dict[str, str]:
         fate: dict[str, str] = json.loads(self._store.fact("release_fate") or "{}")
         return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
 
     def _report(self, manifest: Manifest) -> MadeReport:
-        """What became of a release, as it is now; of one that was not opened here a dummy.
+        """What became of a release; of one that was not opened here a dummy.
 
-        No record is read (`RoundWork.judge_release`), so it costs no budget. A release counts as
-        rolled back if it failed on made-up records, or its file was damaged. That its owner went
-        back is not told: it may follow from what it said of records.
+        It reads no record (`RoundWork.judge_release`) and costs no budget. A release counts as
+        rolled back if it failed on made-up records or its file was damaged. That its owner went
+        back is not reported: it may follow from its answers on records.
         """
         fate = self._fate(manifest)
         membership, said = bytes.fromhex(fate.get("membership", "")), b""
@@ -389,10 +367,8 @@ class DeviceHost:
         return Installation()
 
     def warm_up(self) -> None:
-        """At a start: load what rounds will need, before the next one.
-
-        A release that is damaged makes room for the one before it.
-        """
+        """At a start: load what rounds will need; a damaged release makes room for the one
+        before it."""
         try:
             self.releases.current()
         except DataError as error:

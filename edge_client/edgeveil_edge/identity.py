@@ -72,11 +72,9 @@ class DeviceIdentity:
             with _alone(state_dir):
                 return cls._load_or_create(state_dir)
         except OSError as error:
-            raise UsageError(
-                f"the state folder cannot be used ({error.strerror})",
-                where=str(state_dir),
-                fix="check state_dir in the device's site file and its rights",
-            ) from error
+            what = f"the state folder cannot be used ({error.strerror})"
+            fix = "check state_dir in the device's site file and its rights"
+            raise UsageError(what, where=str(state_dir), fix=fix) from error
 
     @classmethod
     def _load_or_create(cls, state_dir: Path) -> DeviceIdentity:
@@ -87,11 +85,10 @@ class DeviceIdentity:
             # would let one record count for training and for evaluation.
             lost = [path.name for path in (opening, split) if not path.exists()]
             if lost:
-                raise UsageError(
-                    f"{' and '.join(lost)} is gone",
-                    where=str(state_dir),
-                    fix=_LOST_FIXES.get(tuple(lost), _LOST_FIX),
-                )
+                new = "make a new one: edgeveil keys --next"
+                new = new if lost == [OPENING_FILE] else "enrol a new device with a new state_dir"
+                fix = f"restore it from a backup, or {new}"
+                raise UsageError(f"{' and '.join(lost)} is gone", where=str(state_dir), fix=fix)
         else:
             refuse_lost_state(identity)
             load_split_key(split)
@@ -114,20 +111,13 @@ def renew_opening(state_dir: Path) -> OpeningKey:
     something was opened with the new one. Raises UsageError without an identity, CryptoError.
     """
     if not (state_dir / IDENTITY_FILE).exists():
-        raise UsageError(
-            "holds no identity", where=str(state_dir), fix="enrol the device: edgeveil keys"
-        )
+        fix = "enrol the device: edgeveil keys"
+        raise UsageError("holds no identity", where=str(state_dir), fix=fix)
     new, path = OpeningKey.generate(), state_dir / OPENING_FILE
     if path.exists():
         OpeningKey.load(path).save(state_dir / BEFORE_FILE, overwrite=True)
     new.save(path, overwrite=True)
     return new
-
-
-_LOST_FIX = "restore it from a backup, or enrol a new device with a new state_dir"
-_LOST_FIXES: dict[tuple[str, ...], str] = {
-    (OPENING_FILE,): "restore it from a backup, or make a new one: edgeveil keys --next",
-}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -58,6 +58,8 @@ from edgeveil_edge.spending import OwnSpending
 if TYPE_CHECKING:
     from edgeveil_edge.page import DevicePage
 
+_OWN_TOPICS = 2  # beside those of its buckets
+_PAUSED = "paused"  # a fact of the device's store
 RELEASE_LOOK_S = 300.0
 CERTIFICATE_LOOK_S = 6 * 3600.0
 
@@ -101,16 +103,12 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     return 0
 
 
-_OWN_TOPICS = 2  # beside those of its buckets
-
-
 class Lanes:
-    """The threads of a process's devices: what reads records holds up nothing else.
+    """The threads of a process's devices: work on records holds up nothing else, since its length
+    may tell about them.
 
-    How long it takes may tell about them, and so would whatever waits for its end. Three lanes, in
-    each one task after the other: `records`, for rounds' answers; `trials`, which wait for the
-    computing process too, and whatever else puts a release in use or gives it up; `others`. One
-    thread computes: the devices of a process share its cores, and torch uses them well alone.
+    In each lane one task after the other: `records`, for rounds' answers; `trials`, which wait for
+    the computing process too, and whatever puts a release in use or gives it up; `others`.
     """
 
     def __init__(self) -> None:
@@ -128,7 +126,7 @@ class Lanes:
         return self.others
 
     def warm_up(self, host: DeviceHost) -> None:
-        """Load what rounds will need; an error is told in the log, and met again by a round."""
+        """Load what rounds will need; an error goes to the log, and a round meets it again."""
         self.trials.submit(host.warm_up).add_done_callback(_tell_failed)
 
     def __enter__(self) -> Self:
@@ -145,9 +143,6 @@ def _tell_failed(done: Future[None]) -> None:
         LOG.error("warm_up_failed", extra={"error": type(error).__name__})
 
 
-_PAUSED = "paused"  # a fact of the device's store
-
-
 class DeviceProcess:
     """One device on its link; several share a process, its lanes and its computing child."""
 
@@ -161,8 +156,7 @@ class DeviceProcess:
         say: Callable[[str], None] | None = None,
         sensors: conditions.BoxSensors | None = None,
     ) -> None:
-        """`records` stand in place of the site's data source, `say` in place of the console,
-        `sensors` in place of this machine's."""
+        """`records` replace the site's data source, `say` the console, `sensors` this machine's."""
         self._folder = OwnFolder(site.state_dir)
         self._lanes, self._computing = lanes, computing
         self.site = site
@@ -181,18 +175,14 @@ class DeviceProcess:
             conditions.PRESENCE_INTERVAL_S,
         )
         self._problems: list[str] = []
-        self._health = HealthSocket(
-            site.state_dir,
-            Health(
-                {
-                    "broker": lambda: self.session.connected or LINK_DOWN,
-                    "proxy": lambda: not self.device.machine.unheard or UNHEARD,
-                    "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
-                    "machine": lambda: self.runtime.turns or STUCK,
-                    "store": Probe(lambda: writable(site.state_dir)),
-                }
-            ),
-        )
+        parts: dict[str, Callable[[], Any]] = {
+            "broker": lambda: self.session.connected or LINK_DOWN,
+            "proxy": lambda: not self.device.machine.unheard or UNHEARD,
+            "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
+            "machine": lambda: self.runtime.turns or STUCK,
+            "store": Probe(lambda: writable(site.state_dir)),
+        }
+        self._health = HealthSocket(site.state_dir, Health(parts))
         self._control = ControlSocket(site.state_dir, self._obey)
         self._page = None if site.page is None else _page(site.page, self)
         if self.device.store.fact(_PAUSED):
@@ -227,8 +217,8 @@ class DeviceProcess:
         return self.runtime
 
     def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
-        """Where its stanzas come; nothing where the broker does not allow so many subscriptions,
-        which makes the device ask for them."""
+        """Topics of its stanzas; none where the broker does not allow so many subscriptions, which
+        makes the device ask for them."""
         found = topics.buckets(device.identity.sealing_keys)
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
@@ -265,8 +255,7 @@ class DeviceProcess:
         )
 
     def pause(self, paused: bool) -> None:
-        """By the owner's word: rounds are declined at once, and the device goes with the next
-        change of presence."""
+        """Decline rounds at once; the device goes with the next change of presence."""
         self.presence.paused = paused
         self.device.host.pause(paused)
         if not paused:
@@ -284,24 +273,30 @@ class DeviceProcess:
         return (await loop.run_in_executor(self._lanes.trials, releases.rollback)).version
 
     def status(self) -> dict[str, Any]:
-        """How it stands, for its owner alone. Reads the ledger: not for the loop's thread.
-
-        Raises PrivacyError where the ledger's chain is broken.
-        """
-        plain, name = self.spending.told(), self.site.data.name
-        spent: dict[str, Any] = next((one for one in plain["data_sets"] if one["name"] == name), {})
+        """State for the owner alone. Reads the ledger: not for the loop's thread. Raises
+        PrivacyError where the ledger's chain is broken."""
+        spent = self.spending.own()
         current = self.device.host.releases.current()
-        return {
-            **self.standing([one["job"] for one in spent.get("jobs", ()) if one["open"]]),
-            "release": current.version if current else None,
-            "budget": {
-                key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")
-            },
-        }
+        budget = {key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")}
+        release = current.version if current else None
+        return {**self.standing(spent), "release": release, "budget": budget}
 
-    def standing(self, taken_up: Sequence[str]) -> dict[str, Any]:
-        """How it stands without what the ledger says, but for the jobs that it takes part in."""
+    def standing(self, spent: Mapping[str, Any]) -> dict[str, Any]:
+        """State of the device and of each open job in `spent`, its part of the ledger."""
         counted = [one for one in self.device.store.receipts() if one.state == "counted"]
+        counted_of = {one.job_id.hex(): one.round for one in counted}
+        rounds = {one.job_id.hex(): one for one in self.device.machine.rounds}
+        jobs = []
+        for job in (one["job"] for one in spent.get("jobs", ()) if one["open"]):
+            here = rounds.get(job)
+            jobs.append(
+                {
+                    "job": job,
+                    "state": here.state.value if here else DEVICE_STATES.start.value,
+                    "round": here.at.exchange if here and here.at else None,
+                    "last_counted_round": counted_of.get(job),
+                }
+            )
         unmet = self.presence.unmet
         return {
             "device": self.device.id,
@@ -311,31 +306,10 @@ class DeviceProcess:
             "problems": self._problems,
             "connected": self.session.connected,
             "last_counted_round": counted[-1].round if counted else None,
-            "jobs": self._jobs(taken_up),
+            "jobs": jobs,
             "refused_lately": self.device.store.refused_lately(),
             "max_jobs": self.site.policy.max_jobs,
         }
-
-    def _jobs(self, taken_up: Sequence[str]) -> list[dict[str, Any]]:
-        """How each of the jobs stands that the device takes part in."""
-        rounds = {one.job_id.hex(): one for one in self.device.machine.rounds}
-        counted = {
-            one.job_id.hex(): one.round
-            for one in self.device.store.receipts()
-            if one.state == "counted"
-        }
-        told = []
-        for job in taken_up:
-            here = rounds.get(job)
-            told.append(
-                {
-                    "job": job,
-                    "state": here.state.value if here else DEVICE_STATES.start.value,
-                    "round": here.at.exchange if here and here.at else None,
-                    "last_counted_round": counted.get(job),
-                }
-            )
-        return told
 
     async def _obey(self, command: str) -> dict[str, Any]:
         if command == "page":
@@ -357,11 +331,8 @@ class DeviceProcess:
             await asyncio.sleep(RELEASE_LOOK_S)
 
     async def _look_at_certificate(self) -> None:
-        """One that came with a claim is renewed, long before it ends.
-
-        So is one of a device that the proxy does not know: it may have lost its registry, and its
-        operator admit the device again.
-        """
+        """Renew one that came with a claim long before it ends, and that of a device which the
+        proxy does not know: it may have lost its registry, and its operator admit it again."""
         while True:
             unheard, self.device.host.unheard = self.device.host.unheard, False
             now = datetime.datetime.now(datetime.UTC)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,22 +149,18 @@ class DevicePage:
 
     def state(self) -> dict[str, Any]:
         """Everything that the page shows. Reads files: not for the loop's thread."""
-        site, device = self._site, self._device
-        spent: dict[str, Any] = {}
+        site, device, policy = self._site, self._device, self._site.policy
+        own: dict[str, Any] = {}
         try:
-            spent = device.spending.told()
-            ledger = {"intact": True, "links": spent["links"]}
+            own = device.spending.own()
+            ledger = {"intact": True, "links": device.spending.told()["links"]}
         except EdgeVeilError as error:
             ledger = {"intact": False, "what": error.what, "where": error.where, "fix": error.fix}
-        books: list[dict[str, Any]] = spent.get("data_sets", [])
-        own = next((one for one in books if one["name"] == site.data.name), {})
-        jobs = own.get("jobs", [])
-        names, release = self._job_names([one["job"] for one in jobs]), self._release_told()
+        names, release = self._job_names(own.get("jobs", ())), self._release_told()
         if release and "job" in release:
             names.setdefault(release["job_id"], release["job"])
-        policy = site.policy
         return {
-            **device.standing([one["job"] for one in jobs if one["open"]]),
+            **device.standing(own),
             "role": site.role,
             "cell": site.cell,
             "data": site.data.name,
@@ -183,37 +180,36 @@ class DevicePage:
             "release": release,
         }
 
-    def _job_names(self, jobs: list[str]) -> dict[str, str]:
-        """What open jobs are called; the ledger itself keeps ids alone."""
+    def _job_names(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Names of open jobs; the ledger itself keeps ids alone."""
         found = {}
-        for job in jobs:
-            kept = self._device.device.store.job(bytes.fromhex(job)) if _is_id(job) else None
-            if kept is not None:
-                try:
-                    found[job] = str(json.loads(kept[0])["job"])[:_NAME_CHARACTERS]
-                except (ValueError, KeyError, TypeError):
-                    continue
-        return found
+        for job in (one["job"] for one in jobs):
+            try:
+                kept = self._device.device.store.job(bytes.fromhex(job))
+                found[job] = str(json.loads(kept[0])["job"])[:_NAME_CHARACTERS] if kept else ""
+            except (ValueError, KeyError, TypeError):
+                continue
+        return {job: name for job, name in found.items() if name}
 
     def _release_told(self) -> dict[str, Any] | None:
-        """The release in use; its file is read when it, or what is in use, changes."""
+        """The release in use; read again when it, or `current.json`, changes."""
         releases = self._device.device.host.releases
         pointer = releases.folder / "current.json"
-        before = self._release[1]
-        path = Path(before["path"]) if before and "path" in before else pointer
-        mark = (file_mark(pointer), file_mark(path))
-        if mark != self._release[0]:
+        _, told = self._release
+        if self._release[0] != self._release_marks(pointer, told):
             try:
                 told = _of_release(releases.current(), releases.history())
             except EdgeVeilError as error:
                 told = {"problem": f"{error.what}; {error.fix}"}
-            path = Path(told["path"]) if told and "path" in told else pointer
-            self._release = (file_mark(pointer), file_mark(path)), told
-        told = self._release[1]
+            self._release = self._release_marks(pointer, told), told
         if told is None or "path" not in told:
             return told
         shown = {key: value for key, value in told.items() if key != "path"}
         return {**shown, "stale": 0 < told["expires_s"] <= time.time()}
+
+    def _release_marks(self, pointer: Path, told: dict[str, Any] | None) -> tuple[object, object]:
+        path = Path(told["path"]) if told and "path" in told else pointer
+        return file_mark(pointer), file_mark(path)
 
     # --- what it takes ---
 
@@ -227,13 +223,6 @@ class DevicePage:
     async def _rollback(self, _request: Request) -> Response:
         release = await self._device.roll_back()
         return Response.of_json({"release": release})
-
-
-def _is_id(job: str) -> bool:
-    try:
-        return bool(bytes.fromhex(job))
-    except ValueError:
-        return False
 
 
 def _of_release(release: Any, history: list[str]) -> dict[str, Any] | None:

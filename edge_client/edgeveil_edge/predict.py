@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE, NAMES
-from edgeveil.data.encoding import Encoded, pictures
+from edgeveil.data.encoding import pictures
 from edgeveil.data.records import MAX_BYTES, require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
@@ -42,13 +42,12 @@ RELEASES = "releases"  # the folder of models inside a device's state folder
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of records: `probabilities` (records, classes), of model `model`.
+    """Answers of model `model`: `probabilities` (records, classes).
 
-    A row with NaN or infinity is that of an unusable record. `classes` are the classes' names and
-    `files` the pictures' files, where there are any; `given` are the labels that stood beside the
-    records (records,), -1 for none. Of a model of a number `values` (records,) has them, in the
-    unit of its range `target`, and there are neither classes nor probabilities. Of one of anomalies
-    `scores` (records,) are how far each is from what is usual; with `alarms` one above 1 is an
+    A row with NaN or infinity is that of an unusable record. `classes` are names and `files` the
+    pictures' files, where there are any; `given` (records,) are labels beside the records, -1 for
+    none. A model of a number has `values` (records,) in the unit of its range `target`, and neither
+    classes nor probabilities; one of anomalies `scores` (records,): with `alarms` one above 1 is an
     anomaly.
     """
 
@@ -65,8 +64,8 @@ class Predictions:
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
-        """What a session answered. Raises DataError where a model of a number tells no range, or
-        one of classes names others than it tells apart."""
+        """Raises DataError for a model of a number without a range, or of classes with other
+        names than it tells apart."""
         schema = schema_in(session.metadata, session.input_shape)
         if session.output == SCORE:
             none, alarms = np.zeros((len(found), 0)), ALARM_RATE in session.metadata
@@ -87,8 +86,8 @@ class Predictions:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The likeliest class of each record (records,), 1 for an anomaly and 0 for none; -1 for an
-        unusable one, of a number, and where no score is known to be an anomaly's."""
+        """The likeliest class of each record (records,), 1 for an anomaly and 0 for none; -1 where
+        it is unusable, of a number, and without `alarms`."""
         if self.scores is not None and self.alarms:
             return np.where(self._sound, self.scores > 1, -1)
         if self._number is not None:
@@ -107,8 +106,7 @@ class Predictions:
 
     @property
     def errors(self) -> Mapping[str, Any] | None:
-        """Of a number, `regression_figures` on the records with a label, of anomalies
-        `anomaly_figures`; None without any."""
+        """`regression_figures` or `anomaly_figures` on the records with a label, if any."""
         if self.given is None:
             return None
         if self.scores is not None:
@@ -119,7 +117,7 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the records with a label that were told right; None where none has one."""
+        """The share of the records with a label that is right; None without any."""
         if self.given is None or self._number is not None:
             return None
         known = (self.given >= 0) & self._sound
@@ -127,7 +125,7 @@ class Predictions:
 
     @property
     def guessing(self) -> dict[str, float]:
-        """What stands beside `accuracy` or an RMSE, as `edgeveil.evaluation.figures.guessing`."""
+        """Figures beside `accuracy` or an RMSE, see `edgeveil.evaluation.figures.guessing`."""
         if self.given is None or self._number is not None:
             return guessing(self.errors)
         return guessing(classification_figures(self.probabilities, self.given))
@@ -139,9 +137,8 @@ class Predictions:
         return "" if accuracy is None else beside_text(ACCURACY, accuracy, self.guessing)
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each record: its number from 1, label and probability, None if unusable; also
-        the class's name and the picture's file, where there are any. Of a number its value, of
-        anomalies as `plain` has it."""
+        """A row for each record: its number from 1, label and probability, None if unusable, name
+        and file where there are any; of numbers and anomalies as in `plain`."""
         return list(self.table_rows())
 
     def table_rows(self) -> Iterator[dict[str, Any]]:
@@ -160,10 +157,9 @@ class Predictions:
             }
 
     def plain(self) -> list[dict[str, Any]]:
-        """For JSON: {label, name, probabilities} of each record, {label: null} of an unusable one;
-        the name only where the model knows its classes', `file` only of pictures. Of a number
-        {value}, null for an unusable record; of anomalies {score}, null likewise, and with alarms
-        {label, name} beside it."""
+        """For JSON: {label, name, probabilities, file} of each record, name and file where there
+        are any, {label: null} of an unusable one; {value} of a number, {score} of an anomaly, with
+        alarms also {label, name}."""
         return list(self.plain_rows())
 
     def plain_rows(self) -> Iterator[dict[str, Any]]:
@@ -193,23 +189,15 @@ def _verdict(label: int) -> dict[str, Any]:
 
 
 @needs_extra("infer")
-def predict(
-    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
-) -> Predictions:
-    """Class and probabilities of records, the number that a job of numbers learned to tell, or how
-    unusual each is, by a released model; nothing leaves this machine.
+def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Predictions:
+    """Answers of a released model on records, computed on this machine.
 
-    `model` is an ONNX file or a device's state folder, whose release in use is then taken.
-    `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
-    one record may come without its record axis. A model of a job with a schema takes what its
-    devices hold: .csv and .parquet with names, .png, .jpg, and a folder of pictures, with labels or
-    without. A release that does not run any more is left for the one before it. Raises DataError
-    or UsageError.
+    `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
+    array (records, …), one record without its axis, or a file: .npz (array `x`), .npy or .csv
+    (values alone); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
+    of pictures, with labels or without. A release that does not run any more is left for the one
+    before it. Raises DataError or UsageError.
     """
-    if personal and not Path(model).is_dir():
-        raise UsageError(
-            "is no device's state folder", where=str(model), fix="name it, or leave out --personal"
-        )
     if not Path(model).is_dir():
         path = require_file(Path(model), "the model")
         return _predicted(path, path.name, records)
@@ -222,11 +210,6 @@ def predict(
             where=str(model),
             fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
         )
-    if personal:
-        from edgeveil_edge.personal import personal_model  # most predictions are the release's
-
-        path, about = personal_model(Path(model), release)
-        return replace(_predicted(path, f"{about.release}, personal", records), stale=stale)
     try:
         found = _predicted(release.path, release.version, records)
     except Exception as error:
@@ -244,10 +227,8 @@ def stale_since(release: InstalledRelease, now_s: float) -> str:
 
 
 def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
-    """Go back where the release itself fails, on made-up records too, and not the input.
-
-    The device's process then reports it as rolled back. Raises DataError in place of `error`.
-    """
+    """Go back where the release fails on made-up records too, and raise DataError in place of
+    `error`; the device's process then reports it as rolled back."""
     if not run_trial(release.path.read_bytes()):
         return
     try:
@@ -294,8 +275,7 @@ class _Given:
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
-    """Raise DataError where records and what a model tells of them take more than the file's
-    room."""
+    """Raise DataError where records and their answers take more than the file's room."""
     most = room_for(file)
     each = x.itemsize * math.prod(x.shape[1:]) + NUMBER_BYTES * (numbers + 1)  # and the label
     if len(x) * each > most:
@@ -321,8 +301,11 @@ def _given(
     file = require_file(path, "the input file")
     most = room_for(file)
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
-        read = _encode_any_parquet if file.suffix == ".parquet" else _encode_any_csv
-        found = read(file, schema, most)
+        if file.suffix == ".parquet":
+            found = encode_parquet(file, schema, most, labelled=None)
+        else:
+            formed, header = any_form(file, schema)
+            found = encode_csv(file, formed, most, header=header, labelled=None)
         labels = found.records.y if found.labelled else None
         return _Given(found.records.x, labels, file=file)
     values = _read(file, most)
@@ -332,22 +315,12 @@ def _given(
 
 
 def room_for(file: Path) -> int:
-    """Bytes that a file's records may take, with what a model tells of them: ROOM_RATIO times its
-    size, at least ROOM_BYTES. A packed file of zeros says a thousand times its size.
+    """Bytes that a file's records and their answers may take: ROOM_RATIO times its size, at least
+    ROOM_BYTES. A packed file of zeros unpacks to a thousand times its size.
 
-    For files that their owner looks at. Of records that are learned from it would not do: how well
-    they pack depends on them, and so would the answer.
+    Not for records that are learned from: how well they pack depends on them.
     """
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
-
-
-def _encode_any_csv(file: Path, schema: DataSchema, most: int) -> Encoded:
-    schema, header = any_form(file, schema)
-    return encode_csv(file, schema, most, header=header, labelled=None)
-
-
-def _encode_any_parquet(file: Path, schema: DataSchema, most: int) -> Encoded:
-    return encode_parquet(file, schema, most, labelled=None)
 
 
 def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:

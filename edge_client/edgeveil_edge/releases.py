@@ -21,7 +21,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import structs
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.storage import file_mark, sync_folder, write_durably
@@ -29,6 +32,7 @@ from edgeveil.storage import file_mark, sync_folder, write_durably
 KEEP_VERSIONS = 5
 SEQUENCES_KEPT = 64  # of one version
 _NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
+_Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
 
 
 @dataclass(frozen=True)
@@ -47,21 +51,22 @@ class InstalledRelease:
         return 0 < self.expires_s <= now_s
 
 
-class _Marks(TypedDict):
-    """What the cloud said of one version."""
+class _Marks(msgspec.Struct):
+    """The cloud's word on one version."""
 
-    sequences: list[int]
-    expires_s: float
+    sequences: list[int] = []
+    expires_s: float = 0.0
 
 
-class _Pointer(TypedDict):
-    """`current.json`."""
+class _Pointer(msgspec.Struct):
+    """`current.json`. `broken`: of those withdrawn, the digests of what did not run any more;
+    `on_expired`: the owner's policy for stale releases, "warn" or "stop"."""
 
-    history: list[str]
+    history: list[_Name]
     withdrawn: list[str]
-    marks: dict[str, _Marks]
-    broken: list[str]  # of those withdrawn, the digests of what did not run any more
-    on_expired: str  # the owner's word, for who uses the release: "warn" or "stop"
+    marks: dict[str, _Marks] = {}
+    broken: list[str] = []
+    on_expired: str = "warn"
 
 
 class ReleaseStore:
@@ -76,9 +81,8 @@ class ReleaseStore:
     def install(self, job: str, onnx: bytes, meta: Mapping[str, Any]) -> InstalledRelease:
         """Put `onnx` in use, durably; returns the release in use afterwards.
 
-        A model that is already in use, or that the owner has rolled back, changes nothing: a
-        release that the network delivers again must not undo a roll-back. `job` is a name of
-        [a-z0-9_-]; DataError otherwise.
+        A model that is in use already, or that the owner has rolled back, changes nothing. `job` is
+        a name of [a-z0-9_-]; DataError otherwise.
         """
         pointer = self._pointer()
         digest = sha256(onnx).hexdigest()
@@ -86,7 +90,7 @@ class ReleaseStore:
             in_use = self.current()
         except DataError:  # a damaged version is best left by installing a new one
             in_use = None
-        if in_use is not None and (in_use.digest == digest or digest in pointer["withdrawn"]):
+        if in_use is not None and (in_use.digest == digest or digest in pointer.withdrawn):
             if in_use.digest == digest:
                 self._mark(pointer, in_use.version, meta)
                 self._point(pointer)
@@ -102,7 +106,7 @@ class ReleaseStore:
         _write(draft / "manifest.json", json.dumps(manifest, sort_keys=True).encode())
         draft.rename(self._versions / version)
         sync_folder(self._versions)
-        pointer["history"].append(version)
+        pointer.history.append(version)
         self._mark(pointer, version, meta)
         self._point(pointer)
         self._prune()
@@ -111,46 +115,46 @@ class ReleaseStore:
     @staticmethod
     def _mark(pointer: _Pointer, version: str, meta: Mapping[str, Any]) -> None:
         """The cloud sealed this version under the sequence in `meta`."""
-        marks = pointer["marks"].setdefault(version, {"sequences": [], "expires_s": 0.0})
+        marks = pointer.marks.setdefault(version, _Marks())
         if isinstance(meta.get("sequence"), int):
-            marks["sequences"] = [*marks["sequences"], meta["sequence"]][-SEQUENCES_KEPT:]
-        marks["expires_s"] = max(marks["expires_s"], float(meta.get("expires_s", 0.0)))
+            marks.sequences = [*marks.sequences, meta["sequence"]][-SEQUENCES_KEPT:]
+        marks.expires_s = max(marks.expires_s, float(meta.get("expires_s", 0.0)))
 
     def adopt(self, sequence: int) -> None:
         """The version in use was sealed anew under this sequence."""
         pointer = self._pointer()
-        self._mark(pointer, pointer["history"][-1], {"sequence": sequence})
+        self._mark(pointer, pointer.history[-1], {"sequence": sequence})
         self._point(pointer)
 
     def apply(self, renewed: Collection[int], withdrawn: Collection[int], expires_s: float) -> bool:
-        """What the cloud says of its releases, by their sequences; True if that in use was left.
+        """Apply the cloud's word on its releases, by their sequences; True if that in use was left.
 
-        A withdrawn version leaves the history and is not put in use again; without one before it
-        none is in use. What is renewed is good until `expires_s`.
+        A withdrawn version leaves the history and is not put in use again. What is renewed is good
+        until `expires_s`.
         """
         pointer, before = self._pointer(), self._pointer()
-        for version in before["history"]:
-            marks = pointer["marks"].get(version)
-            known = set(marks["sequences"]) if marks else set()
+        for version in before.history:
+            marks = pointer.marks.get(version)
+            known = set(marks.sequences) if marks else set()
             if known & set(withdrawn):
-                pointer["history"].remove(version)
-                pointer["withdrawn"].append(self._digest(version))
+                pointer.history.remove(version)
+                pointer.withdrawn.append(self._digest(version))
             elif marks and known & set(renewed):
-                marks["expires_s"] = max(marks["expires_s"], expires_s)
+                marks.expires_s = max(marks.expires_s, expires_s)
         if pointer != before:
             self._point(pointer)
-        return pointer["history"][-1:] != before["history"][-1:]
+        return pointer.history[-1:] != before.history[-1:]
 
     @property
     def stops_expired(self) -> bool:
         """Whether a release that is stale may not be used."""
-        return self._pointer()["on_expired"] == "stop"
+        return self._pointer().on_expired == "stop"
 
     def follow(self, on_expired: str) -> None:
         """The owner's word on releases that are stale (`policy.on_expired_release`)."""
         pointer = self._pointer()
-        if pointer["on_expired"] != on_expired:
-            pointer["on_expired"] = on_expired
+        if pointer.on_expired != on_expired:
+            pointer.on_expired = on_expired
             self.folder.mkdir(parents=True, exist_ok=True)
             self._point(pointer)
 
@@ -160,34 +164,27 @@ class ReleaseStore:
 
     def broke(self, digest: str) -> bool:
         """Whether this model was in use, and was left because it did not run any more."""
-        return digest in self._pointer()["broken"]
+        return digest in self._pointer().broken
 
     def current(self) -> InstalledRelease | None:
-        """The release in use, its digest checked; None if there never was one.
-
-        Raises DataError if its file was changed or lost.
-        """
-        history = self._pointer()["history"]
+        """The release in use, its digest checked; None if there never was one. Raises DataError if
+        its file was changed or lost."""
+        history = self._pointer().history
         return self._load(history[-1]) if history else None
 
     def rollback(self, *, broken: bool = False) -> InstalledRelease:
-        """Put the version before this one in use again; UsageError if none is kept.
-
-        `broken`: this one does not run any more; else somebody chose so, for reasons of their own.
-        """
+        """Put the version before this one in use again; UsageError if none is kept. `broken`: this
+        one does not run any more; else somebody chose so, for reasons of their own."""
         pointer = self._pointer()
-        history = pointer["history"]
+        history = pointer.history
         if len(history) < 2:
-            raise UsageError(
-                "there is no earlier version to go back to",
-                where=str(self.folder),
-                fix="wait for the next release",
-            )
+            what, fix = "there is no earlier version to go back to", "wait for the next release"
+            raise UsageError(what, where=str(self.folder), fix=fix)
         earlier = self._load(history[-2])  # checked before anything changes
         left = self._digest(history.pop())
-        pointer["withdrawn"].append(left)
+        pointer.withdrawn.append(left)
         if broken:
-            pointer["broken"].append(left)
+            pointer.broken.append(left)
         self._point(pointer)
         return earlier
 
@@ -198,7 +195,7 @@ class ReleaseStore:
 
     def history(self) -> list[str]:
         """Versions from the oldest one kept to the one in use."""
-        return list(self._pointer()["history"])
+        return list(self._pointer().history)
 
     def _load(self, version: str) -> InstalledRelease:
         folder = self._versions / version
@@ -210,38 +207,28 @@ class ReleaseStore:
             raise DataError(f"cannot be read: {error}", where=str(path), fix=_FIX) from error
         if digest != manifest.get("digest"):
             raise DataError("was changed after it was installed", where=str(path), fix=_FIX)
-        marks = self._pointer()["marks"].get(version)
-        expires_s = float(marks["expires_s"]) if marks else 0.0
+        marks = self._pointer().marks.get(version)
+        expires_s = marks.expires_s if marks else 0.0
         job = str(manifest["job"])
         return InstalledRelease(version, job, digest, path, manifest["meta"], expires_s)
 
     def _pointer(self) -> _Pointer:
         path = self.folder / "current.json"
-        if not path.exists():
-            return {"history": [], "withdrawn": [], "marks": {}, "broken": [], "on_expired": "warn"}
-        found = _json(path)
-        history, withdrawn = found.get("history"), found.get("withdrawn")
-        if not isinstance(history, list) or not isinstance(withdrawn, list):
-            raise DataError("is not a list of versions", where=str(path), fix="remove the file")
-        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in history):
-            raise DataError("names no versions", where=str(path), fix="remove the file")
-        marks = found.get("marks", {})
-        if not isinstance(marks, dict):
-            raise DataError("has no marks of versions", where=str(path), fix="remove the file")
-        on_expired = str(found.get("on_expired", "warn"))
-        return {
-            "history": history,
-            "withdrawn": withdrawn,
-            "marks": marks,
-            "broken": [str(digest) for digest in found.get("broken", [])],
-            "on_expired": on_expired,
-        }
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Pointer)
+        except FileNotFoundError:
+            return _Pointer([], [])
+        except OSError as error:
+            raise DataError(f"cannot be read: {error}", where=str(path), fix=_FIX) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            what = f"is not a list of versions: {error}"
+            raise DataError(what, where=str(path), fix="remove the file") from error
 
     def _point(self, pointer: _Pointer) -> None:
-        kept = pointer["history"][-self._keep :]
-        marks = {version: marks for version, marks in pointer["marks"].items() if version in kept}
-        text = json.dumps({**pointer, "history": kept, "marks": marks})
-        write_durably(self.folder / "current.json", text.encode(), mode=0o644)
+        kept = pointer.history[-self._keep :]
+        marks = {version: marks for version, marks in pointer.marks.items() if version in kept}
+        shortened = structs.replace(pointer, history=kept, marks=marks)
+        write_durably(self.folder / "current.json", msgspec.json.encode(shortened), mode=0o644)
 
     def _last_number(self) -> int:
         if not self._versions.is_dir():
@@ -250,7 +237,7 @@ class ReleaseStore:
         return max((int(name.split("-")[0]) for name in names), default=0)
 
     def _prune(self) -> None:
-        kept = set(self._pointer()["history"])
+        kept = set(self._pointer().history)
         for path in self._versions.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)

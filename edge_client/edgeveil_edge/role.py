@@ -1,8 +1,5 @@
-"""A device put together: its keys, files, ledger, machine, and what the machine's effects do.
-
-`build` is the one wiring: the process, simulations, load tests and benches all call it, each with
-a link of its own.
-"""
+"""A device put together: keys, files, ledger and machine. `build` is the one wiring: the process,
+simulations and load tests call it, each with a link of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +24,8 @@ from edgeveil_edge.store import STORE_FILE, DeviceStore
 
 
 class DeviceRole:
-    """A device that is ready to run. Its folder is `site.state_dir`; one process owns it."""
+    """A device that is ready to run. Its folder is `site.state_dir`; one process owns it. It reads
+    no clock: whatever runs its machine gives it the time."""
 
     runner: Runner
 
@@ -47,9 +45,8 @@ class DeviceRole:
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
         trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-        keys = believed_keys(
-            trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file, cell=site.cell
-        )
+        files = {"cloud": site.cloud_key_file, "proxy": site.proxy_key_file}
+        keys = believed_keys(trust, cell=site.cell, **files)
         own = identity.opening.public().to_bytes()
         self.store.enter_cell(site.cell, self.id, own, time.time())
         memory = self.store.load()
@@ -67,20 +64,17 @@ class DeviceRole:
             compute=compute(site, identity) if compute else None,
             trust=trust,
         )
+        settings = DeviceSettings(
+            limits.packet_bytes,
+            limits.blob_bytes,
+            max(DeviceSettings.fetch_bytes, limits.blob_bytes),
+            limits.jobs,
+            require_cover=site.policy.require_cover,
+            blob_urls=site.blobs.urls if site.blobs else (),
+        )
+        tag = data_set_tag(site.data.name)
         self.machine = DeviceMachine(
-            self.signer,
-            keys,
-            memory,
-            DeviceSettings(
-                limits.packet_bytes,
-                limits.blob_bytes,
-                max(DeviceSettings.fetch_bytes, limits.blob_bytes),
-                limits.jobs,
-                require_cover=site.policy.require_cover,
-                blob_urls=site.blobs.urls if site.blobs else (),
-            ),
-            data_set_tag(site.data.name),
-            identity.sealing_keys,
+            self.signer, keys, memory, settings, tag, identity.sealing_keys
         )
 
     def close(self) -> None:
@@ -99,11 +93,13 @@ def build(
 ) -> DeviceRole:
     """A device as its site file says, with what its folder holds.
 
-    It reads no clock: whatever runs its machine tells it the time. `random` is the operating
-    system's without another; `link` puts the role where frames reach it, and tells what runs its
-    machine; `say` hears what the owner is told; `compute` is where it computes (None: in the
-    process that performs its tasks). Only a simulation has another `sealing`. Raises UsageError,
-    StorageError, PrivacyError or CryptoError.
+    random   noise and moments; the operating system's without another
+    link     puts the role where frames reach it; returns what runs its machine
+    sealing  another one only in a simulation
+    say      takes lines for the owner
+    compute  where it computes; None: in the process that performs its tasks
+
+    Raises UsageError, StorageError, PrivacyError or CryptoError.
     """
     role = DeviceRole(site, random, sealing, say, compute)
     role.runner = link(role)

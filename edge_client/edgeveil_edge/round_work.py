@@ -43,7 +43,6 @@ from edgeveil_edge.sealing import Masks, seal_dummies, seal_release
 from edgeveil_edge.store import (
     READ_BY,
     SPLIT_SHARE,
-    USUAL_SHARE,
     DeviceStore,
     memory_name,
     split_fact,
@@ -52,6 +51,7 @@ from edgeveil_edge.store import (
 
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
+USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
 MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
@@ -135,10 +135,8 @@ class RoundWork:
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage
     ) -> tuple[ReleaseOutcome, str]:
-        """What becomes of a final model, and why it is not put in use, or "".
-
-        Neither depends on a record: policy, job and price decide, and a trial on made-up records.
-        """
+        """What becomes of a final model, and why it is not put in use, or "". Neither depends on a
+        record: policy, job and price decide, and a trial on made-up records."""
         job_id = manifest.at.job_id
         plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
         why = release_refusal(self.site, package, job_id.hex(), plan, self._ledger)
@@ -152,10 +150,8 @@ class RoundWork:
         return outcome, why
 
     def warm_up(self) -> None:
-        """At a start: read the records, and load what jobs under way need.
-
-        Their trials stand; those that the owner allows by now are tried.
-        """
+        """At a start: read the records, and load what jobs under way need. Their trials stand;
+        those that the owner allows by now are tried."""
         jobs = list(self._store.load().jobs)
         if self._store.fact(self._read_by) != _BY_SCHEMA:  # which only a job says
             self._compute.read_ahead(self._share(USUAL_SHARE))
@@ -302,10 +298,8 @@ class RoundWork:
         return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
-        """What an answer of this device would look like, under a membership that nobody has.
-
-        The cloud cannot open it and drops it. It is made of zeros, so it has no price.
-        """
+        """What an answer of this device would look like, under a membership that nobody has. The
+        cloud cannot open it and drops it. It is made of zeros, so it has no price."""
         sizes = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
         why = too_large(self.site, sum(sizes))
         if why:
@@ -318,10 +312,8 @@ class RoundWork:
         return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
-        """The reason to decline one more attempt at a round, or an empty string.
-
-        Each seals the same tensors: who compares batches of other answerers learns whose they are.
-        """
+        """The reason to decline one more attempt at a round, or an empty string. Each seals the
+        same tensors: who compares batches of other answerers learns whose they are."""
         most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
@@ -512,10 +504,8 @@ def kept_tensors(kept: Tensors) -> Tensors:
 def release(
     ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
 ) -> tuple[Receipt, bytes]:
-    """Commit the events, the tensors and what is kept; what may be sealed the ledger holds.
-
-    `parts` are used up. Raises PrivacyError where more than `memory_bytes` would be kept.
-    """
+    """Commit the events, the tensors and what is kept; what may be sealed the ledger holds. `parts`
+    are used up. Raises PrivacyError where more than `memory_bytes` would be kept."""
     events = [event for part in parts for event in part.events]
     kept = None  # of an evaluation: it stands between two rounds, which keep for each other
     if manifest.phase not in EVALUATIONS:

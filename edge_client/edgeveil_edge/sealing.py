@@ -75,10 +75,7 @@ def seal_release(
     weight: float = 1.0,
 ) -> SealedAnswer:
     """Each segment, masked where it is summed, sealed to the round's cloud key; times its `weight`
-    where it is late.
-
-    Raises PrivacyError without the ledger's receipt.
-    """
+    where it is late. Raises PrivacyError without the ledger's receipt."""
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     groups, sealed = [], []

@@ -1,4 +1,4 @@
-"""Whether a device can do its work on this box, told to its owner before a round finds out."""
+"""Whether a device can do its work on this box: checked before a round finds out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_MEMORY_BYTES = 256 << 20  # the device, its computing process and their li
 
 @dataclass(frozen=True)
 class BoxFacts:
-    """What the check asks the box, each to be put in place of."""
+    """Measurements of the box, each of which a test may replace."""
 
     now_s: Callable[[], float] = time.time
     installed: Callable[[str], bool] = lambda library: find_spec(library) is not None
@@ -40,11 +40,8 @@ def self_check(
     read_records: bool = False,
     asked: JobData | None = None,
 ) -> list[str]:
-    """What stands against this device's work, each with its fix; empty: nothing.
-
-    With `read_records` all records are read, which may take long; else only that files are there.
-    They are read as the job that has `asked` for them does.
-    """
+    """Problems of this device, each with its fix. With `read_records` all records are read as the
+    job `asked` reads them, which may take long; else their files need only be there."""
     facts = facts or BoxFacts()
     found = [*_extras(site, facts), *_clock(site, facts), *_room(site, facts)]
     return [str(one) for one in (*found, *_data(site, read_records, asked))]
@@ -76,34 +73,21 @@ def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
 
 def _room(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
     try:
-        yield from _disk(site, facts)
-        yield from _memory(facts)
+        asked = site.limits.blob_bytes + site.limits.outbox_bytes
+        free, memory_bytes = facts.free_bytes(site.state_dir), facts.memory_bytes()
+        if free < asked:
+            what = f"{byte_text(free)} are free, a round may take {byte_text(asked)}"
+            fix = "make room, or lower limits.blob_bytes and limits.outbox_bytes"
+            yield UsageError(what, where=str(site.state_dir), fix=fix)
+        if memory_bytes < LEAST_MEMORY_BYTES:
+            least = byte_text(LEAST_MEMORY_BYTES)
+            what = f"{byte_text(memory_bytes)} are available, it takes {least}"
+            fix = "end other programs, or set conditions for a time when there is more"
+            yield UsageError(what, where="memory", fix=fix)
     except OSError as error:
-        what = f"how much room there is cannot be told ({error.strerror})"
-        yield UsageError(
-            what, where=str(error.filename or "box"), fix="mount /proc, where it lacks"
-        )
-
-
-def _disk(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
-    asked = site.limits.blob_bytes + site.limits.outbox_bytes
-    free = facts.free_bytes(site.state_dir)
-    if free < asked:
-        yield UsageError(
-            f"{byte_text(free)} are free, a round may take {byte_text(asked)}",
-            where=str(site.state_dir),
-            fix="make room, or lower limits.blob_bytes and limits.outbox_bytes",
-        )
-
-
-def _memory(facts: BoxFacts) -> Iterator[UsageError]:
-    memory_bytes = facts.memory_bytes()
-    if memory_bytes < LEAST_MEMORY_BYTES:
-        yield UsageError(
-            f"{byte_text(memory_bytes)} are available, it takes {byte_text(LEAST_MEMORY_BYTES)}",
-            where="memory",
-            fix="end other programs, or set conditions for a time when there is more",
-        )
+        what = f"how much room there is cannot be measured ({error.strerror})"
+        where, fix = str(error.filename or "box"), "mount /proc, where it lacks"
+        yield UsageError(what, where=where, fix=fix)
 
 
 def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator[EdgeVeilError]:
@@ -128,13 +112,9 @@ def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator
         try:
             own_records(site.data, None if asked is None else asked.schema_)
         except EdgeVeilError as error:
-            yield error if asked is not None else _plainly(site, error)
-
-
-def _plainly(site: EdgeSite, error: EdgeVeilError) -> EdgeVeilError:
-    """Why the records cannot be read as plain numbers, which need not be how jobs read them."""
-    if not source_part(site.data.source).by_schema:
-        return error
-    by_schema = "where only a job's data.schema may read it: name the job's file too"
-    fix = f"{error.fix}; {by_schema}" if error.fix else by_schema
-    return UsageError(error.what, where=error.where, fix=fix)
+            if asked is not None or not source_part(site.data.source).by_schema:
+                yield error
+                return
+            by_schema = "where only a job's data.schema may read it: name the job's file too"
+            fix = f"{error.fix}; {by_schema}" if error.fix else by_schema
+            yield UsageError(error.what, where=error.where, fix=fix)

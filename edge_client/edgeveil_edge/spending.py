@@ -1,4 +1,4 @@
-"""What a device has spent, for its owner, as plain values."""
+"""A device's spending for its owner, as plain values."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ from edgeveil_edge.consent import limits_of
 
 
 def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict[str, Any]:
-    """The whole book for `--json`; `left` stands where the data set's policy is known.
-
-    `epsilon` is null where nothing is proven.
-    """
+    """The whole book for `--json`; `left` where the data set's policy is known; `epsilon` is null
+    where nothing is proven."""
     return {
         "ledger": str(path),
         "links": book.links,
@@ -65,35 +63,24 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
     """What the policy still allows, by its keys; open jobs count with all they reserved."""
     quotes = [countable_quote(entry.counting) for entry in account.values()]
     training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
+    shared = policy.lifetime_collusion_epsilon is not None or any(
+        one.if_colluding is not None for one in (training, inference)
+    )
+    spent_alone = max(training.collusion_epsilon, inference.if_colluding or 0.0)
+    alone = max(0.0, policy.collusion_epsilon_in_all - spent_alone)
+    of_device, of_record = inference_epsilons(quotes)
+    record_limit = policy.max_inference_record_epsilon
+    if record_limit is None:  # one limit for both units
+        of_device = max(of_device, of_record)
+    of_inference = {"max_inference_epsilon": max(0.0, policy.max_inference_epsilon - of_device)}
+    if record_limit is not None:
+        of_inference["max_inference_record_epsilon"] = max(0.0, record_limit - of_record)
     return {
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
-        **_left_if_colluding(policy, training, inference),
+        **({"lifetime_collusion_epsilon": alone} if shared else {}),
         "lifetime_delta": max(0.0, policy.lifetime_delta - max(training.delta, inference.delta)),
-        **_left_of_inference(policy, quotes),
+        **of_inference,
     }
-
-
-def _left_of_inference(policy: Policy, quotes: list[Quote]) -> dict[str, float]:
-    of_device, of_record = inference_epsilons(quotes)
-    limits = {"max_inference_epsilon": (policy.max_inference_epsilon, of_device)}
-    if policy.max_inference_record_epsilon is None:
-        spent = max(of_device, of_record)
-        limits["max_inference_epsilon"] = (policy.max_inference_epsilon, spent)
-    else:
-        limit = policy.max_inference_record_epsilon
-        limits["max_inference_record_epsilon"] = (limit, of_record)
-    return {name: max(0.0, limit - spent) for name, (limit, spent) in limits.items()}
-
-
-def _left_if_colluding(
-    policy: Policy, training: Guarantee, inference: Guarantee
-) -> dict[str, float]:
-    shared = training.if_colluding is not None or inference.if_colluding is not None
-    if not shared and policy.lifetime_collusion_epsilon is None:
-        return {}
-    spent = max(training.collusion_epsilon, inference.if_colluding or 0.0)
-    left_over = policy.collusion_epsilon_in_all - spent
-    return {"lifetime_collusion_epsilon": max(0.0, left_over)}
 
 
 def _job(job: str, entry: JobAccount) -> dict[str, Any]:
@@ -143,6 +130,11 @@ class OwnSpending:
         self._path, self._dataset, self._policy = path, dataset, policy
         self._mark: tuple[tuple[int, ...], ...] = ()
         self._told: dict[str, Any] = {}
+
+    def own(self) -> dict[str, Any]:
+        """The data set's part of `told`; empty before its first job."""
+        sets = self.told()["data_sets"]
+        return next((one for one in sets if one["name"] == self._dataset), {})
 
     def told(self) -> dict[str, Any]:
         """The book of `as_plain`, with each job's `kinds` in place of single releases. Raises

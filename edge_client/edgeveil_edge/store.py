@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ from edgeveil.protocol.messages import (
     decode_header,
     encode_inner,
 )
-from edgeveil.storage import SqliteFile, StorageError
+from edgeveil.storage import SqliteFile
 
 _VERSION = 3  # of the schema
 _SCHEMA = """
@@ -77,7 +77,6 @@ STORE_FILE = "device.sqlite"
 SPLIT_SHARE = "evaluation_share"  # of a data set: what its first job kept apart, for good
 READ_BY = "records_read_by"  # of a data set: what its records were split by, for good
 _SPLIT_FACTS = (SPLIT_SHARE, READ_BY)
-USUAL_SHARE = 0.1  # of evaluation records, for a job that says none
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 _WHERE = "WHERE job = ? AND round = ? AND attempt = ?"
@@ -116,11 +115,8 @@ class UploadReceipt:
 
 
 class DeviceStore:
-    """The durable memory of one device. One process owns the file.
-
-    Of its receipts the newest `receipts_kept` stay. Every method raises StorageError when the file
-    cannot be used.
-    """
+    """The durable memory of one device. One process owns the file. Of its receipts the newest
+    `receipts_kept` stay. Every method raises StorageError when the file cannot be used."""
 
     def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
         self._file = SqliteFile(
@@ -327,25 +323,6 @@ class DeviceStore:
 
 def split_fact(name: str, dataset: str) -> str:
     return f"{name}/{dataset}"
-
-
-def split_share(state_dir: Path, dataset: str) -> float | None:
-    """The share of a data set's records that is kept apart for evaluation, read beside the process
-    that owns the store; None before its first job. Raises StorageError."""
-    path = state_dir / STORE_FILE
-    if not path.exists():
-        return None
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            names = (split_fact(SPLIT_SHARE, dataset), split_fact(SPLIT_SHARE, ""), SPLIT_SHARE)
-            row = db.execute(
-                "SELECT value FROM facts WHERE name IN (?, ?, ?) ORDER BY name DESC", names
-            ).fetchone()
-            return None if row is None else float(row[0])
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        raise StorageError(
-            f"cannot be read ({error})", where=str(path), fix="see edgeveil check"
-        ) from error
 
 
 def trial_name(job_id: bytes) -> str:

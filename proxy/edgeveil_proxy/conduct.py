@@ -1,32 +1,28 @@
 """Each identity's rate, refusals and cool-downs: judged by its topic, before a frame is decoded.
 
 Theory of operation. A device may speak at `device_messages_per_s`, in bursts of two seconds; what
-is beyond that is refused as `rate`, whatever it says. Parts of an upload that it was asked for come
-besides, as many as were asked for: each more, sent twice or of nothing that anybody knows, counts
-like any message. Every refusal is counted under its sender.
-Those that no sound device causes (`UNSOUND`) are also counted against it: more than
-`misbehaving_refusals` in `misbehaving_window_s` begin a cool-down, in which all that comes from it
-is dropped for the price of one look-up. A cool-down ends by itself, and what is dropped in it does
-not prolong it. The next one is twice as long, up to `cool_down_cap_s`, unless the device first
-behaved for as long as the last one took. Devices send again by their timers, so a dropped message
-costs them time alone. What the cloud says of masked uploads that do not fit is counted and shown
-under their senders, and drops nothing: it is the cloud's word.
+is beyond that is refused as `rate`. Parts of an upload come besides, as many as were asked for.
+Every refusal is counted under its sender. Those that no sound device causes (`UNSOUND`) also count
+against it: too many in a window begin a cool-down, in which all its messages are dropped for the
+price of one look-up, and which those do not prolong. The next one is twice as long, up to a cap,
+unless the device first behaved for as long as the last one took. Devices send again by their
+timers, so a dropped message costs them time alone. Masked uploads that do not fit are counted by
+the cloud's word, and drop nothing.
 
-An identity is what the broker's topic says: signatures are checked much later. So nothing here may
-do more than what the broker could do to the same device by dropping its messages.
+An identity is the broker's topic: signatures are checked much later. So nothing here may do more
+than the broker could do to the same device by dropping its messages.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
-from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.proxy_uploads import Asked
 
 BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
@@ -160,18 +156,24 @@ class DeviceConduct:
 
     @property
     def cooling_down(self) -> int:
-        return sum(1 for _ in self._cooling())
-
-    def misbehaving(self) -> list[dict[str, Any]]:
-        """Identities in a cool-down, and those of whose uploads the cloud said that they do not fit
-        (which excludes nobody), the most refused first, `SHOWN` at most."""
-        misfits = {one: record for one, record in self._enrolled.items() if record.refused[MISFIT]}
-        return self._shown({**misfits, **dict(self._cooling())})
+        now_s, records = self._clock(), (*self._enrolled.values(), *self._others.values())
+        return sum(now_s < record.cooling_until_s for record in records)
 
     def refused_by_device(self) -> list[dict[str, Any]]:
         """Identities of which something was refused, the most refused first, `SHOWN` at most."""
-        both = {**self._others, **self._enrolled}
-        return self._shown({device: record for device, record in both.items() if record.refused})
+        now_s, both = self._clock(), {**self._others, **self._enrolled}
+        refused = {device: record for device, record in both.items() if record.refused}
+        most = sorted(refused.items(), key=lambda one: -one[1].refused.total())[:SHOWN]
+        return [
+            {
+                "device": device,
+                "enrolled": device in self._enrolled,
+                "refused": dict(record.refused),
+                "cooling_down_s": round(max(0.0, record.cooling_until_s - now_s), 1),
+                "cool_downs": record.cool_downs,
+            }
+            for device, record in most
+        ]
 
     def last_seen(self, devices: Iterable[str]) -> list[dict[str, Any]]:
         """When each of these said something last, in seconds since 1970 (None: not since this
@@ -184,9 +186,7 @@ class DeviceConduct:
 
     def _is_due(self, record: _Record, device: str) -> bool:
         """Whether a part is among as many as the device was asked for; takes it off their number.
-
-        Counted here and not by what the machine took: it sees a frame long after the next ones.
-        """
+        Counted here and not by what the machine took: it sees a frame long after the next ones."""
         asked = self._asked(device)
         if asked is None:
             return False
@@ -220,24 +220,3 @@ class DeviceConduct:
         record.cooling_until_s = now_s + lasts_s
         record.repeats_until_s = record.cooling_until_s + lasts_s
         record.window_from_s, record.unsound = record.cooling_until_s, 0
-
-    def _cooling(self) -> Iterator[tuple[str, _Record]]:
-        now_s = self._clock()
-        for table in (self._enrolled, self._others):
-            for device, record in table.items():
-                if now_s < record.cooling_until_s:
-                    yield device, record
-
-    def _shown(self, records: dict[str, _Record]) -> list[dict[str, Any]]:
-        now_s = self._clock()
-        most = sorted(records.items(), key=lambda one: -one[1].refused.total())[:SHOWN]
-        return [
-            {
-                "device": device,
-                "enrolled": device in self._enrolled,
-                "refused": dict(record.refused),
-                "cooling_down_s": round(max(0.0, record.cooling_until_s - now_s), 1),
-                "cool_downs": record.cool_downs,
-            }
-            for device, record in most
-        ]

@@ -2,10 +2,9 @@
 
     {"enrolment": {…}, "note": "box-1", "revoked": false}
 
-One object a line. It only ever adds: a device that is not in it stays as it is, and one that the
-operator revoked here is not admitted again. A device that was moved between cells has a further
-key, `move`, with the site's note (`edgeveil.trust.moves`): it is admitted where the note says, and
-dropped elsewhere.
+One object a line. A device that is not in it stays as it is, and one that the operator revoked here
+is not admitted again. `move`, of a device that changed cells, is the site's signed note
+(`edgeveil.trust.moves`): it is admitted where the note says, and dropped elsewhere.
 """
 
 from __future__ import annotations
@@ -76,10 +75,8 @@ def _line(line: bytes, where: str) -> PlannedDevice:
 
 
 class DevicesFile:
-    """Brings a registry up to what the file says, when it has changed.
-
-    `cell` is the proxy's; `site` gives the key that signs moves, as the root names it now.
-    """
+    """Brings a registry up to what the file says, when it has changed. `cell` is the proxy's;
+    `site` gives the key that signs moves, as the root names it now."""
 
     def __init__(
         self,
@@ -92,10 +89,8 @@ class DevicesFile:
         self._taken = (0, 0)
 
     def look(self) -> bool:
-        """Take it up if it is another than at the last look; whether it was.
-
-        Raises EnrolmentError, or TrustError for a move that the site did not sign.
-        """
+        """Take it up if it is another than at the last look; whether it was. Raises EnrolmentError,
+        or TrustError for a move that the site did not sign."""
         try:
             found = self._path.stat()
             stamp = (found.st_mtime_ns, found.st_size)

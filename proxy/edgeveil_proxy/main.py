@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter as Count
@@ -11,6 +13,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil import logs
+from edgeveil.crypto.keys import SIGNATURE_BYTES, SigningKey, sign, verify
+from edgeveil.crypto.labels import PROXY_RUNS
+from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.proxy_rounds import (
     ANSWER_OUTCOMES,
@@ -36,11 +41,10 @@ from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkSettings, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
-from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
 from edgeveil.trust.watch import TrustWatch
-from edgeveil_proxy.alone import AloneInCell
 from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
@@ -48,9 +52,10 @@ if TYPE_CHECKING:
     from edgeveil.sites.links import BrokerLink
     from edgeveil.transport.blob_client import BlobClient
     from edgeveil.transport.blob_store import StoreBeside
-    from edgeveil_proxy.claim_link import ClaimLink
+    from edgeveil_proxy.claims import ClaimLink
 
 ROSTER_CHECK_S = 1.0
+_NONCE_BYTES = 16
 
 
 def run(site: ProxySite) -> int:
@@ -139,7 +144,7 @@ class _ProxyProcess:
         return BlobClient(store.ca_file, proxy.spool.sink)
 
     def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
-        from edgeveil_proxy.claim_link import ClaimLink  # where nobody claims, none of it is loaded
+        from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded
 
         signer, conduct = lambda: self.proxy.machine.signer.key, self.proxy.conduct
         return ClaimLink(self.site, settings, signer, conduct.refused)
@@ -274,3 +279,71 @@ class ProxyMetrics(Collector):
         yield gauge("open_rounds", "Rounds that take uploads.", machine.open_rounds)
         at = machine.at
         yield gauge("current_round", "Round opened last; 0: none.", at.exchange if at else 0)
+
+
+class AloneInCell:
+    """Ends the process where another one is this cell's proxy too.
+
+    Each has a registry and a spool of its own: two would split the uploads of a round between them,
+    and after a restored backup could unmask one round for two sets. So each says that it runs,
+    signed, whenever its link comes up, on a topic of the cell's proxy alone. Where a broker does
+    not allow that topic, nothing is heard, and the log says so. `signer` gives the proxy's key.
+    """
+
+    def __init__(self, site: ProxySite, signer: Callable[[], SigningKey]) -> None:
+        topics = Topics(site.cell)
+        self._topic, self._cell, self._signer = topics.proxies, site.cell, signer
+        self._own, self._other = secrets.token_bytes(_NONCE_BYTES), asyncio.Event()
+        self._up, self._refused = asyncio.Event(), ""
+        settings = link_settings(
+            site.edge_broker, f"{topics.proxy_id}-alone", site.limits.packet_bytes
+        )
+        self._link = MqttLink(settings, on_message=self._heard, on_state=self._stands)
+
+    async def run(self) -> None:
+        """Until cancelled. Raises UsageError, and what the connection's work ends with."""
+        await self._link.subscribe([self._topic])
+        tasks = [
+            asyncio.ensure_future(one)
+            for one in (self._link.run_forever(), self._tell(), self._other.wait())
+        ]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if self._other.is_set():
+            named = f"cell '{self._cell}'" if self._cell else "this fleet"
+            raise UsageError(
+                f"another process runs as the proxy of {named}, at the same broker",
+                where=self._topic,
+                fix="stop one of the two: there is one proxy in a cell, and no standby beside it"
+                " (docs/operations.md, When a proxy is lost)",
+            )
+        for task in ended:
+            task.result()  # nobody watches any more: its error ends the process
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _tell(self) -> None:
+        while True:
+            await self._up.wait()
+            self._up.clear()
+            signature = sign(self._signer(), PROXY_RUNS, self._own)
+            with suppress(BrokerError):  # the next connection says it again
+                await self._link.publish(self._topic, self._own + signature)
+
+    def _heard(self, _topic: str, payload: bytes) -> None:
+        nonce, signature = payload[:_NONCE_BYTES], payload[_NONCE_BYTES:]
+        if nonce == self._own or len(payload) != _NONCE_BYTES + SIGNATURE_BYTES:
+            return
+        if verify(self._signer().public(), PROXY_RUNS, nonce, signature):
+            self._other.set()
+
+    def _stands(self, connected: bool, reason: str) -> None:
+        if connected:
+            self._up.set()
+        elif "refuses the subscription" in reason and reason != self._refused:
+            self._refused = reason
+            LOG.warning("another_proxy_would_not_be_heard", extra={"reason": reason})

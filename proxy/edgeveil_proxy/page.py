@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.protocol.messages import DECLINE_CAUSES
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.storage import file_mark
 from edgeveil.transport.health import Health
 from edgeveil.transport.http import EventStream, Request, Response, Route, changes, file_routes
 from edgeveil.transport.link import StateHandler
@@ -26,7 +25,7 @@ from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.role import MAX_OFFLINE_SHARE, ProxyRole
 
 if TYPE_CHECKING:
-    from edgeveil_proxy.claim_link import ClaimLink
+    from edgeveil_proxy.claims import ClaimLink
 
 LOOK_S = 2.0
 
@@ -49,7 +48,6 @@ class ProxyPage:
         self._health, self._links, self._claims = health, links, claims
         self._since_s = dict.fromkeys(links, time.time())
         self._was = dict.fromkeys(links, False)
-        self._certificates: dict[Path, tuple[tuple[int, ...], float | None]] = {}
 
     def routes(self) -> list[Route]:
         return [
@@ -104,7 +102,6 @@ class ProxyPage:
         conduct, offline = self._proxy.conduct, self._proxy.machine.offline
         return {
             "offline": None if offline is None else conduct.last_seen(offline),
-            "misbehaving": conduct.misbehaving(),
             "refused_by_device": conduct.refused_by_device(),
             **({"claims_dropped": self._claims.dropped()} if self._claims else {}),
         }
@@ -166,16 +163,9 @@ class ProxyPage:
             "authority of claims": site.claims.authority_cert_file if site.claims else None,
         }
         for name, path in known.items():
-            ends_s = None if path is None else self._end_s(path)
+            ends_s = None if path is None else _read_end_s(path)
             if ends_s is not None:
                 yield name, ends_s
-
-    def _end_s(self, path: Path) -> float | None:
-        mark = file_mark(path)
-        known = self._certificates.get(path)
-        if known is None or known[0] != mark:
-            known = self._certificates[path] = mark, _read_end_s(path)
-        return known[1]
 
 
 def _read_end_s(path: Path) -> float | None:

@@ -1,7 +1,7 @@
 """The identities that the proxy's operator admitted, in SQLite; read from memory.
 
-Admitting and revoking happens beside a running proxy, in a process of its own. The proxy asks
-`changed()` from time to time, which costs one pragma as long as nothing has.
+Commands admit and revoke beside a running proxy, which asks `changed()` from time to time: one
+pragma as long as nothing has.
 """
 
 from __future__ import annotations
@@ -86,10 +86,8 @@ class MovedDevice:
 
 
 class Registry:
-    """Opens `path`, made with mode 0600 at first use. At most `limit` devices are active.
-
-    Not for use by several threads at once. Every method may raise RegistryError.
-    """
+    """Opens `path`, made with mode 0600 at first use. At most `limit` devices are active. Not for
+    use by several threads at once. Every method may raise RegistryError."""
 
     def __init__(
         self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
@@ -168,9 +166,8 @@ class Registry:
     def admit(self, enrolment: Enrolment, note: str = "", *, again: bool = False) -> bool:
         """Admit a device, with `again` also a revoked one; False when it is active already.
 
-        Raises EnrolmentError: bad signature, unusable key, a device that was revoked, another
-        sealing key than before, a sealing key of another device, a note over 200 characters, no
-        room.
+        Raises EnrolmentError: bad signature, unusable key, revoked device, another sealing key than
+        before or that of another device, a note over 200 characters, no room.
         """
         return self.admit_many([enrolment], note, again=again) == 1
 
@@ -182,10 +179,8 @@ class Registry:
         again: bool = False,
         notes: Mapping[str, str] | None = None,
     ) -> int:
-        """Admit devices in one transaction, all or none; how many were not active already.
-
-        `notes`: those of single devices, by id. Raises EnrolmentError, as `admit` does.
-        """
+        """Admit devices in one transaction, all or none; how many were not active already. `notes`:
+        those of single devices, by id. Raises EnrolmentError, as `admit` does."""
         own = notes or {}
         if any(len(text) > NOTE_CHARACTERS for text in (note, *own.values())):
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
@@ -217,16 +212,11 @@ class Registry:
             if active:
                 return False
         if room <= 0:
-            raise EnrolmentError(
-                f"{self._limit} devices are admitted already",
-                where="limits.devices",
-                fix="raise it in the proxy's site file",
-            )
+            what, fix = f"{self._limit} devices are admitted already", "raise it in the site file"
+            raise EnrolmentError(what, where="limits.devices", fix=fix)
         if rows and not again:
-            raise EnrolmentError(
-                f"device {device} was revoked",
-                fix="to admit it on purpose: edgeveil proxy admit --again",
-            )
+            fix = "to admit it on purpose: edgeveil proxy admit --again"
+            raise EnrolmentError(f"device {device} was revoked", fix=fix)
         if rows:
             db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
         else:
@@ -237,8 +227,8 @@ class Registry:
         return True
 
     def renew_sealing(self, device_id: str, sealing: SealingKey, number: int) -> bool:
-        """An active device's new sealing key; False where its `number` is not above the known one,
-        it cannot be sealed to, or another device has it."""
+        """Store an active device's new sealing key; False where its `number` is not above the known
+        one, it cannot be sealed to, or another device has it."""
         try:
             seal(sealing, ENROLMENT, b"")
         except CryptoError:
@@ -268,13 +258,11 @@ class Registry:
     def revoke(self, device_id: str) -> bool:
         """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
         with self._change() as db:
-            row = db.execute(
-                "SELECT revoked_s IS NULL FROM device WHERE id = ?", (device_id,)
-            ).fetchone()
+            query = "SELECT revoked_s IS NULL FROM device WHERE id = ?"
+            row = db.execute(query, (device_id,)).fetchone()
             if row is None:
-                raise EnrolmentError(
-                    f"there is no device '{device_id[:64]}'", fix="see edgeveil proxy devices"
-                )
+                what = f"there is no device '{device_id[:64]}'"
+                raise EnrolmentError(what, fix="see edgeveil proxy devices")
             if not row[0]:
                 return False
             db.execute("UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id))
@@ -293,17 +281,15 @@ class Registry:
         return max(0, out)
 
     def followed_moves(self) -> dict[str, int]:
-        """Of each device that is known here, the order of the move that was followed last; -1: of
-        none."""
+        """The order of each known device's last move; -1: none."""
         with self._file.guard() as db:
             return dict(db.execute("SELECT id, move_order FROM device").fetchall())
 
     def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
         """Admit who moved here and drop who moved away, in one transaction; how many changed.
 
-        Who comes back is the device of before, with its newest sealing key; who was revoked here
-        stays out. Raises EnrolmentError, and changes nothing: a move that is older than the one
-        followed last, and as `admit` does.
+        A device that comes back keeps its newest sealing key; one revoked here stays out. Raises
+        EnrolmentError, and changes nothing, as `admit` and for an older move than the last one.
         """
         changed = 0
         with self._change() as db:
@@ -331,10 +317,8 @@ class Registry:
         else:
             order, active, away = row
             if order > one.order:
-                raise EnrolmentError(
-                    f"an older move of device {device} than the one that was followed",
-                    fix="install the newest bundle of this cell's proxy",
-                )
+                what = f"an older move of device {device} than the one that was followed"
+                raise EnrolmentError(what, fix="install the newest bundle of this cell's proxy")
             if order == one.order:
                 return 0
             if active and not one.here:
@@ -368,12 +352,8 @@ class Registry:
 
 def _same(device: str, sealing: bytes, known: str, known_sealing: bytes) -> None:
     if known != device:
-        raise EnrolmentError(
-            f"device {known} has this sealing key already",
-            fix="enrol the device again with keys that it made itself",
-        )
+        fix = "enrol the device again with keys that it made itself"
+        raise EnrolmentError(f"device {known} has this sealing key already", fix=fix)
     if known_sealing != sealing:
-        raise EnrolmentError(
-            f"device {device} is known with another sealing key",
-            fix="restore the device's keys, or enrol it anew with a new state_dir",
-        )
+        fix = "restore the device's keys, or enrol it anew with a new state_dir"
+        raise EnrolmentError(f"device {device} is known with another sealing key", fix=fix)

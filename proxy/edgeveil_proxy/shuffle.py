@@ -116,10 +116,7 @@ def _places(
     task: ShuffleRound, shuffle: Shuffle, but: AbstractSet[int] = frozenset()
 ) -> tuple[list[list[int]], tuple[int, ...]]:
     """Where each group's segments lie, in the batch's order; of a group below the floor, none, and
-    none of those in `but`.
-
-    With it, which uploads the groups that stay together come from.
-    """
+    none of those in `but`. With it, which uploads the groups that stay together come from."""
     groups: list[list[int]] = [[] for _ in task.segment_bytes]
     for slot, held in task.uploads:
         place = slot * task.slot_bytes
@@ -147,9 +144,7 @@ def _places(
 
 class PiecedData:
     """A blob's bytes where they lie: (place, size) of the file `path`, one after the other.
-
-    Neighbours are one piece. Memory: three numbers for each. Raises OSError.
-    """
+    Neighbours are one piece. Memory: three numbers for each. Raises OSError."""
 
     def __init__(self, path: Path, pieces: Iterable[tuple[int, int]] = ()) -> None:
         self._file = FileData(path, 0, 1 << 62)

@@ -1,9 +1,8 @@
-"""What the proxy must not lose: broadcasts, uploads and batches.
+"""The proxy's durable memory: broadcasts, uploads and batches.
 
-Ciphertext lies in files of a folder, what is known of it in one SQLite file beside that. A file is
-durable before the row that counts on it, and goes after the row has gone: a kill in between leaves
-files that nobody counts on, swept at the next start. Who sent what is forgotten in the same
-transaction that stores the batch.
+Ciphertext lies in files of a folder, rows about it in one SQLite file beside that. A file is
+durable before the row that counts on it, and goes after it: a kill in between leaves files without
+a row, swept at the next start. Who sent what is forgotten in the transaction that stores the batch.
 """
 
 from __future__ import annotations
@@ -118,10 +117,10 @@ _encode = msgspec.msgpack.encode
 
 
 class Spool:
-    """The proxy's durable memory: `path`, and the folder of the same name without its suffix.
+    """`path`, and the folder of the same name without its suffix; one process owns them.
 
-    One process owns them. `keep` and `shuffled` may run beside the other methods, in a thread of
-    their own. Every method raises StorageError when a file cannot be used.
+    `keep` and `shuffled` may run in a thread beside the other methods. Every method raises
+    StorageError when a file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,10 +143,8 @@ class Spool:
         self._file.close()
 
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably and at once, or when `together` ends.
-
-        A second choice for an exchange, which the machine never makes, is a StorageError.
-        """
+        """Apply one of the machine's items, durably and at once, or when `together` ends. A second
+        choice for an exchange, which the machine never makes, is a StorageError."""
         if self._together:
             self._apply(item)
             return
@@ -221,12 +218,9 @@ class Spool:
                 row = (*structs.astuple(at), question)
                 if row not in db.execute(_UNMASKED, row[:2]).fetchall():
                     db.execute("INSERT INTO unmasked VALUES (?, ?, ?, ?)", row)
-            case BatchDelivered(at=at):
-                _run(db, _DELIVERED, at)
-                self._files.drop(uploads_of(at))
-                self._files.drop(batch_of(at))
-            case RoundDropped(at=at):
-                _run(db, "DELETE FROM uploads", at)
+            case BatchDelivered(at=at) | RoundDropped(at=at):
+                if isinstance(item, RoundDropped):
+                    _run(db, "DELETE FROM uploads", at)
                 _run(db, _DELIVERED, at)
                 self._files.drop(uploads_of(at))
                 self._files.drop(batch_of(at))
@@ -269,10 +263,8 @@ class Spool:
     # --- work ---
 
     def keep(self, task: KeepBroadcast) -> KeptBroadcast:
-        """Check what came of a broadcast, and make it durable.
-
-        Raises ProtocolError `bad_digest`.
-        """
+        """Check what came of a broadcast, and make it durable. Raises ProtocolError
+        `bad_digest`."""
         digest = task.header.blob.digest
         arriving, whole = (self._files.path(name(digest)) for name in (arriving_of, kept_of))
         with self._told():
@@ -289,7 +281,7 @@ class Spool:
         return KeptBroadcast(task.signed, task.header, data, key)
 
     def sink(self, blob: Blob) -> BroadcastSink:
-        """Where a broadcast goes that comes beside the broker, as its parts would."""
+        """Takes a broadcast that comes beside the broker."""
         return BroadcastSink(self._files.path(arriving_of(blob.digest)))
 
     def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
@@ -308,7 +300,7 @@ class Spool:
         return PutTaken()
 
     def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
-        """Write a round's batch from its uploads; of one that is streamed, what is not there."""
+        """Write a round's batch from its uploads; of a streamed one the rest."""
         names = (uploads_of(task.at), batch_of(task.at))
         with self._told():
             uploads, batch = (self._files.path(name) for name in names)
@@ -364,7 +356,7 @@ class Spool:
         """A committed round takes no more seeds; the next one's may be there already."""
         query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
         for digest, signed in db.execute(query, (at.job_id,)).fetchall():
-            header = decode_header(msgspec.msgpack.decode(signed, type=Envelope))
+            _, header = _signed(signed)
             if isinstance(header, Manifest) and header.at == at:
                 db.execute("UPDATE kept SET key = x'' WHERE digest = ?", (digest,))
 
@@ -387,20 +379,17 @@ class Spool:
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
         db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
         db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
-        db.execute(
-            "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
-        )
+        row = (job_id, _encode(note))
+        db.execute("INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", row)
         old = "FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?"
         for (job,) in db.execute(f"SELECT job {old}", (ENDED_KEPT,)).fetchall():
             self._drop_kept(db, "job = ? AND kind = 'commit'", job)
         db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
-        """What one from a backup must change, since it does not know what was unmasked later.
-
-        Rounds begin anew, without the seeds that it has; of no job that it knows is anything
-        summed under masks again; devices hear its new name.
-        """
+        """Change a spool from a backup, which does not know what was unmasked later: rounds begin
+        anew without its seeds, no job that it knows is summed under masks again, and devices hear
+        its new name."""
         with self._file.transaction() as db:
             for table in ("kept", "uploads", "batches", "unmasked", "ended"):
                 db.execute(f"INSERT OR IGNORE INTO summed SELECT DISTINCT job FROM {table}")  # noqa: S608 - constants
@@ -425,16 +414,10 @@ class Spool:
             self._files.sweep(known)
         return memory
 
-    def _batch_data(self, at: ExchangeId, pieces: _Pieces) -> Data:
-        if pieces:
-            return PiecedData(self._files.path(uploads_of(at)), pieces)
-        return FileData(self._files.path(batch_of(at)))
-
     def _load(self, db: sqlite3.Connection) -> ProxyMemory:
         memory = ProxyMemory()
         for signed_bytes, key in db.execute("SELECT signed, key FROM kept ORDER BY number"):
-            signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
-            header = decode_header(signed)
+            signed, header = _signed(signed_bytes)
             if isinstance(header, Manifest | Commit):
                 data = FileData(self._files.path(kept_of(header.blob.digest)))
                 opening = OpeningKey(key) if key else None
@@ -452,11 +435,12 @@ class Spool:
             if delivered:
                 memory.delivered.add(at)
                 continue
-            signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
-            header = decode_header(signed)
+            signed, header = _signed(signed_bytes)
             if isinstance(header, Batch):
                 pieces = msgspec.msgpack.decode(raw, type=_Pieces) if raw else ()
-                whole = self._batch_data(at, pieces)
+                whole: Data = FileData(self._files.path(batch_of(at)))
+                if pieces:
+                    whole = PiecedData(self._files.path(uploads_of(at)), pieces)
                 memory.batches[at] = BatchKept(at, signed, header, whole, _seeds(seeds), pieces)
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = ExchangeId(job, number, attempt)
@@ -474,6 +458,11 @@ class Spool:
 
 
 _Pieces = tuple[tuple[int, int], ...]
+
+
+def _signed(raw: bytes) -> tuple[Envelope, object]:
+    signed = msgspec.msgpack.decode(raw, type=Envelope)
+    return signed, decode_header(signed)
 
 
 def _raw(key: MaskSeed | OpeningKey | None) -> bytes:
@@ -520,7 +509,7 @@ class BroadcastSink:
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
     def restart(self) -> None:
-        """From the beginning: it is the same blob, or its digest will say that it is not."""
+        """From the beginning: the digest tells whether it is the same blob."""
         self._file.seek(0)
 
     def write(self, data: memoryview, /) -> None:
@@ -528,7 +517,7 @@ class BroadcastSink:
             data = data[self._file.write(data) or 0 :]
 
     def finish(self) -> bytes:
-        """All of it is there; `Spool.keep` makes it durable."""
+        """Close it; `Spool.keep` makes it durable."""
         self._file.close()
         return b""
 

@@ -24,8 +24,7 @@ from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, publish_head
 from edgeveil_edge.claim import renew, take_up_claim
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_proxy.claim_link import ClaimLink
-from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook
+from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimLink
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site import brokers
 from edgeveil_tools.site.broker_rules import rules_for
@@ -247,7 +246,7 @@ if part == "box":
     from edgeveil_edge.claim import take_up_claim
     print(asyncio.run(take_up_claim(EdgeSite(**said))))
 else:
-    from edgeveil_proxy.claim_link import ClaimLink
+    from edgeveil_proxy.claims import ClaimLink
     site, key = ProxySite(**said), SigningKey.load(Path(sys.argv[3]))
     asyncio.run(ClaimLink(site, site.claims, lambda: key).run())
 """

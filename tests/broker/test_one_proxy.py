@@ -11,7 +11,7 @@ from edgeveil.crypto.labels import PROXY_RUNS
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import Topics
-from edgeveil_proxy.alone import AloneInCell
+from edgeveil_proxy.main import AloneInCell
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
 NORTH, SOUTH, THIEF = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3))

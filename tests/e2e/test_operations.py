@@ -166,7 +166,8 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(
         await link.close()
 
     def cooling() -> list[str]:
-        return [one["device"] for one in live.proxy_status().get("misbehaving", [])]
+        shown = live.proxy_status().get("refused_by_device", [])
+        return [one["device"] for one in shown if one["cooling_down_s"]]
 
     asyncio.run(flood())
     wait_for(lambda: cooling() == [device], "the cool-down")

@@ -89,20 +89,6 @@
     return `${spent}${reserved}, left ${down(one.left)} of ${down(one.limit)}`;
   }
 
-  function ring(one) {
-    const whole = one.limit || 1, around = 2 * Math.PI * 50;
-    const arc = (kind, from, share) => share <= 0 ? null : ev.svg("circle", { cx: 60, cy: 60, r: 50, "stroke-width": 14, class: kind,
-      "stroke-dasharray": `${share * around} ${around}`, transform: `rotate(${-90 + 360 * from} 60 60)` });
-    const spent = one.spent / whole, reserved = one.reserved / whole;
-    return ev.el("div", { class: "ring" },
-      ev.svg("svg", { viewBox: "0 0 120 120", role: "img", "aria-label": `${one.name}, ${worded(one)}` },
-        ev.svg("circle", { cx: 60, cy: 60, r: 50, "stroke-width": 14, class: "rest" }), arc("spent", 0, spent), arc("reserved", spent, reserved)),
-      ev.el("div", { class: "said", "aria-hidden": "true" }, ev.el("strong", {}, down(one.left)), ev.el("span", {}, `left of ${down(one.limit)}`), ev.el("span", {}, one.name)));
-  }
-
-  // The limit of which the smallest share is left: the one that ends taking part first.
-  const tightest = (all) => all.reduce((a, b) => (b.left / (b.limit || 1) < a.left / (a.limit || 1) ? b : a));
-
   function gauge(one) {
     const whole = one.limit || 1, spent = (100 * one.spent) / whole, reserved = (100 * one.reserved) / whole;
     return ev.el("div", { class: "gauge" },
@@ -119,7 +105,7 @@
     return [
       ev.el("p", { class: "soft" }, `Of the data set ${s.data}, over its whole life, against your policy; the ledger's ${s.ledger.links} ${s.ledger.links === 1 ? "link is" : "links are"} intact.`),
       s.next_refusal ? ev.el("p", { class: "warn" }, `One more job like the newest would be declined: ${s.next_refusal.why}`) : null,
-      ev.el("div", { class: "budget" }, ring(tightest(all)), ev.el("div", {}, all.map(gauge))),
+      all.map(gauge),
       ev.el("div", { class: "key" }, ev.el("span", { class: "k-spent" }, "spent"), ev.el("span", { class: "k-reserved" }, "reserved for open jobs"), ev.el("span", { class: "k-rest" }, "left")),
     ];
   }

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from edgeveil.data.schema import Column, DataSchema, Label
-from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
@@ -334,14 +334,6 @@ def test_devices_of_one_process_share_a_child_and_no_record(process, tmp_path) -
     assert child(process).pid == pid
 
 
-def test_records_that_cannot_be_read_are_told_as_the_file_s_fault(process, tmp_path) -> None:
-    far = remote(process, tmp_path, tmp_path / "nowhere.npz")
-    with pytest.raises(DataError, match="no such file"):
-        far.answer(computation(taught()))
-    records(tmp_path / "nowhere.npz")
-    assert far.answer(computation(taught())).without == ""
-
-
 def too_many(path: Path) -> Path:
     """A file whose header says that the limit of 2 GiB is passed by one record."""
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:
@@ -426,13 +418,6 @@ def test_a_computation_that_never_ends_does_not_outlast_its_moment(
     other = remote(process, tmp_path, records(tmp_path / "other.npz"), "d" * 16)
     assert other.answer(computation(job)).without == ""
     assert len(nursery.children()) == 1
-
-
-def test_without_time_for_even_the_empty_answer_the_device_says_so(process, tmp_path) -> None:
-    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
-    with pytest.raises(PrivacyError, match="too slow"):
-        far.answer(replace(computation(taught(), until_s=0.0), closes_s=0.0))
-    assert far.answer(computation(taught())).without == ""
 
 
 def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(
@@ -521,20 +506,6 @@ def test_a_trial_reads_no_record_and_is_made_once_for_devices_of_one_kind(
     assert two.try_job(job, trains=True) is first
 
 
-def test_devices_that_wait_for_one_another_need_as_much_longer(process, tmp_path) -> None:
-    job = taught()
-    process.shared = 1000
-    alone = ComputeProcess()
-    try:
-        path = tmp_path / "nowhere.npz"
-        one = remote(alone, tmp_path, path).try_job(job, trains=True)
-        many = remote(process, tmp_path, path).try_job(job, trains=True)
-        assert many.needed_s > 20 * one.needed_s
-    finally:
-        alone.close()
-        alone.end()
-
-
 def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compute_process, "TRIAL_S", -70.0)  # with the budget's share: 10 s
     slow = CODE.replace("return self", "time.sleep(3600)\n        return self")
@@ -572,14 +543,6 @@ def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path) -> None
     again = process._receive(time.monotonic() + 60)
     assert isinstance(again, wire.TrialReport)
     assert again.modules == ()
-
-
-def test_a_worker_that_ended_between_two_rounds_is_replaced(process, tmp_path) -> None:
-    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
-    first, nursery = tensors(far.answer(computation(taught()))), child(process)
-    nursery.children()[0].kill()
-    assert tensors(far.answer(computation(taught()))) == first
-    assert child(process) == nursery
 
 
 def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path) -> None:

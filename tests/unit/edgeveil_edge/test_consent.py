@@ -9,15 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Loader, Round, announcement, job
+from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.protocol.sealed import JobPackage
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of, refusals
 
@@ -117,29 +115,6 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -
     assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), SealedAnswer)
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_final_model_too_large_still_stands_against_a_job_allowed_later(
-    tmp_path: Path, warm: bool
-) -> None:
-    plan = compile_job(job(proxy={"shuffle": "none"}))
-    refusing = Device(tmp_path)
-    large = msgspec.structs.replace(
-        announcement(plan, refusing.keys()), broadcast_bytes=refusing.site.limits.blob_bytes
-    )
-    refusing.host.perform(InstallJob(large, JobPackage(plan.job.canonical(), plan.graph())))
-    answer = refusing.answer(Round(plan, CENTRE, refusing.keys()))
-    assert isinstance(answer, NoAnswer) and answer.cause == "policy"
-    policy = {"min_devices": 3, "accept_unshuffled": True}
-    willing = Device(tmp_path, unread(), policy=policy)
-    if warm:
-        willing.load.error = None
-        willing.host.warm_up()
-    for _ in range(2):
-        answer = willing.answer(Round(plan, CENTRE, willing.keys()))
-        assert isinstance(answer, NoAnswer) and answer.cause == "fit"
-    assert willing.ledger.spent().epsilon == 0
-
-
 class ClaimedPlan(Plan):
     """The same job, had its method no proof."""
 
@@ -185,15 +160,6 @@ def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_pa
         consent(device.site, other, second, device.ledger)
     device.ledger.close_job(sealed.manifest.at.job_id.hex())  # nothing was released
     consent(device.site, other, second, device.ledger)
-
-
-def test_a_job_cannot_change_its_price_once_it_was_accepted(tmp_path: Path) -> None:
-    device = Device(tmp_path)
-    sealed = Round(PLAN, FIRST, device.keys())
-    consent(device.site, PLAN, sealed.manifest, device.ledger)
-    dearer = compile_job(job(privacy={"epsilon": 4.5, "delta": 1e-5}))
-    with pytest.raises(PrivacyError, match="differs"):
-        consent(device.site, dearer, sealed.manifest, device.ledger)
 
 
 def test_every_limit_of_the_policy_reaches_the_ledger() -> None:
@@ -277,12 +243,6 @@ def test_a_name_that_a_job_gives_to_a_column_is_not_the_file_s() -> None:
 def test_a_job_without_a_schema_reads_every_column() -> None:
     assert "reads every column there is" in columns_refused(PLAN, "age")
     assert columns_refused(PLAN, "*") == ""
-
-
-def test_pictures_have_no_columns_and_names_do_not_steer_a_console() -> None:
-    pictures = of_columns(columns=None, image={"size": [8, 8]}, label=None)
-    assert columns_refused(pictures, "age") == ""
-    assert "\\x1b[2J" in columns_refused(of_columns("a\x1b[2J"), "rich")
 
 
 def test_a_job_of_another_column_is_declined_before_a_record_is_read(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_kit import FIRST, JOB_ID, QUADRATIC, Device, Round, announcement, job
+from edge_kit import FIRST, QUADRATIC, Device, Round, announcement, job
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.protocol.device import InstallJob, JobClosed
+from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
 from tests.kits.backbone_files import model, node, small_backbone
@@ -82,14 +82,6 @@ def test_what_comes_with_the_job_must_be_what_it_names(
     assert box.store.load().jobs == {}
 
 
-def test_a_job_without_backbones_brings_none(tmp_path: Path) -> None:
-    plain, box = compile_job(job()), device(tmp_path)
-    package = JobPackage(plain.job.canonical(), b"graph", (BACKBONE,))
-    with pytest.raises(ProtocolError) as caught:
-        box.host.perform(InstallJob(announcement(plain, box.keys()), package))
-    assert caught.value.reason == "wrong_backbone"
-
-
 def odd(name: str) -> Plan:
     steering = model([node("NonZero", ["x"], ["y"])], {"x": ("N", 4)}, {"y": ("N", 3)})
     return {
@@ -111,10 +103,3 @@ def test_an_allowed_backbone_that_is_none_is_declined_before_a_record_is_read(
     assert isinstance(box.answer(Round(plan, QUADRATIC, box.keys())), NoAnswer)
     assert box.load.reads == 0
     assert box.ledger.spent().epsilon == 0
-
-
-def test_the_backbones_of_a_job_that_ended_are_forgotten(tmp_path: Path) -> None:
-    box = device(tmp_path, DIGEST).knows(PLAN)
-    assert box.store.backbones(JOB_ID) == [BACKBONE]
-    box.host.store(JobClosed(JOB_ID, "completed"))
-    assert box.store.backbones(JOB_ID) == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import subprocess
-import sys
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -26,12 +24,11 @@ from edge_kit import (
     announcement,
     final_model,
     job,
-    sealed_to,
     site,
 )
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import DataError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx
@@ -46,7 +43,7 @@ from edgeveil.protocol.device_round import (
     SealedAnswer,
 )
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload
-from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage, encode_package
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage
 from edgeveil.protocol.transfer import describe
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.metadata import now_utc
@@ -88,11 +85,6 @@ def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_bu
     assert len({found.chance for found in drawn}) == 3
     assert all(0 <= found.chance < 1 for found in drawn)
     assert device.load.reads == 0
-
-
-def test_a_package_that_is_none_is_refused(device: Device) -> None:
-    manifest, blob = sealed_to(PLAN, device.keys(), b"\xc1 nonsense", "round")
-    assert refused(device, OpenPackage(manifest, blob)) == "malformed_package"
 
 
 def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -> None:
@@ -164,12 +156,6 @@ def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path: Path) ->
     device.load.error = None
     assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
     assert read_ledger(tmp_path / "ledger.sqlite").links > before
-
-
-def test_work_that_the_host_does_not_know_fails(device: Device) -> None:
-    manifest = Round(PLAN, CENTRE, device.keys()).manifest
-    odd = ComputeAnswer(manifest, JobPackage(b"", b""))
-    assert device.host.perform(odd) == fx.WorkFailed("malformed_package")
 
 
 class ReadsAhead(Computer):
@@ -303,23 +289,6 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
     assert isinstance(asked(1, FIRST + 1), SealedAnswer)
 
 
-def test_two_devices_with_the_same_records_send_different_tensors(tmp_path: Path) -> None:
-    sent = []
-    for name in ("a", "b"):
-        device = Device(tmp_path / name).knows(PLAN)
-        sealed = Round(PLAN, CENTRE, device.keys())
-        sent.append(sealed.tensors(device.answer(sealed)))
-    assert sent[0] != sent[1]
-
-
-def test_the_membership_of_a_round_survives_what_is_opened_meanwhile(device: Device) -> None:
-    release = encode_package(ReleasePackage("boxed", b"ONNX"))
-    manifest, blob = sealed_to(PLAN, device.keys(), release, "release")
-    sealed = Round(PLAN, CENTRE, device.keys())
-    answer = device.answer(sealed, between=lambda: device.host.perform(OpenPackage(manifest, blob)))
-    assert list(sealed.tensors(answer)) == ["centre"]
-
-
 def test_an_empty_data_set_sends_noise_of_the_same_form(tmp_path: Path) -> None:
     def nothing(*_: Any) -> Any:
         training, evaluation = Loader()(None, b"", 0.1)  # type: ignore[arg-type]
@@ -351,33 +320,6 @@ def test_an_inference_only_device_answers_evaluations_alone(tmp_path: Path) -> N
     assert list(sealed.tensors(device.answer(sealed))) == ["softmax"]
     assert device.ledger.spent().epsilon == 0
     assert device.ledger.spent(purpose="infer").epsilon == pytest.approx(5, rel=1e-9)
-
-
-def test_a_broken_graph_or_package_declines_or_fails_without_an_upload(tmp_path: Path) -> None:
-    device = Device(tmp_path, role="infer")
-    package = JobPackage(PLAN.job.canonical(), b"no graph")
-    assert (
-        device.host.perform(InstallJob(announcement(PLAN, device.keys()), package))
-        == Installation()
-    )
-    assert "ONNX" in why(device, Round(PLAN, FIRST, device.keys()))
-    assert device.ledger.spent(purpose="infer").epsilon == 0
-
-
-NO_TORCH = """
-import sys
-for name in ("torch", "onnx", "sklearn", "sqlalchemy", "aiohttp"):
-    sys.modules[name] = None  # importing it raises ImportError
-import edgeveil_edge.host, edgeveil_edge.main
-print("imported")
-"""
-
-
-def test_the_host_is_imported_without_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "imported\n", done.stderr
 
 
 # --- releases, reports ------------------------------------------------------------------------

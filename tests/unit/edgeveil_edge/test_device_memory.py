@@ -139,13 +139,6 @@ def test_it_never_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert "stc" not in caplog.text + "".join(one.said)
 
 
-def test_jobs_and_data_sets_have_memories_of_their_own(tmp_path: Path) -> None:
-    one = device(tmp_path)
-    answered(one, 1)
-    assert one.ledger.kept(b"K".hex() * 16) == b""
-    assert Ledger(tmp_path / "ledger.sqlite", "other").kept(HEX) == b""
-
-
 def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: Path) -> None:
     one = device(tmp_path)
     site = one.site.model_copy(

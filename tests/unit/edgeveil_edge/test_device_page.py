@@ -8,13 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import UsageError
 from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.sites.edge import LoopbackHttp
 from edgeveil_edge import page as page_module
-from edgeveil_edge import spending
 from edgeveil_edge.control import ask
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
@@ -147,14 +145,6 @@ def test_the_printed_address_logs_in_once(own, capsys, tmp_path):
     opened(own, work)
 
 
-def test_without_a_page_it_says_how_to_get_one(own):
-    def work(_process):
-        with pytest.raises(UsageError, match="has no page"):
-            ask(own.state_dir, "page")
-
-    running(own.model_copy(update={"page": None}), WELL, work)
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -247,26 +237,6 @@ def test_it_shows_what_the_ledger_says_the_conditions_and_the_release(own):
     opened(own, work, replace(WELL, charge=(50.0, False)))
 
 
-def test_the_ledger_is_read_when_it_changed_and_not_for_each_look(own, monkeypatch):
-    reads = []
-
-    def counted(path):
-        reads.append(path)
-        return read_ledger(path)
-
-    def work(client, process):
-        monkeypatch.setattr(spending, "read_ledger", counted)
-        client.log_in()
-        for links in (0, 1):
-            assert [client.state()["ledger"]["links"] for _ in range(3)] == [links] * 3
-            if not links:
-                request = JobRequest(JOB.hex(), 1e-5, (softmax_event(10, 4.0),))
-                process.device.ledger.open_job(request, Limits(10, 50, 1e-4, 100))
-        assert len(reads) == 2
-
-    opened(own, work)
-
-
 def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
     def work(client, process):
         client.log_in()
@@ -276,16 +246,6 @@ def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
             broken = next(values)
         assert not broken["ledger"]["intact"] and broken["ledger"]["fix"]
         assert broken["name"] == own.name and broken["spent"] == {}
-
-    opened(own, work)
-
-
-def test_a_damaged_release_is_told(own):
-    def work(client, process):
-        client.log_in()
-        release = process.device.host.releases.install("boxed", final_model(), {})
-        release.path.write_bytes(b"other")
-        assert "was changed after" in client.state()["release"]["problem"]
 
     opened(own, work)
 
@@ -319,15 +279,3 @@ def test_going_back_to_the_release_before(own):
         assert client.state()["release"]["version"] == "0001-boxed"
 
     opened(own, work)
-
-
-def test_a_stop_does_not_wait_for_watchers(own):
-    held = []
-
-    def work(client, _process):
-        client.log_in()
-        held.append(client.events())
-        next(held[0].__enter__())
-
-    opened(own, work)
-    held[0].__exit__(None, None, None)

@@ -19,7 +19,7 @@ from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
-from edgeveil_edge.store import split_share
+from edgeveil_edge.store import SPLIT_SHARE, split_fact
 
 PLAN = compile_job(job())
 
@@ -84,8 +84,8 @@ def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(
         db.execute("PRAGMA user_version = 2")
     other = Device(tmp_path, data={"name": "other", "source": "digits"})
     assert isinstance(answers(other, split_at(0.3, "other", "b"), b"B" * 16), SealedAnswer)
-    assert split_share(tmp_path, "other") == 0.3
-    assert split_share(tmp_path, "bench") == 0.1
+    found = [other.store.fact(split_fact(SPLIT_SHARE, name)) for name in ("other", "bench")]
+    assert found == ["0.3", "0.1"]
     assert isinstance(answers(Device(tmp_path), split_at(0.3, "bench", "c"), b"C" * 16), NoAnswer)
 
 

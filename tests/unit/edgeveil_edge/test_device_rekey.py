@@ -104,28 +104,6 @@ def test_the_registry_takes_newer_keys_alone(tmp_path: Path) -> None:
     assert not registry.renew_sealing(name, SealingKey(first.key), 9)
 
 
-def test_a_newer_key_of_one_device_costs_no_look_at_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was read anew, 50,000 devices in 0.7 s, at the word of any of them."""
-    first, second = Device(tmp_path / "a"), Device(tmp_path / "b")
-    registry, operators = (Registry(tmp_path / "registry.sqlite") for _ in range(2))
-    registry.admit_many(device.identity.enrolment() for device in (first, second))
-    name, new = first.identity.device_id, renew_opening(tmp_path / "a").public()
-    looks: list[int] = []
-    look = registry._load
-    monkeypatch.setattr(registry, "_load", lambda: (looks.append(1), look()))
-    assert registry.changed() and registry.renew_sealing(name, new, 1)
-    assert registry.changed() and not looks
-    known = registry.device(name)
-    assert known is not None and known.sealing == new
-    operators.changed()
-    assert operators.roster() == registry.roster()
-    operators.revoke(second.identity.device_id)
-    assert registry.renew_sealing(name, SealingKey(first.key), 2)
-    assert registry.roster()[1] == first.key  # both changes are in it: its number is theirs
-
-
 def test_a_registry_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
     import sqlite3
 

@@ -11,7 +11,6 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
-from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import (
     DeviceMemory,
@@ -48,10 +47,6 @@ def reopened(path: Path) -> DeviceMemory:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "device.sqlite"
-
-
-def test_a_new_store_remembers_nothing(path: Path) -> None:
-    assert reopened(path) == DeviceMemory(answered=0)
 
 
 @pytest.mark.parametrize("version", [0, 9])
@@ -155,11 +150,3 @@ def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path
     store.store(JobClosed(JOB, "failed"))
     assert reopened(path).closed == {JOB: None}
     store.close()
-
-
-def test_a_damaged_file_is_named_with_the_fix(path: Path) -> None:
-    path.write_bytes(b"no database, whatever its name says" * 40)
-    with pytest.raises(EdgeVeilError, match="cannot be used") as caught:
-        DeviceStore(path)
-    assert caught.value.where == str(path)
-    assert caught.value.fix

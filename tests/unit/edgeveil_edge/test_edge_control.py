@@ -14,14 +14,13 @@ from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import device, device_round
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil_edge import main as main_module
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.main import DeviceProcess, Lanes
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import site
-from tests.unit.edgeveil_edge.test_conditions import WELL, replace
+from tests.unit.edgeveil_edge.test_conditions import WELL
 
 
 def heard(folder, work, obey=None):
@@ -95,11 +94,6 @@ def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
     heard(tmp_path, twice, obey)
 
 
-def test_where_no_device_runs_it_says_so(tmp_path):
-    with pytest.raises(UsageError, match="no device runs"):
-        ask(tmp_path, "status")
-
-
 # --- a device ---
 
 
@@ -164,59 +158,6 @@ def written(own):
 """
     )
     return path
-
-
-def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
-    path = written(own)
-    monkeypatch.setattr(main_module, "self_check", lambda _site: [])  # of this very machine
-
-    def status(process):
-        assert main(["edge", "status", "--config", str(path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told == {
-            "command": "edge status",
-            "ok": True,
-            "device": process.device.id,
-            "name": own.name,
-            "state": "waiting",
-            "waiting_for": ["charging: the box runs on battery"],
-            "problems": [],
-            "connected": False,
-            "last_counted_round": None,
-            "jobs": [],
-            "refused_lately": [],
-            "max_jobs": 4,
-            "release": None,
-            "budget": {"training": None, "inference": None, "left": None, "next_refusal": None},
-        }
-        assert main(["edge", "status", "--config", str(path)]) == 0
-        shown = capsys.readouterr().out
-        assert "waiting for charging: the box runs on battery" in shown
-        assert "last counted round: none yet" in shown
-        assert "takes part in: 0 of at most 4 jobs" in shown
-
-    running(own, replace(WELL, charge=(50.0, False)), status)
-    assert main(["edge", "status", "--config", str(path)]) == 2
-    assert "no device runs" in capsys.readouterr().err
-
-
-def test_its_owner_is_told_of_each_job_that_the_device_takes_part_in(own, capsys):
-    path = written(own)
-    jobs = [bytes((number,)) * 16 for number in range(3)]
-
-    def status(process):
-        for job in jobs[:2]:
-            request = JobRequest(job.hex(), 1e-5, (softmax_event(10, 4.0),))
-            process.device.ledger.open_job(request, Limits(1, 1, 1e-4, 100))
-        process.device.ledger.close_job(jobs[0].hex())
-        process.device.machine.rounds.take_up(jobs[1])
-        told = ask(own.state_dir, "status")
-        at = {"state": "idle", "round": None, "last_counted_round": None}
-        assert told["jobs"] == [{"job": jobs[1].hex(), **at}]
-        assert main(["edge", "status", "--config", str(path)]) == 0
-        assert f"job {jobs[1].hex()[:12]}: idle, round -;" in capsys.readouterr().out
-
-    running(own, WELL, status)
 
 
 def test_the_owner_is_told_what_was_declined_and_what_will_not_fit_any_more(own, capsys):

@@ -10,7 +10,7 @@ import edgeveil
 from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.split import split_once
-from edgeveil.errors import DataError, SystemFault, UsageError
+from edgeveil.errors import DataError, UsageError
 from edgeveil_edge.compute_worker import (
     ComputeServer,
     IntroduceDevice,
@@ -100,17 +100,6 @@ def test_records_are_checked_before_anything_starts(own, found, said):
     assert device.status().state == "stopped"
 
 
-def test_another_kind_of_file_is_no_device():
-    with pytest.raises(UsageError, match="no edge site file"):
-        edgeveil.Device("configs/proxy.yaml")
-
-
-def test_a_failure_while_it_starts_is_raised(tmp_path):
-    DeviceIdentity.load_or_create(tmp_path)
-    with pytest.raises(SystemFault, match="public key of the cloud is not there"):
-        edgeveil.Device(site(tmp_path), records=measured).start()
-
-
 def test_given_records_are_halved_as_those_of_a_source_are(own):
     from edgeveil.data.records import Records
 
@@ -172,25 +161,3 @@ def test_of_several_threads_that_start_it_one_does_and_all_may_stop_it(own):
         assert device.status().state == "offline"
         assert at_once(*[device.stop] * 3) == [None] * 3
         assert device.status().state == "stopped"
-
-
-def test_a_device_that_is_being_started_is_stopped_once_it_has(own):
-    asked, go_on = threading.Event(), threading.Event()
-
-    def slowly():
-        asked.set()
-        assert go_on.wait(60)
-        return measured()
-
-    device = edgeveil.Device(own, records=slowly)
-    starting = threading.Thread(target=device.start)
-    starting.start()
-    assert asked.wait(60)
-    with pytest.raises(UsageError, match="runs already"):
-        device.start()
-    stopping = threading.Thread(target=device.stop)
-    stopping.start()
-    go_on.set()
-    starting.join(60)
-    stopping.join(60)
-    assert device.status().state == "stopped"

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from edgeveil.data.schema import DataSchema, schema_metadata
-from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
-from edgeveil.sites.edge import Inference, LoopbackHttp
-from edgeveil_edge import release_trial
+from edgeveil.sites.edge import Inference
 from edgeveil_edge.inference import REQUEST_BYTES, InferenceService
 from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
@@ -245,19 +243,6 @@ def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
     assert not {"\x1b", "\r"} & {*told.out, *told.err}
 
 
-def test_graphs_are_judged_as_releases_are(tmp_path, monkeypatch):
-    judged = []
-    monkeypatch.setattr(
-        release_trial, "check_graph", lambda graph, *, released: judged.append(graph)
-    )
-
-    async def body(ask, _releases):
-        assert (await ask("GET", "/v1/model"))[0] == 200
-        assert judged == [model()]
-
-    served(tmp_path, body)
-
-
 def test_before_the_first_release_it_says_so(tmp_path):
     async def run():
         path = tmp_path / "predict.sock"
@@ -274,53 +259,6 @@ def test_before_the_first_release_it_says_so(tmp_path):
     asyncio.run(run())
 
 
-def test_it_is_off_without_an_address(tmp_path):
-    async def run():
-        service = InferenceService(Inference(), ReleaseStore(tmp_path / "releases"))
-        await service.start()
-        assert service.urls == []
-        await service.stop()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
-def test_other_addresses_than_of_this_machine_are_refused(host):
-    with pytest.raises(ValueError, match="this machine alone"):
-        LoopbackHttp(host=host)
-
-
-def test_over_tcp_it_answers_the_same(tmp_path, unused_port=0):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    async def run():
-        releases = ReleaseStore(tmp_path / "releases")
-        releases.install("first", model(), {})
-        service = InferenceService(Inference(http=LoopbackHttp(port=port)), releases)
-        await service.start()
-        assert service.urls == [f"http://127.0.0.1:{port}"]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 200 " in await reader.readline()
-        writer.close()
-        await service.stop()
-
-    asyncio.run(run())
-
-
-def test_a_socket_that_somebody_listens_on_is_not_taken(tmp_path):
-    async def body(_ask, releases):
-        second = InferenceService(Inference(socket=tmp_path / "predict.sock"), releases)
-        with pytest.raises(UsageError, match="another process listens"):
-            await second.start()
-
-    served(tmp_path, body)
-
-
 def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
     async def body(ask, releases):
         releases.install("first", model(), {"sequence": 7, "expires_s": 1.0})
@@ -331,16 +269,5 @@ def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
         assert "was not renewed" in json.loads(text)["error"]
         releases.apply([7], [], 1e12)
         assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
-
-    served(tmp_path, body)
-
-
-def test_a_withdrawn_release_answers_no_more(tmp_path):
-    async def body(ask, releases):
-        releases.install("first", model(), {"sequence": 7})
-        assert releases.apply([], [7], 0.0)
-        status, text = await ask("POST", "/v1/predict", asked(record=X[1]))
-        assert status == 503
-        assert "no model is released" in json.loads(text)["error"]
 
     served(tmp_path, body)

@@ -188,14 +188,6 @@ def test_a_job_that_was_answered_goes_to_no_other_memory_of_the_proxy(
     assert isinstance(answered(device, again), SealedAnswer)
 
 
-def test_where_no_sum_is_made_the_proxys_memory_does_not_matter(tmp_path: Path) -> None:
-    plain = compile_job(job())
-    device = Device(tmp_path).knows(plain)
-    sealed = Round(plain, FIRST, device.keys())
-    for memory in (MEMORY, b"n" * 16):
-        assert isinstance(answered(device, sealed, proxy_memory=memory), SealedAnswer)
-
-
 def test_a_proxy_that_is_brought_up_while_a_job_runs_names_its_memory_from_then_on(
     device: Device,
 ) -> None:
@@ -321,21 +313,3 @@ def test_what_many_records_sum_up_to_is_cut_before_the_noise_and_noised_never() 
     largest = budget.largest(exchange.phase, nominal)
     (spec,) = PLAN.segments(exchange)
     assert 5 * largest < 2 ** (spec.bits - 1)
-
-
-def test_the_room_is_for_the_widest_noise_of_a_phase() -> None:
-    """On the diagonal of a triangle the variance is twice that beside it."""
-    budget = PLAN.device.budget  # type: ignore[attr-defined]
-    for phase, event in budget.events.items():
-        room = budget.largest(phase, 30) - 30 * event.sensitivity_steps
-        assert room >= 12 * float(event.sigma_squared) ** 0.5
-
-
-def test_masks_of_a_round_that_has_none_are_no_error(tmp_path: Path) -> None:
-    plain = compile_job(job())
-    device = Device(tmp_path).knows(plain)
-    answer = answered(device, Round(plain, FIRST, device.keys()), round_key=b"")
-    assert isinstance(answer, SealedAnswer)
-    assert answer.seed == b""
-    with pytest.raises(ProtocolError):
-        open_seed(KEY, Round(plain, FIRST, device.keys()).manifest, "x", answer.seed)

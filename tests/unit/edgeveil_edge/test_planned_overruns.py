@@ -13,21 +13,17 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import compile_job, load_plan
+from edgeveil.jobs import compile_job
 from edgeveil.parts.own_records import at_most, device_records
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
-from edgeveil.sites.policy import USUAL_ROOM, Policy
 from edgeveil_edge import compute
 from edgeveil_edge.compute import ComputedAnswer, Computer, TaughtJob, trial_seconds
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.round_work import MOST_OVERRUNS
-from edgeveil_tools.local.local_run import LocalRun, owners_policy
-from edgeveil_tools.site.provision import SitePlan, provision
 from tests.unit.edgeveil_edge import edge_kit as kit
 
 KEY = bytes(range(32))
@@ -282,14 +278,3 @@ def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_pat
     again = device.restarted(compute=late)
     found = again.answer(kit.Round(plan, index + 3, device.keys()))
     assert isinstance(found, NoAnswer)
-
-
-def test_the_owners_tools_write_four_times_the_nominal_count(tmp_path: Path) -> None:
-    assert Policy().with_room(64).max_records == USUAL_ROOM * 64 == 256
-    assert Policy(max_records=7).with_room(64).max_records == 7
-    written = load_site(provision(SitePlan(tmp_path / "site", devices=3)).edges[0])
-    assert isinstance(written, EdgeSite)
-    job = load_plan(tmp_path / "site" / "job.yaml").job
-    assert written.policy.max_records == 4 * job.data.nominal_records
-    local = compile_job(kit.job()).job
-    assert owners_policy(local, LocalRun()).max_records == 4 * local.data.nominal_records

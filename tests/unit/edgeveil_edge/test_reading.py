@@ -34,14 +34,6 @@ def test_what_was_read_is_handed_over_bit_for_bit(counts: tuple[int, int], store
         assert (one.stored is None) == (other.stored is None)
 
 
-def test_records_that_do_not_lie_in_one_piece_are_handed_over_too() -> None:
-    whole = CHANCE.normal(size=(9, 8)).astype(np.float32)
-    given = Records(whole.T[::2], np.arange(8, dtype=np.int64)[::2])
-    found = read_in_fork(lambda: (given, given), 60.0)
-    np.testing.assert_array_equal(found[0].x, given.x)
-    np.testing.assert_array_equal(found[1].y, given.y)
-
-
 def raising(error: Exception):
     def read():
         raise error

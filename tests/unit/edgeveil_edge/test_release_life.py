@@ -15,7 +15,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
-    Installation,
     InstallRelease,
     MadeReport,
     ReportDue,
@@ -149,18 +148,6 @@ def test_a_model_that_takes_too_large_records_fails_its_trial(
     assert in_use(device) == ""
 
 
-def test_one_that_was_damaged_before_the_report_is_told_as_rolled_back(device: Device) -> None:
-    cloud = SealingCloud()
-    brought(device, cloud, package(model()), 1)
-    manifest = brought(device, cloud, package(model(1)), 2)
-    found = ReleaseStore(device.folder / RELEASES).current()
-    assert found is not None
-    found.path.write_bytes(b"damaged")
-    device.host.warm_up()
-    assert in_use(device) == "0001-boxed"
-    assert outcome(device, cloud, manifest) is ReleaseOutcome.ROLLED_BACK
-
-
 def test_that_an_owner_went_back_is_nobody_else_s_business(device: Device) -> None:
     """It may follow from what the model said of their records."""
     cloud = SealingCloud()
@@ -224,23 +211,6 @@ def test_a_withdrawn_release_makes_room_for_the_one_before_and_does_not_come_bac
     manifest, _ = cloud.seal(device.keys(), package(model(2)), 2)
     assert device.host.perform(InstallRelease(manifest, bad)) == fx.WorkFailed("withdrawn_release")
     assert device.restarted().store.load().statement == 2
-
-
-def test_without_one_before_it_none_is_in_use(device: Device) -> None:
-    brought(device, SealingCloud(), package(model()), 1)
-    assert say(device, 1, [], [1]) == StatementApplied(left=True)
-    assert in_use(device) == ""
-
-
-def test_what_was_sealed_again_is_withdrawn_under_either_sequence(device: Device) -> None:
-    cloud = SealingCloud()
-    sent = package(model())
-    brought(device, cloud, sent, 1)
-    again, _ = cloud.seal(device.keys(), sent, 5)
-    assert device.host.perform(AdoptRelease(again)) == Installation()
-    assert device.store.load().release_sequence == 5
-    say(device, 1, [], [5])
-    assert in_use(device) == ""
 
 
 def test_an_owner_who_went_back_is_not_brought_forward_again(device: Device) -> None:
@@ -307,12 +277,3 @@ def test_a_release_that_stops_to_run_makes_room_for_the_one_before(
             predict(device.folder, RECORDS)
     assert predict(device.folder, RECORDS).model == "0001-boxed"
     assert outcome(device, cloud, manifest) is ReleaseOutcome.ROLLED_BACK
-
-
-def test_records_of_another_form_are_no_reason_to_leave_a_release(device: Device) -> None:
-    cloud = SealingCloud()
-    brought(device, cloud, package(model()), 1)
-    brought(device, cloud, package(model(1)), 2)
-    with pytest.raises(DataError, match="the model takes"):
-        predict(device.folder, np.zeros((2, 9), np.float32))
-    assert in_use(device) == "0002-boxed"

@@ -97,16 +97,6 @@ def test_a_model_answers_records_by_name_by_number_and_follows_its_file(tmp_path
             assert time.monotonic() < deadline
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    with serving(model(tmp_path / "model.onnx")) as url:
-        status, told = asked(url, record={"agee": 10})
-        assert status == 400
-        assert "no column is called" in told["error"] and "age" in told["error"]
-        status, told = asked(url, records=[{"age": 10}, [1, 2, 3, 4]])
-        assert status == 400 and "record 2: has no names" in told["error"]
-        assert asked(url, record=[1, 2])[0] == 400
-
-
 def test_what_is_no_model_is_refused_before_anything_listens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

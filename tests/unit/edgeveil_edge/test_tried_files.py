@@ -62,14 +62,6 @@ def zeros_npz(count_bytes: int, *, beside: bytes = b"") -> bytes:
     return bytes(raw)
 
 
-def test_the_packed_file_of_these_tests_is_a_sound_one() -> None:
-    raw = zeros_npz(2 * _BLOCK, beside=b"more")
-    with np.load(io.BytesIO(raw)) as found:
-        x = found["x"]
-    assert x.shape == (2 * _BLOCK // 16, 4) and not x.any()
-    assert len(raw) < 2 * _BLOCK / 900
-
-
 def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(final_model())
     file = tmp_path / "x.npz"

@@ -10,7 +10,7 @@ import pytest
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError
 from edgeveil.sites.proxy import ProxySite
-from edgeveil_proxy.alone import AloneInCell
+from edgeveil_proxy.main import AloneInCell
 
 
 class Link:

@@ -9,15 +9,13 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spool_kit import PROXY, at, names, on_disk, reopened
+from spool_kit import PROXY, at, names, reopened
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol.messages import Batch, Blob
 from edgeveil.protocol.proxy_rounds import (
-    BatchDelivered,
     BatchKept,
     HeldUpload,
-    RoundDropped,
     ShuffledBatch,
     ShuffleRound,
     StreamUploads,
@@ -100,14 +98,6 @@ def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path: Path) ->
     assert not (tmp_path / "batch").exists(), "nothing was copied"
 
 
-def test_a_job_without_shuffle_keeps_the_order_of_arrival(tmp_path: Path) -> None:
-    uploads = [(slot, ONLY) for slot in (2, 0, 1)]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
-    stream.add(lot(uploads, 0, 2, keep_order=True), backwards)
-    done = stream.finish(closing(uploads, keep_order=True), tmp_path / "batch", backwards)
-    assert whole(done) == masked_of([2, 0, 1])
-
-
 def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path: Path) -> None:
     """No order and no place says which of them came with which masked segment."""
     slots = [1, 0, 2, 3]
@@ -164,18 +154,6 @@ def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path: Path) -> Non
     stream.add(late, backwards)
     assert whole(done) == before
     assert done.digest == hashlib.sha256(before).digest()
-
-
-def test_a_lot_that_cannot_be_read_is_not_in_the_stream(tmp_path: Path) -> None:
-    uploads = [(0, ONLY), (1, ONLY), (50, ONLY)]
-    path = written(tmp_path, {0: ONLY, 1: ONLY})
-    stream = MaskedStream(path)
-    stream.add(lot(uploads, 0, 1), backwards)
-    with pytest.raises(OSError, match="cut off"):
-        stream.add(lot(uploads, 1, 3), backwards)
-    done = stream.finish(closing(uploads[:2]), tmp_path / "batch", backwards)
-    assert whole(done) == masked_of([0, 1])
-    assert done.digest == hashlib.sha256(whole(done)).digest()
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=12), st.data())
@@ -246,16 +224,6 @@ def test_where_others_came_with_them_the_uploads_go(path: Path) -> None:
     spool.close()
     spool, _ = streamed(path.with_name("other.sqlite"))
     assert names(path.with_name("other.sqlite")) == {"uploads"}
-    spool.close()
-
-
-@pytest.mark.parametrize("item", [BatchDelivered(at()), RoundDropped(at())], ids=repr)
-def test_nothing_of_it_stays_when_it_is_delivered_or_dropped(path: Path, item: object) -> None:
-    spool, kept = streamed(path)
-    spool.store(item)
-    assert names(path) == set()
-    assert reopened(path).batches == {}
-    assert kept.seeds[0].to_bytes() not in on_disk(path)
     spool.close()
 
 

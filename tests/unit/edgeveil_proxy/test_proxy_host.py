@@ -20,19 +20,6 @@ def host(tmp_path: Path) -> ProxyHost:
     return ProxyHost(Spool(tmp_path / "spool.sqlite"), list.sort)
 
 
-def test_the_round_is_shown_as_it_fills(host: ProxyHost) -> None:
-    assert (host.online, host.round) == (0, {})
-    host.report(fx.Report("devices_online", {"count": 7}))
-    host.report(fx.Report("round_open", {"round": 4, "phase": "train"}))
-    assert host.round == {"index": 4, "phase": "train", "uploads": 0}
-    counts = {"round": 4, "uploads": 2, "declined": 1, "selected": 5}
-    host.report(fx.Report("answered", counts))
-    assert host.round == {"index": 4, "phase": "train", **counts}
-    host.report(fx.Report("round_open", {"round": 5, "phase": "train"}))
-    assert host.round == {"index": 5, "phase": "train", "uploads": 0}
-    assert host.online == 7
-
-
 def test_every_report_of_the_machine_can_be_logged(
     host: ProxyHost, caplog: pytest.LogCaptureFixture
 ) -> None:

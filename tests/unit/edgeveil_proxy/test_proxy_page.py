@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from edgeveil.crypto.authorities import Authority, certificate_pem
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.protocol import effects as fx
@@ -28,7 +26,7 @@ from edgeveil_proxy.role import LOG, build
 
 HERE: Mapping[str, str] = {"host": "127.0.0.1:8702"}
 FAR: Mapping[str, str] = {"host": "proxy.example"}
-LISTS = {"misbehaving", "refused_by_device", "offline"}
+LISTS = {"refused_by_device", "offline"}
 
 
 def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
@@ -113,31 +111,3 @@ def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path: 
     counts = {"round": 4, "uploads": 1, "declined": 2, "causes": {"budget": 2}, "selected": 3}
     proxy.host.report(fx.Report("answered", counts))
     assert proxy.warnings() == ["fleet_offline", "rounds_declined"]
-
-
-def test_it_is_known_since_when_a_link_is_up_or_down(tmp_path: Path) -> None:
-    page = made(tmp_path)
-    heard: list[tuple[bool, str]] = []
-    on_state = page.hears("edge", lambda *state: heard.append(state))
-    before = told(page)[1]["links"]["edge"]["since_s"]
-    on_state(False, "trying")
-    assert told(page)[1]["links"]["edge"]["since_s"] == before
-    on_state(True, "connected")
-    changed = told(page)[1]["links"]["edge"]["since_s"]
-    assert changed > before
-    on_state(True, "still connected")
-    assert told(page)[1]["links"]["edge"]["since_s"] == changed
-    assert [up for up, _ in heard] == [False, True, True]
-
-
-def test_the_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
-    path = tmp_path / "proxy.crt"
-    broker = {"url": "mqtts://127.0.0.1:1", "cert_file": path, "key_file": tmp_path / "proxy.key"}
-    page = made(tmp_path, edge_broker=broker)
-    assert told(page)[1]["ends_s"] == {}  # there is none yet
-    for _ in range(2):
-        certificate = Authority.make("edge").certificate
-        path.write_bytes(certificate_pem(certificate))
-        (end_s,) = told(page)[1]["ends_s"].values()
-        assert end_s == certificate.not_valid_after_utc.timestamp()
-        assert datetime.datetime.fromtimestamp(end_s) > datetime.datetime.now()

@@ -92,12 +92,6 @@ def test_uploads_that_are_cut_off_make_no_batch(tmp_path: Path) -> None:
         shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", reverse)
 
 
-def test_an_earlier_try_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(b"x" * 1000)
-    shuffled(tmp_path, ALL[:1])
-    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (2,), (2,))
-
-
 @pytest.mark.parametrize("keep_order", [False, True])
 def test_groups_that_stay_together_share_one_order(tmp_path: Path, keep_order: bool) -> None:
     """And which uploads stand in it is told: the seeds of their masks take the same places."""
@@ -136,17 +130,3 @@ def test_uploads_without_those_groups_stand_beside_them(tmp_path: Path) -> None:
     assert (tmp_path / "batch").read_bytes() == b"".join(whole)
     assert done.counts == (3, 5, 3)
     assert done.order == (4, 3, 1)
-
-
-def test_below_the_floor_there_is_no_order_either(tmp_path: Path) -> None:
-    (tmp_path / "uploads").write_bytes(bytes(2 * SLOT))
-    uploads = ((0, (0, 1)), (1, (0, 1)))
-    task = ShuffleRound(AT, SIZES, SLOT, 3, uploads, together=frozenset({0, 1}))
-    done = shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", reverse)
-    assert done.counts == (0, 0)
-    assert done.order == ()
-    assert len(done.data) == 0
-
-
-def test_without_groups_that_stay_together_no_order_is_told(tmp_path: Path) -> None:
-    assert shuffled(tmp_path, ALL).order == ()

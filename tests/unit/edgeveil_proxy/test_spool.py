@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from spool_kit import (
     CLOUD,
-    CLOUD_KEY,
     DEVICES,
     JOB,
     OTHER,
@@ -28,13 +27,11 @@ from spool_kit import (
 )
 
 from edgeveil.crypto.keys import OpeningKey
-from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_CHECKS,
     Batch,
     Close,
-    check_signature,
 )
 from edgeveil.protocol.proxy import AnswersFrom, DeviceKnows
 from edgeveil.protocol.proxy_broadcasts import (
@@ -47,7 +44,6 @@ from edgeveil.protocol.proxy_rounds import (
     BatchDelivered,
     BatchKept,
     HeldUpload,
-    ProxyMemory,
     RoundDropped,
     RoundUnmasked,
     UploadKept,
@@ -60,11 +56,6 @@ from edgeveil_proxy.spool import ENDED_KEPT, Spool
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "spool.sqlite"
-
-
-def test_a_new_spool_is_empty(path: Path) -> None:
-    memory = reopened(path)
-    assert memory == ProxyMemory(name=memory.name)
 
 
 def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path: Path) -> None:
@@ -144,14 +135,6 @@ def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
     memory = reopened(path)
     assert (memory.batches, memory.delivered) == ({}, {at()})
     spool.close()
-
-
-def test_what_was_signed_is_still_signed_after_the_restart(path: Path) -> None:
-    spool = Spool(path)
-    keep(spool)
-    spool.close()
-    (item,) = reopened(path).kept.values()
-    check_signature(item.signed, "cloud", CLOUD_KEY.public(), HEADER)
 
 
 def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path: Path) -> None:

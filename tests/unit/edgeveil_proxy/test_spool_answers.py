@@ -65,11 +65,6 @@ def test_what_was_answered_before_it_began_to_count_is_not_known(spool: Spool) -
     assert asked(spool, 4).whole
 
 
-def test_who_does_not_count_is_not_kept(spool: Spool, path: Path) -> None:
-    answer(spool, 5, JOB)
-    assert reopened(path).answered == {}
-
-
 def test_it_outlives_the_job_and_the_process(spool: Spool, path: Path) -> None:
     spool.store(AnswersFrom(FIRST, 0))
     answer(spool, 1, JOB)

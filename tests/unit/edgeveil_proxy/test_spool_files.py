@@ -21,7 +21,7 @@ from spool_kit import (
     upload,
 )
 
-from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, KeepBroadcast
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.proxy_uploads import UploadPart
@@ -131,28 +131,3 @@ def test_several_items_are_durable_together_or_not_at_all(path: Path) -> None:
         assert sqlite3.connect(path).execute("SELECT count(*) FROM uploads").fetchone() == (0,)
     assert reopened(path).uploads == items
     spool.close()
-
-
-def test_a_folder_that_cannot_be_written_is_named_with_the_fix(tmp_path: Path) -> None:
-    (tmp_path / "spool").write_bytes(b"a file in the folder's place")
-    with pytest.raises(StorageError, match="cannot be used") as caught:
-        Spool(tmp_path / "spool.sqlite")
-    assert caught.value.where == str(tmp_path / "spool") and caught.value.fix
-
-
-def test_a_broadcast_s_file_that_is_gone_is_named(path: Path) -> None:
-    spool = Spool(path)
-    keep(spool)
-    spool.close()
-    for file in path.with_suffix("").iterdir():
-        file.unlink()
-    with pytest.raises(StorageError, match="No such file"):
-        reopened(path)
-
-
-def test_a_damaged_file_is_named_with_the_fix(path: Path) -> None:
-    path.write_bytes(b"no database, whatever its name says" * 40)
-    with pytest.raises(EdgeVeilError, match="cannot be used") as caught:
-        Spool(path)
-    assert caught.value.where == str(path)
-    assert caught.value.fix

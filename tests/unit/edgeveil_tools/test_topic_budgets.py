@@ -16,7 +16,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.effects import DeviceAddress
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import Topics
-from edgeveil_proxy.claim_link import ClaimLink
+from edgeveil_proxy.claims import ClaimLink
 from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import rules_for

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,17 +75,6 @@ def edge(args: argparse.Namespace) -> int:
     from edgeveil_edge.main import run
 
     return run(sites)
-
-
-def personalise(args: argparse.Namespace) -> int:
-    """`edgeveil edge personalise`."""
-    from edgeveil_edge.personal import personalise as learn
-    from edgeveil_edge.personal import told
-    from edgeveil_edge.predict import RELEASES
-
-    site = load_edge(args.config)
-    found = learn(site, site.state_dir / RELEASES)
-    return answer(args, told(found, site.state_dir), asdict(found))
 
 
 def control(args: argparse.Namespace) -> int:
