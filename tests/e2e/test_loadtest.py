@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import os
@@ -17,13 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import JobFailed
-from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
-from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import LocalPlan, Ports, provision
 from tests.kits.live_site import wait_for
 
@@ -87,30 +81,21 @@ def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_pa
 
 
 @pytest.mark.drill
-def test_a_cell_that_is_killed_costs_the_other_nothing():
+def test_cells_share_the_devices_and_lose_nothing():
     done = loadtest(
-        *("--cells", 2, "--devices", 40, "--rounds", 4, "--payload-bytes", 1024, "--json"),
-        *("--kill-cell", 2, "--quorum", 0.5, "--interval", 3),
+        *("--cells", 2, "--devices", 40, "--rounds", 2, "--payload-bytes", 1024, "--json")
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    north, south = result["cells"]
-    assert (result["lost"], result["duplicated"]) == (0, 0)
-    assert len(result["rounds"]) == 4 and result["uploads"] == north["counted"] + south["counted"]
-    assert (north["counted"], north["reconnects"], north["rounds_without"]) == (80, 0, 0)
-    assert south["reconnects"] >= 20 and south["connected"] == 20
-    assert result["outage"]["cell"] == "cell-2" and result["outage"]["after_rounds"] == 2
-    assert south["rounds"] + south["rounds_without"] == 4 and south["rounds_without"]
-    assert result["outage"]["back_after_s"] > 0
+    assert (result["lost"], result["duplicated"], result["uploads"]) == (0, 0, 80)
+    for cell in result["cells"]:
+        assert (cell["counted"], cell["connected"], cell["rounds_without"]) == (40, 20, 0)
     names = {"proxy-cell-1", "broker-edge-cell-2", "generator-2", "cloud", "broker-cloud"}
     assert names <= set(result["peak_rss_bytes"])
 
 
-@pytest.mark.parametrize(
-    ("number", "why"),
-    [(signal.SIGINT, "interrupted"), (signal.SIGHUP, "the terminal hung up (SIGHUP)")],
-)
-def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path, number, why):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path, number):
     command = edgeveil("loadtest", "--devices", 20, "--rounds", 0, "--hold", 600)
     process = subprocess.Popen(
         [*command, "--out", tmp_path],
@@ -130,9 +115,8 @@ def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path, number, w
     psutil.wait_procs(children, 10)
     assert not [child for child in children if child.is_running()]
     result = json.loads((tmp_path / "load.json").read_text())
-    assert (result["status"], result["reason"]) == ("interrupted", why)
+    assert (result["status"], result["reason"]) == ("interrupted", "interrupted")
     assert result["latency_s"]["p50"] is result["acknowledged_s"]["max"] is None
-    assert (why in process.stderr.read().decode()) is (number == signal.SIGHUP)
 
 
 def test_a_terminal_that_is_closed_ends_the_test_in_good_order(tmp_path):
@@ -153,77 +137,7 @@ def test_a_terminal_that_is_closed_ends_the_test_in_good_order(tmp_path):
     os.close(ours)
     assert process.wait(60) == 130
     result = json.loads((tmp_path / "load.json").read_text())
-    assert result["reason"] == "the terminal hung up (SIGHUP)"
-
-
-def test_ctrl_c_at_a_generator_is_no_hang_up(tmp_path):
-    async def play() -> tuple[int, str]:
-        token = tmp_path / "join.token"
-        url = f"mqtt://127.0.0.1:{free_ports(1)[0]}"
-        where = {"": SiteAccess(url, *_public_keys(), None)}
-        leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
-        server = await leader.serve("127.0.0.1", 0)
-        process = subprocess.Popen(
-            edgeveil("loadtest", "--join", server.url, "--join-token", token),
-            stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        await asyncio.to_thread(wait_for, lambda: leader.all_joined, "the generator", 60)
-        process.send_signal(signal.SIGINT)
-        code = await asyncio.to_thread(process.wait, 30)
-        await server.stop()
-        return code, process.stderr.read().decode()
-
-    code, said = asyncio.run(play())
-    assert code == 130 and "hung up" not in said
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["hears", "nohup"])
-def test_a_generator_whose_terminal_hangs_up_tells_its_leader(tmp_path, ignored):
-    """It is asked for nothing else; under nohup it goes on until the leader says stop."""
-    token = tmp_path / "join.token"
-
-    async def play() -> tuple[int, str]:
-        url = f"mqtt://127.0.0.1:{free_ports(1)[0]}"
-        where = {"": SiteAccess(url, *_public_keys(), None)}
-        leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
-        server = await leader.serve("127.0.0.1", 0)
-        process = subprocess.Popen(
-            edgeveil("loadtest", "--join", server.url, "--join-token", token),
-            stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL
-            ),
-        )
-        await asyncio.to_thread(wait_for, lambda: leader.all_joined, "the generator", 60)
-        process.send_signal(signal.SIGHUP)
-        if ignored:
-            await asyncio.sleep(1.0)
-            leader.command = "stop"
-        code = await asyncio.to_thread(process.wait, 30)
-        if ignored:
-            leader.check()
-        else:
-            with pytest.raises(JobFailed, match="generator 1 ended: its terminal hung up"):
-                leader.check()
-        await server.stop()
-        return code, process.stderr.read().decode()
-
-    code, said = asyncio.run(play())
-    assert code == (0 if ignored else 2)
-    assert ("generator 1: the terminal hung up (SIGHUP)" in said) is not ignored
-
-
-def _public_keys() -> tuple[bytes, bytes]:
-    return SigningKey.generate().public().to_bytes(), SigningKey.generate().public().to_bytes()
-
-
-def test_a_port_for_figures_that_is_taken_is_said_at_once(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = loadtest("--devices", 5, "--prometheus", taken.getsockname()[1])
-    assert done.returncode == 2
-    assert "--prometheus: " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result["reason"] == "interrupted"
 
 
 def test_a_host_that_allows_few_files_is_told_so_before_anything_starts(tmp_path):
@@ -337,41 +251,3 @@ def _open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.parametrize("both", [False, True], ids=["edge", "edge-and-cloud"])
-def test_ones_own_broker_is_measured_with_one_command(tmp_path, both):
-    """One account at the edge broker for the devices and the proxy; the rest is started here."""
-    (tmp_path / "password").write_text("secret\n")
-    (tmp_path / "password").chmod(0o600)
-    ports = free_ports(2)
-    brokers = [
-        BrokerProcess(
-            BrokerPlan(
-                engine=choose_engine(),
-                port=port,
-                acl=None,
-            ),
-            tmp_path / str(port),
-            users={"load": "secret"},
-        )
-        for port in ports
-    ]
-    cloud_side = ("--cloud-broker", f"mqtt://127.0.0.1:{ports[1]}") if both else ()
-    try:
-        for broker in brokers:
-            broker.start()
-        done = loadtest(
-            *("--devices", 6, "--rounds", 1, "--payload-bytes", 1024, "--json", *cloud_side),
-            *("--broker", f"mqtt://127.0.0.1:{ports[0]}", "--user", "load"),
-            *("--password-file", tmp_path / "password"),
-        )
-    finally:
-        for broker in brokers:
-            broker.stop()
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert [row["uploads"] for row in result["rounds"]] == [6]
-    assert result["environment"]["broker"] == f"mqtt://127.0.0.1:{ports[0]}"
-    assert ("broker-cloud" in result["processes"]) is not both
-    assert "broker-edge" not in result["processes"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_lab.bench.inference import latencies_s
 from edgeveil_tools.site.bundles import Bundle
+from tests.kits.inference_latency import latencies_s
 
 pytestmark = pytest.mark.slow
 

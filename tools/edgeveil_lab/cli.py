@@ -24,9 +24,8 @@ edgeveil loadtest --devices 500 --rounds 5
 edgeveil loadtest --scenario configs/load/storm.yaml --out out/storm
 edgeveil loadtest --devices 100,500,2000 --out out/sweep
 edgeveil loadtest --devices 10000 --rounds 0 --hold 60 --json
-edgeveil loadtest --cells 3 --devices 600 --rounds 12 --interval 2 --kill-cell 5 --quorum 0.6
+edgeveil loadtest --cells 3 --devices 600
 edgeveil loadtest --site my-site --devices 200
-edgeveil loadtest --broker mqtt://edge:1883 --user load --password-file load.password
 several hosts, against a site that runs elsewhere:
 edgeveil loadtest --make-fleet load.fleet --devices 5000
 edgeveil proxy admit --config configs/proxy.yaml load.fleet.enrolments
@@ -164,14 +163,13 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _loadtest(args: argparse.Namespace) -> int:
-    from edgeveil_lab.load.scenario import chosen, option_of, resolve
+    from edgeveil_lab.load.scenario import chosen, resolve
 
     if args.join:
-        odd = [option_of(key) for key in ("cells", "kill_cell_s") if hasattr(args, key)]
-        if odd:
+        if hasattr(args, "cells"):
             raise UsageError(
                 "says what the leader starts",
-                where=", ".join(odd),
+                where="--cells",
                 fix="leave it out: a generator that joins plays the share that it is given",
             )
         from edgeveil_lab.load.generator import run_generator
@@ -255,19 +253,11 @@ def _add_capacity(commands: Subparsers) -> None:
 
 
 def _capacity(args: argparse.Namespace) -> int:
-    from edgeveil_lab.capacity.command import CapacityOptions, capacity
+    from edgeveil_lab.capacity.command import capacity
 
-    return capacity(
-        CapacityOptions(
-            args.devices,
-            args.selected,
-            args.rounds,
-            args.upload_bytes,
-            args.package_bytes,
-            args.out,
-            args.json,
-        )
-    )
+    names = ("selected", "rounds", "upload_bytes", "package_bytes")
+    options = {name: getattr(args, name) for name in names}
+    return capacity(args.devices, args.out, **options, as_json=args.json)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from edgeveil.privacy.grid import exact_matmul
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 from edgeveil.protocol.messages import Hello, Signer, decode, encode
 from edgeveil.protocol.transfer import describe, part
-from edgeveil_lab.bench.proxy import proxied_uploads_per_s
 
 
 def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -> float:
@@ -99,7 +98,6 @@ def main() -> None:
     """Print one line a case."""
     for name, (work, units, unit) in cases().items():
         print(f"{name:32} {per_second(work, units):14,.0f} {unit}/s", flush=True)
-    print(f"{'64 KiB through the proxy':32} {proxied_uploads_per_s():14,.0f} uploads/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`edgeveil capacity`: plays fleets of growing size and says what each party bears, and who waits.
 
-Leaves capacity.json and capacity.png in a folder: the curves over the size of the fleet.
+Leaves capacity.json in a folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +17,61 @@ from rich.table import Table
 
 from edgeveil.errors import UsageError
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_lab.capacity.play import FleetPlay, FleetShape
-from edgeveil_lab.pages import BLUE, GREEN, ORANGE, PURPLE, file_figure
+from edgeveil_lab.capacity.play import BROKER_BYTES_PER_S, FleetPlay
+from edgeveil_lab.load.scenario import LoadOptions
 
 PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
 _WORKERS = ("cloud", "proxy")
-MIB = 1 << 20
+_LATEST_S = 36000.0
 
 
-@dataclass(frozen=True)
-class CapacityOptions:
-    """What is asked for: one play for each number of devices."""
-
-    devices: tuple[int, ...]
-    selected: int
-    rounds: int
-    upload_bytes: int
-    package_bytes: int
-    out: Path
-    as_json: bool
-
-
-def capacity(options: CapacityOptions) -> int:
-    """Play them all; 0. Raises UsageError where a fleet is smaller than what a round asks."""
-    if min(options.devices) < options.selected:
+def capacity(
+    devices: Sequence[int],
+    out: Path,
+    *,
+    selected: int = 100,
+    rounds: int = 2,
+    upload_bytes: int = 65536,
+    package_bytes: int = 65536,
+    as_json: bool = False,
+) -> int:
+    """Play a fleet of each size; 0. Raises UsageError where a fleet is too small for a round."""
+    if min(devices) < selected:
         raise UsageError(
-            f"a round cannot ask {options.selected} of {min(options.devices)} devices",
+            f"a round cannot ask {selected} of {min(devices)} devices",
             where="--selected",
             fix="ask fewer, or play more devices",
         )
-    options.out.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=options.as_json)
-    shape = FleetShape(
-        options.devices[0],
-        options.selected,
-        options.rounds,
-        options.upload_bytes // 4,
-        options.package_bytes // 4,
+    if min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
+        raise UsageError(
+            "a fleet needs a device that is asked, a round, and 4 bytes each way",
+            where="edgeveil capacity",
+            fix="use larger numbers",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=as_json)
+    shape = LoadOptions(
+        devices=max(devices),
+        selected=selected,
+        rounds=rounds,
+        payload_bytes=upload_bytes // 4 * 4,
+        package_bytes=package_bytes // 4 * 4,
+        deadline_s=_LATEST_S,
+        grace_s=0,
     )
-    fleets = [_played(replace(shape, devices=n), console) for n in options.devices]
-    result = {"fleets": fleets}
-    text = json.dumps(result, indent=1)
-    (options.out / "capacity.json").write_text(text + "\n", encoding="utf-8")
-    if len(fleets) > 1:
-        (options.out / "capacity.png").write_bytes(capacity_plot(fleets))
-    if options.as_json:
+    fleets = [_played(shape.model_copy(update={"devices": n}), console) for n in devices]
+    text = json.dumps({"fleets": fleets}, indent=1)
+    (out / "capacity.json").write_text(text + "\n", encoding="utf-8")
+    if as_json:
         sys.stdout.write(text + "\n")
     else:
         for fleet in fleets:
             console.print(fleet_table(fleet))
-        console.print(f"written to {options.out}")
+        console.print(f"written to {out}")
     return 0
 
 
-def _played(shape: FleetShape, console: Console) -> dict[str, Any]:
+def _played(shape: LoadOptions, console: Console) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="edgeveil-capacity-") as folder,
         console.status("") as status,
@@ -84,16 +84,18 @@ def _played(shape: FleetShape, console: Console) -> dict[str, Any]:
             rows = {party: dict(found) for party, found in play.rows().items()}
         finally:
             play.close()
-    told = {name: {**one, "waits_for": waits_for(one, shape)} for name, one in phases.items()}
-    return {"shape": asdict(shape), "phases": told, "rows": rows}
+    for phase in phases.values():
+        phase["waits_for"] = waits_for(phase)
+    keys = {"devices", "selected", "rounds", "payload_bytes", "package_bytes"}
+    return {"shape": shape.model_dump(include=keys), "phases": phases, "rows": rows}
 
 
-def waits_for(phase: Mapping[str, Any], shape: FleetShape) -> dict[str, Any]:
-    """Who bears most of a phase, and for how long."""
+def waits_for(phase: Mapping[str, Any]) -> dict[str, Any]:
+    """The party that bears most of a phase, and its seconds."""
     parties = phase["parties"]
     seconds = {name: parties[name]["busy_s"] for name in _WORKERS}
     line = parties["edge broker"]["bytes_out"] + parties["edge broker"]["bytes_in"]
-    seconds["edge broker's line"] = line / shape.broker_bytes_per_s
+    seconds["edge broker's line"] = line / BROKER_BYTES_PER_S
     who = max(seconds, key=lambda name: seconds[name])
     return {"who": who, "seconds": round(seconds[who], 3)}
 
@@ -130,34 +132,3 @@ def _cells(found: Mapping[str, Any]) -> Iterator[str]:
     rows = sum(found["rows"].values())
     yield f"{rows:,}" if rows else ""
     yield seconds_text(found["busy_s"]) if found["busy_s"] else ""
-
-
-def last_round(fleet: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The last round of a fleet: what the first one costs once is not in it."""
-    rounds = [phase for name, phase in fleet["phases"].items() if name.startswith("round ")]
-    last: Mapping[str, Any] = rounds[-1]
-    return last
-
-
-def capacity_plot(fleets: Sequence[Mapping[str, Any]]) -> bytes:
-    """Of a round over the size of the fleet: seconds of cloud and proxy; bytes to one device."""
-    sizes = [fleet["shape"]["devices"] for fleet in fleets]
-    rounds = [last_round(fleet)["parties"] for fleet in fleets]
-    with file_figure(7.4, 5.0, "png") as (figure, done):
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        for name, colour in (("cloud", BLUE), ("proxy", ORANGE)):
-            upper.plot(
-                sizes, [one[name]["busy_s"] for one in rounds], "o-", color=colour, label=name
-            )
-        upper.set_ylabel("processor, s a round")
-        upper.set_ylim(bottom=0)
-        upper.legend()
-        heard = [one["each device"]["bytes_in"] / 1024 for one in rounds]
-        lower.plot(sizes, heard, "o-", color=GREEN, label="what each device is sent")
-        lower.axhline(8, color=PURPLE, linestyle=":", label="8 KiB")
-        lower.set_ylabel("KiB a round")
-        lower.set_ylim(bottom=0)
-        lower.set_xscale("log")
-        lower.set_xlabel("devices of the fleet")
-        lower.legend()
-    return done[0]

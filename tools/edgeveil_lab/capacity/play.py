@@ -1,14 +1,10 @@
-"""A fleet of any size, played: the real cloud and proxy, with their stores, in virtual time.
+"""A fleet of any size: the real cloud and proxy, with their stores, in virtual time.
 
-What grows with a fleet are registries, rosters, what is told to all, and the choice of who is
-asked; those are here as they are in a process, for every device of the fleet. The devices that
-rounds ask are real machines, too. All others are a number: they only listen, so what reaches them
-is counted, and what their hello costs is measured on those that are played.
-
-Each party is one queue: it takes its next message when it is done with the one before, and is as
-long at it as the processor was, here, just now. A broker is a line of so many bytes a second.
-Packages and segments are not encrypted (`SizedSealing`), but have their real sizes; signatures are
-real.
+Registries, rosters, broadcasts and the choice of devices are those of a process, for every device
+of the fleet. The devices that rounds ask are real machines; all others only listen and are a
+number. Each party is one queue, as long at a message as this processor was. A broker is a line of
+so many bytes a second. Packages and segments have their real sizes and are not encrypted
+(`SizedSealing`); signatures are real.
 """
 
 from __future__ import annotations
@@ -20,34 +16,45 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import yaml
+import msgspec
 
-from edgeveil.crypto.buckets import bucket_of
-from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.crypto.buckets import bucket_bytes, bucket_level, bucket_of, bucket_stanzas
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.crypto.sealing import stanza_area_bytes
+from edgeveil.enrolment import Enrolment
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_round import DeviceMemory, DeviceSettings
-from edgeveil.protocol.messages import Message, Note, PeerKeys, Signer, decode_body, encode
-from edgeveil.protocol.messages import decode as decoded
+from edgeveil.protocol.messages import (
+    Manifest,
+    Message,
+    Note,
+    PeerKeys,
+    Signer,
+    decode,
+    decode_body,
+    encode,
+)
+from edgeveil.protocol.sealed import Plaintext, Terms, front_bytes, in_pieces
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
+from edgeveil.testing import PlainSealing
 from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import STORE_FILE, CloudChance
 from edgeveil_cloud.role import build as build_cloud
-from edgeveil_lab.capacity.sized_sealing import SizedSealing
-from edgeveil_lab.capacity.tally import PartyTally
 from edgeveil_lab.load.device import NoiseWorker, SharedVerifyKey, SharedWork
+from edgeveil_lab.load.scenario import LoadOptions, job_yaml
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.role import build as build_proxy
 from edgeveil_proxy.spool import SPOOL_FILE
@@ -59,19 +66,114 @@ _NO_LIMIT = 1 << 40
 _LATEST_S = 30 * 86400.0  # of virtual time: nothing moves any more
 _INSERT = "INSERT INTO device (id, identity, sealing, note, admitted_s) VALUES (?, ?, ?, ?, ?)"
 _ASIDE = 1.2  # devices that are played, for each that a round asks
+BROKER_BYTES_PER_S = 125e6
 
 
-@dataclass(frozen=True)
-class FleetShape:
-    """What is played: `devices` in all, `selected` of them a round, so many values each way."""
+# --- what is counted ---
 
-    devices: int
-    selected: int
-    rounds: int = 3
-    values: int = 16384
-    package_values: int = 16384
-    packet_bytes: int = 65536
-    broker_bytes_per_s: float = 125e6
+
+@dataclass
+class PartyTally:
+    """One party's account. Bytes are of frames, without what MQTT and TLS add.
+
+    `seconds` are of the processor, by what it did: measured while the real machine, store and host
+    ran, not modelled.
+    """
+
+    sent: Counter[str] = field(default_factory=Counter)
+    sent_bytes: int = 0
+    received: Counter[str] = field(default_factory=Counter)
+    received_bytes: int = 0
+    stored: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def send(self, kind: str, size_bytes: int, copies: int = 1) -> None:
+        """So many messages of one kind left."""
+        self.sent[kind] += copies
+        self.sent_bytes += size_bytes * copies
+
+    def receive(self, kind: str, size_bytes: int) -> None:
+        """A message of one kind came."""
+        self.received[kind] += 1
+        self.received_bytes += size_bytes
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """The processor's time of the block is this party's."""
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
+
+    def since(self, before: PartyTally) -> PartyTally:
+        """What came on top of an earlier copy."""
+        return PartyTally(
+            self.sent - before.sent,
+            self.sent_bytes - before.sent_bytes,
+            self.received - before.received,
+            self.received_bytes - before.received_bytes,
+            self.stored - before.stored,
+            {what: s - before.seconds.get(what, 0.0) for what, s in self.seconds.items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "messages_out": self.sent.total(),
+            "bytes_out": self.sent_bytes,
+            "messages_in": self.received.total(),
+            "bytes_in": self.received_bytes,
+            "rows": dict(self.stored),
+            "busy_s": round(sum(self.seconds.values()), 4),
+            "seconds": {what: round(s, 4) for what, s in sorted(self.seconds.items())},
+            "sent": dict(self.sent),
+            "received": dict(self.received),
+        }
+
+
+class SizedSealing(PlainSealing):
+    """`PlainSealing` whose keys take as many bytes, and buckets, as stanzas do."""
+
+    def seal_broadcast(
+        self,
+        terms: Terms,
+        package: Plaintext,
+        recipients: Sequence[SealingKey],
+        part_bytes: int,
+        *,
+        bucketed: bool = False,
+    ) -> tuple[Manifest, bytes, bytes]:
+        """See `edgeveil.protocol.sealed.seal_broadcast`; always in buckets."""
+        manifest, data, tag = super().seal_broadcast(terms, package, recipients, part_bytes)
+        level = bucket_level(recipients)
+        if level > 1:
+            manifest = in_pieces(msgspec.structs.replace(manifest, buckets=level), data)
+        return manifest, data, tag
+
+    def front(self, recipients: Sequence[SealingKey]) -> bytes:
+        """The keys of each bucket, filled up to its size."""
+        level, count = bucket_level(recipients), len(recipients)
+        dealt: list[list[bytes]] = [[] for _ in range(level)]
+        for key in recipients:
+            dealt[bucket_of(key, level) if level > 1 else 0].append(key.to_bytes())
+        size = stanza_area_bytes(count)
+        if level > 1:
+            size = bucket_bytes(max(bucket_stanzas(count, level), *map(len, dealt)))
+        return b"".join(b"".join(keys).ljust(size, b"\0") for keys in dealt)
+
+    def open_broadcast(
+        self, key: OpeningKey, manifest: Manifest, data: bytes
+    ) -> tuple[bytes, bytes] | None:
+        """See `edgeveil.protocol.sealed.open_broadcast`."""
+        front = front_bytes(manifest, len(data))
+        if not self.is_listed(key, manifest, data[:front]):
+            return None
+        return data[front:], self.membership(manifest)
+
+    def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
+        """Whether the key stands there."""
+        return key.public().to_bytes() in stanzas
 
 
 # --- parties ---
@@ -176,7 +278,7 @@ class FleetPlay:
     """One cloud, one proxy and their fleet in `folder`. `say` hears what is being done."""
 
     def __init__(
-        self, shape: FleetShape, folder: Path, say: Callable[[str], None] = lambda _line: None
+        self, shape: LoadOptions, folder: Path, say: Callable[[str], None] = lambda _line: None
     ) -> None:
         self.shape, self._folder, self._say = shape, folder, say
         self.now_s = 0.0
@@ -192,8 +294,8 @@ class FleetPlay:
         shape, state = self.shape, {n: self._folder / n for n in ("cloud", "proxy")}
         keys = {name: make_signing_key(state[name], name).public() for name in state}
         self._say(f"admitting {shape.devices:,} devices")
-        shared = SharedWork(shape.packet_bytes, 4 * shape.values)
-        played = min(shape.devices, int(_ASIDE * shape.selected) + 1)
+        shared = SharedWork(shape.packet_bytes, shape.payload_bytes)
+        played = min(shape.devices, int(_ASIDE * shape.asked) + 1)
         known = {name: SharedVerifyKey(key.to_bytes()) for name, key in keys.items()}
         self.devices = {
             one.id: one
@@ -274,7 +376,7 @@ class FleetPlay:
     def _line(self, broker: str, at_s: float, size_bytes: float) -> float:
         """When bytes that come to a broker now have left it."""
         begin_s = max(at_s, self._lines[broker])
-        self._lines[broker] = begin_s + size_bytes / self.shape.broker_bytes_per_s  # type: ignore[assignment]
+        self._lines[broker] = begin_s + size_bytes / BROKER_BYTES_PER_S  # type: ignore[assignment]
         return float(self._lines[broker]) + _LATENCY_S
 
     # --- frames ---
@@ -289,7 +391,7 @@ class FleetPlay:
             peer = self.cloud if isinstance(to, fx.CloudAddress) else self.proxy
             peer.tally.receive(kind, size)
             with peer.tally.busy("decode"):
-                said = decoded(frame, self.shape.packet_bytes)
+                said = decode(frame, self.shape.packet_bytes)
             event = fx.MessageReceived(sender.address, said)
             self.post(peer, event, self._line("cloud", at_s, size))
             return
@@ -297,19 +399,15 @@ class FleetPlay:
         if isinstance(to, fx.DeviceAddress):
             self.edge.send(kind, size)
             self.answering.receive(kind, size)
-            heard = [self.devices[to.id]]
-            due_s = self._line("edge", at_s, size)
-        elif isinstance(to, fx.BucketAddress):
-            if not to.index:  # each device hears one of them
+            heard, copies = [self.devices[to.id]], 1.0
+        else:
+            copies, heard = float(self.shape.devices), list(self.devices.values())
+            if isinstance(to, fx.BucketAddress):
+                copies, heard = copies / to.level, self._of_bucket(to)
+            if not isinstance(to, fx.BucketAddress) or not to.index:  # each device hears one bucket
                 self.edge.send(kind, size, self.shape.devices)
                 self.crowd.receive(kind, size)
-            heard = self._of_bucket(to)
-            due_s = self._line("edge", at_s, size * self.shape.devices / to.level)
-        else:
-            self.edge.send(kind, size, self.shape.devices)
-            self.crowd.receive(kind, size)
-            heard = list(self.devices.values())
-            due_s = self._line("edge", at_s, size * self.shape.devices)
+        due_s = self._line("edge", at_s, size * copies)
         for device in heard:
             self.post(device, fx.MessageReceived(fx.ProxyAddress(), message), due_s)
 
@@ -331,7 +429,7 @@ class FleetPlay:
         self.edge.send(kind, size)
         self.answering.send(kind, size)
         with self.proxy.tally.busy("decode"):
-            said = decoded(frame, self.shape.packet_bytes)
+            said = decode(frame, self.shape.packet_bytes)
         due_s = self._line("edge", self.now_s, size)
         self.post(self.proxy, fx.MessageReceived(fx.DeviceAddress(device.id), said), due_s)
 
@@ -390,7 +488,7 @@ class FleetPlay:
         )
 
     def _announce(self) -> None:
-        job = parse_job(job_text(self.shape))
+        job = parse_job(job_yaml(self.shape, self.shape.devices))
         store = self.cloud_role.store
         self.job = store.submit_job(job.job, job.canonical(), job.digest()).id
         self.cloud_role.control.start(store.job(self.job))
@@ -418,48 +516,16 @@ def kind_of(message: Message) -> str:
     return type(message).__name__.lower()
 
 
-def job_text(shape: FleetShape) -> str:
-    """The job that is played: noise of the asked size, no record is read."""
-    job: Mapping[str, Any] = {
-        "job": "capacity",
-        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
-        "features": [{"name": "identity"}],
-        "train": {
-            "method": "noise_only",
-            "rounds": shape.rounds,
-            "values": shape.values,
-            "package_values": shape.package_values,
-        },
-        "privacy": {"epsilon": 1.0},
-        "selection": {"devices": shape.selected, "min_devices": shape.selected},
-        "round": {
-            "deadline_s": 36000.0,
-            "quorum": 1.0,
-            "grace_s": 0.0,
-            "min_batch": min(3, shape.selected),
-            "retries": 0,
-        },
-        "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
-    }
-    return yaml.safe_dump(dict(job), sort_keys=False)
-
-
 def _admit(path: Path, played: Any, devices: int) -> None:
     """Those that are played, and keys that nobody has: their devices never say a word."""
     registry = Registry(path, limit=10**7)
-    registry.admit_many(_enrolment(one) for one in played)
+    registry.admit_many(Enrolment.make(one.signing, one.opening) for one in played)
     registry.close()
     others = devices - len(played)
     rows = ((os.urandom(8).hex(), os.urandom(32), os.urandom(32), "", 0.0) for _ in range(others))
     with closing(sqlite3.connect(path)) as db, db:
         db.executemany(_INSERT, rows)
         db.execute("UPDATE roster SET epoch = epoch + 1")
-
-
-def _enrolment(device: PlayedDevice) -> Any:
-    from edgeveil.enrolment import Enrolment
-
-    return Enrolment.make(device.signing, device.opening)
 
 
 def _rows(path: Path) -> Counter[str]:

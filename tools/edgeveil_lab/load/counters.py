@@ -24,29 +24,20 @@ _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class DurationHistogram:
-    """Counts durations. `jitter` is the mean change of a device from its last one to the next."""
+    """Counts durations."""
 
     def __init__(self) -> None:
         self.buckets: Counter[int] = Counter()
         self.max_s = 0.0
-        self._changes_s, self._changes = 0.0, 0
 
-    def add(self, duration_s: float, before_s: float | None = None) -> None:
-        """One more; `before_s` is what the same device took the last time."""
+    def add(self, duration_s: float) -> None:
+        """Count one."""
         self.buckets[_bucket(duration_s)] += 1
         self.max_s = max(self.max_s, duration_s)
-        if before_s is not None:
-            self._changes_s += abs(duration_s - before_s)
-            self._changes += 1
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.buckets.total()
 
     def percentile(self, share: float) -> float | None:
         """The duration that this share does not exceed, 2 % exact; None without any."""
-        rank, seen = math.ceil(share * self.count), 0
+        rank, seen = math.ceil(share * self.buckets.total()), 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= rank:
@@ -54,20 +45,14 @@ class DurationHistogram:
         return None
 
     def summary(self) -> dict[str, float | None]:
-        """`p50`, `p95`, `p99`, `max` and `jitter`, seconds; None where there is no sample."""
+        """`p50`, `p95`, `p99` and `max`, seconds; None where there is no sample."""
         found = {name: self.percentile(share) for name, share in _PERCENTILES.items()}
         found["max"] = self.max_s if self.buckets else None
-        found["jitter"] = self._changes_s / self._changes if self._changes else None
         return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
     def to_plain(self) -> dict[str, Any]:
         """For a report to the leader."""
-        return {
-            "buckets": list(self.buckets.items()),
-            "max_s": self.max_s,
-            "changes_s": self._changes_s,
-            "changes": self._changes,
-        }
+        return {"buckets": list(self.buckets.items()), "max_s": self.max_s}
 
     @classmethod
     def merged(cls, plains: Iterable[dict[str, Any]]) -> DurationHistogram:
@@ -77,8 +62,6 @@ class DurationHistogram:
             for bucket, count in plain["buckets"]:
                 result.buckets[int(bucket)] += int(count)
             result.max_s = max(result.max_s, float(plain["max_s"]))
-            result._changes_s += float(plain["changes_s"])
-            result._changes += int(plain["changes"])
         return result
 
 
@@ -156,64 +139,39 @@ class UploadCounters:
         return self.rounds.setdefault((at.exchange, at.attempt), RoundCounters())
 
     def offer(
-        self,
-        at: ExchangeId,
-        blob: bytes,
-        hashes: tuple[bytes, ...],
-        now_s: float,
-        total: float = 0.0,
+        self, at: ExchangeId, blob: bytes, hashes: tuple[bytes, ...], now_s: float, total: float = 0
     ) -> None:
         """An upload is offered for the first time; `total` is the sum of its values."""
         row = self.round(at)
         row.offered += 1
         row.first_offer_s = row.first_offer_s or now_s
         self.offered += 1
-        self._sent.setdefault((at.exchange, at.attempt), {})[blob] = OfferedUpload(
-            hashes, now_s, total
-        )
+        sent = self._sent.setdefault((at.exchange, at.attempt), {})
+        sent[blob] = OfferedUpload(hashes, now_s, total)
 
-    def ack(
-        self,
-        at: ExchangeId,
-        blob: bytes,
-        status: str,
-        reason: str,
-        now_s: float,
-        before_s: float | None = None,
-    ) -> float | None:
-        """The proxy spoke of an upload; a second, different word on a held one is a fault.
-
-        Returns how long it took to be held, if it was just now. `before_s` is what the device's
-        upload before took.
-        """
+    def ack(self, at: ExchangeId, blob: bytes, status: str, reason: str, now_s: float) -> None:
+        """Note the proxy's answer to an upload; a different second one to a held one is a fault."""
         sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
         if sent is None:
-            return None
+            return
         if sent.said:
             self.contradicted += sent.said == "held" and status in ("refused", "duplicate")
-            return None
+            return
         sent.said, row = status, self.round(at)
         row.answered += 1
         if status != "held":
             self.refused[f"upload: {reason or status}"] += 1
-            return None
+            return
         row.acknowledged += 1
         row.last_ack_s = now_s
         self.acknowledged += 1
-        self.ack_s.add(now_s - sent.offered_s, before_s)
-        return now_s - sent.offered_s
+        self.ack_s.add(now_s - sent.offered_s)
 
-    def away(self, at: ExchangeId, blob: bytes) -> None:
-        """The upload's device is gone for now: nobody can be asked for an answer to it."""
+    def away(self, at: ExchangeId, blob: bytes, *, away: bool = True) -> None:
+        """The upload's device is gone, or back: whether it can get an answer."""
         sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
         if sent is not None and not sent.said:
-            sent.away = True
-
-    def back(self, at: ExchangeId, blob: bytes) -> None:
-        """The upload's device is connected again, and will ask."""
-        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
-        if sent is not None:
-            sent.away = False
+            sent.away = away
 
     def commit(self, at: ExchangeId, hashes: bytes, place: int = 0, places: int = 1) -> None:
         """A round's commit record, or one of so many pieces: which of its uploads were counted,
@@ -264,25 +222,20 @@ class UploadCounters:
     def to_plain(self) -> dict[str, Any]:
         """For a report to the leader: all counts since the start, and of the newest rounds.
 
-        Older rounds, of which earlier reports told, are forgotten.
+        Older rounds, which earlier reports held, are forgotten.
         """
-        plain = self._plain()
+        plain = {
+            **{name: getattr(self, name) for name in (*_COUNTS, "first_dial_s", "last_up_s")},
+            "waiting": self.waiting,
+            "refused": dict(self.refused),
+            **{name: getattr(self, name).to_plain() for name in HISTOGRAMS},
+            "rounds": [self._round_plain(key) for key in self.rounds],
+        }
         for key in sorted(self.rounds)[:-_REMEMBERED]:
             del self.rounds[key]
             self._sent.pop(key, None)
             self._committed.pop(key, None)
         return plain
-
-    def _plain(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in (*_COUNTS, "first_dial_s", "last_up_s")},
-            "waiting": self.waiting,
-            "refused": dict(self.refused),
-            "connect_s": self.connect_s.to_plain(),
-            "ack_s": self.ack_s.to_plain(),
-            "counted_s": self.counted_s.to_plain(),
-            "rounds": [self._round_plain(key) for key in self.rounds],
-        }
 
     def _round_plain(self, key: RoundKey) -> dict[str, Any]:
         rest = self._sent.get(key, {}).values()
@@ -295,6 +248,7 @@ class UploadCounters:
         }
 
 
+HISTOGRAMS = ("connect_s", "ack_s", "counted_s")
 _COUNTS = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
     *("offered", "acknowledged", "counted", "missing", "contradicted", "repeated"),
@@ -328,16 +282,13 @@ class GeneratorLoad(msgspec.Struct):
         return self.late_s / self.looks if self.looks else 0.0
 
     def late(self, lag_s: float, every_s: float) -> None:
-        """The loop was late by so much; it is looked at `every_s`.
+        """The loop, which is looked at `every_s`, was late by `lag_s`.
 
-        A long stall stands for all the looks that it swallowed, late by half of it on average.
+        A long stall counts as all the looks that it swallowed, late by half of it on average.
         """
-        swallowed = lag_s / every_s
-        if swallowed <= 1:
-            self.looks, self.late_s = self.looks + 1, self.late_s + lag_s
-        else:
-            self.looks += swallowed
-            self.late_s += swallowed * lag_s / 2
+        looks = max(1.0, lag_s / every_s)
+        self.looks += looks
+        self.late_s += lag_s if looks == 1 else looks * lag_s / 2
         self.worst_s = max(self.worst_s, lag_s)
 
 

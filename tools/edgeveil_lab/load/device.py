@@ -226,14 +226,13 @@ class GoodSignatures:
             self._good.popitem(last=False)
 
 
-# --- what a device does for its machine: it opens, packs, seals for real, of noise ---
+# --- work of the device machine: opened and sealed for real, of noise ---
 
 
 class NoiseWorker:
-    """One device's opening key and the membership of its newest round.
+    """One device's work; `total` is the sum of the newest upload's values.
 
-    `total` is the sum of the newest upload's values. Every release is put in use at once, and that
-    is what it reports.
+    Every release is put in use at once, and reported so.
     """
 
     __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
@@ -374,12 +373,10 @@ class DeviceSetup:
 class LoadDevice:
     """A machine, its connection, its timers. `online` while it wants to be connected."""
 
-    def __init__(
-        self, setup: DeviceSetup, shared: SharedWork, member: FleetMember, slow_bytes_per_s: int = 0
-    ) -> None:
+    def __init__(self, setup: DeviceSetup, shared: SharedWork, member: FleetMember) -> None:
         signing = SigningKey(member.signing)
         self.id: str = signing.public().fingerprint()
-        self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
+        self._setup, self._shared = setup, shared
         self._signer = Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
@@ -398,8 +395,6 @@ class LoadDevice:
         self._client: BareClient | None = None
         self._failures, self._up_since_s, self._dialled_s = 0, 0.0, 0.0
         self._upload: _Upload | None = None
-        self._held_before_s: float | None = None
-        self._counted_before_s: float | None = None
         self.online = False
         self.answered = asyncio.Event()  # by the broker, or the connection is gone
 
@@ -421,9 +416,7 @@ class LoadDevice:
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
         topics = (spoken.all_down, spoken.device_down(self.id), *spoken.buckets(self._sealing))
-        self._client = BareClient(
-            self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
-        )
+        self._client = BareClient(self, login, setup.protocol, topics, self._topic)
         return self._client
 
     @property
@@ -452,7 +445,7 @@ class LoadDevice:
     def _owed(self, client: BareClient | None, upload: _Upload) -> None:
         """Back for long enough to have offered once more: from now on an answer is missed."""
         if self._client is client and self._upload is upload:
-            self._shared.counters.back(upload.at, upload.blob)
+            self._shared.counters.away(upload.at, upload.blob, away=False)
 
     def on_down(self, reason: str) -> None:
         """The connection is gone: come again after a random wait, longer after each failure."""
@@ -474,15 +467,11 @@ class LoadDevice:
         if was_up:
             counters.reconnects += 1
         else:
-            self.failed(reason)
+            counters.failed += 1
+            counters.refused[f"connect: {reason}"] += 1
         self._failures += 1
         longest_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(self._failures, 30))
         self._loop.call_later(self._shared.chance.uniform(0, longest_s), self._again)
-
-    def failed(self, reason: str) -> None:
-        """A connection could not be had."""
-        self._shared.counters.failed += 1
-        self._shared.counters.refused[f"connect: {reason}"] += 1
 
     def _again(self) -> None:
         if self.online and self._client is None:
@@ -594,18 +583,14 @@ class LoadDevice:
         body = decode_body(note.body)
         upload = self._upload
         if isinstance(body, Ack) and upload is not None and body.blob == upload.blob:
-            now_s, before_s = self._shared.now_s(), self._held_before_s
-            took_s = self._shared.counters.ack(
-                upload.at, upload.blob, body.status, body.reason, now_s, before_s
+            self._shared.counters.ack(
+                upload.at, upload.blob, body.status, body.reason, self._shared.now_s()
             )
-            self._held_before_s = before_s if took_s is None else took_s
 
     def _counted(self, number: object) -> None:
         """This device read that its upload in this round was counted."""
         if self._upload is not None and self._upload.at.exchange == number:
-            took_s = self._shared.now_s() - self._upload.offered_s
-            self._shared.counters.counted_s.add(took_s, self._counted_before_s)
-            self._counted_before_s = took_s
+            self._shared.counters.counted_s.add(self._shared.now_s() - self._upload.offered_s)
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)

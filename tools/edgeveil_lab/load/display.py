@@ -1,19 +1,16 @@
-"""What a person sees of a load test: live figures, on Prometheus too, and the result's table."""
+"""What a person sees of a load test: live figures and the result's table."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgeveil.errors import UsageError
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import drifts, faults
 from edgeveil_lab.load.scenario import LoadOptions
@@ -39,7 +36,7 @@ def show_result(console: Console, result: Result) -> None:
         console.print(table)
         if result.get("cells"):
             console.print()
-            console.print(_cells(result["cells"]))
+            console.print(_table(CELL_COLUMNS, map(cell_row, result["cells"])))
         console.print()
         console.print(_processes(result))
     for line in warnings(result):
@@ -57,14 +54,13 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
         rounds = len(result["rounds"])
         counted = f"{uploads:,} counted in {rounds} round{'s' * (rounds != 1)}"
         yield "uploads", f"{rate(result['uploads_per_s'])} a second, {counted}"
-        yield "MB a second", _up_and_down(result["mb_per_s"])
+        moved = result["mb_per_s"]
+        yield "MB a second", f"{rate(moved.get('up'))} up, {rate(moved.get('down'))} down"
         if result.get("acknowledged_s"):
             yield "acknowledged after", _latency(result["acknowledged_s"])
         yield "counted after", _latency(result["latency_s"])
     yield "lost, duplicated", f"{result['lost']:,}, {result['duplicated']:,}"
     yield "refused", shortened(result["refused"])
-    if outage := result.get("outage"):
-        yield "killed", outage_text(outage)
     if idle := result.get("idle"):
         yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
     if raw := result.get("raw"):
@@ -108,23 +104,8 @@ def size_text(count: float | None) -> str:
     return "–" if count is None else byte_text(count)
 
 
-def _up_and_down(mb: Mapping[str, float]) -> str:
-    return f"{rate(mb.get('up'))} up, {rate(mb.get('down'))} down"
-
-
 def _latency(latency_s: Mapping[str, float | None]) -> str:
-    shown = ", ".join(f"{name} {ms(latency_s.get(name))}" for name in PERCENTILES)
-    return f"{shown}; jitter {ms(latency_s.get('jitter'))}"
-
-
-def outage_text(outage: Result) -> str:
-    """What befell a cell that was killed."""
-    told = f"{outage['cell']} after round {outage['after_rounds']}, for {outage['seconds']:g} s"
-    if "rounds_meanwhile" in outage:
-        told += f", {outage['rounds_meanwhile']} rounds meanwhile"
-    if "back_after_s" in outage:
-        told += f"; its devices were back {outage['back_after_s']:.1f} s after its start"
-    return told
+    return ", ".join(f"{name} {ms(latency_s.get(name))}" for name in PERCENTILES)
 
 
 CELL_COLUMNS = (
@@ -145,35 +126,30 @@ def cell_row(one: Result) -> list[str]:
     ]
 
 
-def _cells(cells: Sequence[Result]) -> Table:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in CELL_COLUMNS:
-        table.add_column(name, justify="left" if name == "cell" else "right")
-    for one in cells:
-        table.add_row(*cell_row(one))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("cell", "process") else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _processes(result: Result) -> Table:
     idle, grown = result.get("idle"), {one.process: one for one in drifts(result)}
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("process")
-    columns = ["CPU", "of a core", "CPU per upload", "peak memory"]
+    columns = ["process", "CPU", "of a core", "CPU per upload", "peak memory"]
     columns += ["idle, of a core"] if idle else []
     columns += ["MiB an hour"] if grown else []
-    for name in columns:
-        table.add_column(name, justify="right")
+    rows = []
     for name, used in result["processes"].items():
         percent = used["cpu_percent"]
-        cells = [
-            "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s",
-            "–" if percent is None else f"{percent:.0f} %",
-        ]
-        cells += [per_upload(result, name), size_text(used["peak_rss_bytes"])]
-        cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
-        cells += [str(grown.get(name, "–"))] if grown else []
-        table.add_row(name, *cells)
-    return table
+        row = [name, "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s"]
+        row += ["–" if percent is None else f"{percent:.0f} %"]
+        row += [per_upload(result, name), size_text(used["peak_rss_bytes"])]
+        row += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
+        row += [str(grown.get(name, "–"))] if grown else []
+        rows.append(row)
+    return _table(columns, rows)
 
 
 def per_upload(result: Result, process: str) -> str:
@@ -183,21 +159,20 @@ def per_upload(result: Result, process: str) -> str:
 
 
 def _sweep(results: list[Result]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("devices", "uploads/s", "MB/s up", "p50", "p99", "lost", "proxy CPU", "cloud CPU"):
-        table.add_column(name, justify="right")
-    for one in results:
-        latency_s = one["latency_s"]
-        table.add_row(
+    columns = ("devices", "uploads/s", "MB/s up", "p50", "p99", "lost", "proxy CPU", "cloud CPU")
+    rows = [
+        (
             f"{one['connects']['devices']:,}",
             rate(one["uploads_per_s"]),
             rate(one["mb_per_s"]["up"]),
-            ms(latency_s.get("p50")),
-            ms(latency_s.get("p99")),
+            ms(one["latency_s"].get("p50")),
+            ms(one["latency_s"].get("p99")),
             f"{one['lost']:,}",
             *(per_upload(one, name) for name in ("proxy", "cloud")),
         )
-    return table
+        for one in results
+    ]
+    return _table(columns, rows)
 
 
 # --- while it runs: a live picture, or plain lines in a file or pipe ---
@@ -206,10 +181,9 @@ _LINE_S = 5.0  # without a terminal, a line so often and when something else tha
 
 
 class LoadView(LiveDisplay):
-    """Shows samples as they come: entries of the result's `series`, with `phase` in words.
+    """Shows samples, entries of the result's `series` with `phase`.
 
-    Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`. `devices`
-    may be set anew, as a sweep's turns do.
+    Where known, a sample also has `rounds_done`, `latency_s` {p50, p99} and `refused`.
     """
 
     def __init__(
@@ -219,7 +193,6 @@ class LoadView(LiveDisplay):
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console)
-        self.devices = options.counts[0]
         self._options, self._now_s = options, now_s
         self._newest: Mapping[str, Any] | None = None
         self._said, self._said_s = "", 0.0
@@ -264,7 +237,7 @@ class LoadView(LiveDisplay):
         return 0.0
 
     def _going(self, sample: Mapping[str, Any]) -> list[str]:
-        parts = [f"{sample['connected']:,} of {self.devices:,} connected"]
+        parts = [f"{sample['connected']:,} of {self._options.devices:,} connected"]
         if done := sample.get("rounds_done"):
             parts.append(f"{done} round{'s' * (done != 1)}")
         return [*parts, f"{sample['uploads']:,} uploads"]
@@ -291,70 +264,3 @@ class LoadView(LiveDisplay):
                 name, size_text(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core"
             )
         return table
-
-
-# --- live figures for Prometheus: `edgeveil_load_…` on /metrics ---
-
-LOOPBACK = "127.0.0.1"
-_PLAIN = {
-    "connected": "Devices connected now.",
-    "uploads": "Uploads acknowledged by the proxy.",
-    "uploads_per_s": "Uploads acknowledged a second.",
-    "bytes_up": "Bytes that devices send a second.",
-    "bytes_down": "Bytes that devices get a second.",
-    "rounds_done": "Rounds committed by the cloud.",
-}
-
-
-class LoadMetrics:
-    """Serves the newest sample at `address`, HOST:PORT or a port of this machine alone.
-
-    Raises UsageError if it cannot be had.
-    """
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        registry = CollectorRegistry()
-        self._plain = {
-            key: Gauge(f"edgeveil_load_{key}", text, registry=registry)
-            for key, text in _PLAIN.items()
-        }
-        self._latency = Gauge(
-            "edgeveil_load_latency_seconds",
-            "From an upload's offer to the commit record that counts it.",
-            ["percentile"],
-            registry=registry,
-        )
-        self._refused = Gauge(
-            "edgeveil_load_refused", "Refusals so far.", ["reason"], registry=registry
-        )
-        self._memory = Gauge(
-            "edgeveil_load_rss_bytes", "Memory of a process.", ["process"], registry=registry
-        )
-        try:
-            self._server, self._thread = start_http_server(
-                int(port), addr=host.strip("[]") or LOOPBACK, registry=registry
-            )
-        except OSError as error:
-            raise UsageError(
-                f"{address} cannot be had ({error.strerror})",
-                where="--prometheus",
-                fix="name another port, or an address of this machine",
-            ) from None
-
-    def update(self, sample: Mapping[str, Any]) -> None:
-        """Show this sample from now on."""
-        for key, gauge in self._plain.items():
-            gauge.set(sample[key])
-        for name, value_s in sample["latency_s"].items():
-            self._latency.labels(name).set(math.nan if value_s is None else value_s)
-        for reason, count in sample["refused"].items():
-            self._refused.labels(reason).set(count)
-        for process, size in sample["rss_bytes"].items():
-            self._memory.labels(process).set(size)
-
-    def close(self) -> None:
-        """Serve no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

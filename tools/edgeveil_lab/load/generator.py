@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,10 +22,10 @@ from edgeveil.protocol.messages import ExchangeId
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
-from edgeveil_lab.load.connections import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.counters import LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
 from edgeveil_lab.load.leader import FleetShare, GeneratorReport, JoinRequest, LeaderReply
+from edgeveil_lab.load.mqtt import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.scenario import LoadOptions
 
 # --- work, one device after the other on the loop ---
@@ -37,17 +35,15 @@ _QUIET_S = 0.1  # without new work: then all are taken to have sealed
 
 
 class Performer(Protocol):
-    """A device: it does a task, and hears the outcome when what it returned is called."""
+    """A device that does a task; the call that it returns hands over the outcome."""
 
     def perform(self, task: object) -> Callable[[], None]: ...
 
 
 class Turns:
-    """Tasks in the order they came.
+    """Tasks in the order they came; answers of a round leave once all devices have sealed.
 
-    Answers of a round leave when no device has anything to do any more: the devices of a fleet
-    seal side by side, each on a processor of its own, so that here none is heard before all are
-    through. Otherwise uploads/s would be those of one generator's sealing.
+    Real devices seal side by side: otherwise uploads/s would be those of one generator's sealing.
     """
 
     def __init__(self) -> None:
@@ -113,8 +109,11 @@ class Generator:
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
         self._last_start_s = float("-inf")
-        address = BrokerAddress.parse(share.broker)
-        self.dialler = Dialler(address, _context(address, options), _rate(options, share.of))
+        address, rate = BrokerAddress.parse(share.broker), options.rate_per_s
+        if options.ramp_s:
+            rate = options.devices / options.ramp_s
+        tls = client_context(options.ca, options.cert, options.key) if address.tls else None
+        self.dialler = Dialler(address, tls, rate and rate / share.of)
         setup = DeviceSetup(
             cloud_key=SharedVerifyKey(share.cloud_key),
             proxy_key=VerifyKey(share.proxy_key),
@@ -127,11 +126,7 @@ class Generator:
             queue=self._queue,
             topics=Topics(share.cell),
         )
-        slow = round(options.slow * len(share.members))
-        self.devices = [
-            LoadDevice(setup, self.shared, m, options.slow_bytes_per_s if i < slow else 0)
-            for i, m in enumerate(share.members)
-        ]
+        self.devices = [LoadDevice(setup, self.shared, member) for member in share.members]
         # Tens of thousands of lasting objects: looking through them again and again takes a core.
         gc.collect()
         gc.freeze()
@@ -203,19 +198,6 @@ class Generator:
             device.cut()
 
 
-def _rate(options: LoadOptions, generators: int) -> float | None:
-    """Connections a second of one generator."""
-    if options.ramp_s:
-        return options.devices / options.ramp_s / generators
-    return options.rate_per_s / generators if options.rate_per_s else None
-
-
-def _context(address: BrokerAddress, options: LoadOptions) -> ssl.SSLContext | None:
-    if not address.tls:
-        return None
-    return client_context(options.ca, options.cert, options.key)
-
-
 # --- as the leader says ---
 
 REPORT_S = 1.0
@@ -224,6 +206,7 @@ _PATIENCE_S = 10.0
 _ANSWER_S = 30.0  # of the leader, for one request
 _SAID = (400, 401, 409)  # with the leader's own words
 _SAID_CHARACTERS = 100
+_State = Literal["ready", "connecting", "connected", "done"]
 
 
 def run_generator(url: str, token: str, *, local: bool) -> int:
@@ -246,21 +229,8 @@ class _GeneratorProcess:
         generator = Generator(share, options, offset_s)
         await generator.dialler.resolve()
         keeping = asyncio.create_task(generator.run())
-        following = asyncio.create_task(self._follow(share.number, generator))
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.cancel)
         try:
-            await following
-        except asyncio.CancelledError:
-            this = asyncio.current_task()
-            if this is not None and this.cancelling():  # Ctrl-C ends this one, and with it that
-                raise
-            await self._end(share.number, "hung up", generator)
-            raise UsageError(
-                "the terminal hung up (SIGHUP): its devices said good-bye",
-                where=f"generator {share.number}",
-                fix="start it under nohup, setsid or a service",
-            ) from None
+            await self._follow(share.number, generator)
         finally:
             keeping.cancel()
         return 0
@@ -268,9 +238,10 @@ class _GeneratorProcess:
     async def _follow(self, number: int, generator: Generator) -> None:
         bringing: asyncio.Task[None] | None = None
         while True:
-            counters = generator.shared.counters
-            connecting = counters.connected < len(generator.devices)
-            state = "ready" if bringing is None else "connecting" if connecting else "connected"
+            state: _State = "ready"
+            if bringing is not None:
+                up = generator.shared.counters.connected >= len(generator.devices)
+                state = "connected" if up else "connecting"
             answer = await self._report(number, state, generator)
             if answer.command == "connect" and bringing is None:
                 bringing = asyncio.create_task(generator.dialler.bring(generator.devices))
@@ -279,14 +250,11 @@ class _GeneratorProcess:
             await asyncio.sleep(_ASK_S if bringing is None else REPORT_S)
         if bringing is not None:
             bringing.cancel()
-        await self._end(number, "done", generator)
-
-    async def _end(self, number: int, state: Any, generator: Generator) -> None:
         await generator.leave()
         with suppress(UsageError):
-            await self._report(number, state, generator)
+            await self._report(number, "done", generator)
 
-    async def _report(self, number: int, state: Any, generator: Generator) -> LeaderReply:
+    async def _report(self, number: int, state: _State, generator: Generator) -> LeaderReply:
         counters = generator.shared.counters.to_plain()
         report = GeneratorReport(number, state, counters, generator.meter.load)
         answer: LeaderReply = await self._post("report", report, LeaderReply)

@@ -19,7 +19,7 @@ import msgspec
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.http_server import HttpServer
-from edgeveil_lab.load.counters import DurationHistogram, GeneratorLoad
+from edgeveil_lab.load.counters import HISTOGRAMS, DurationHistogram, GeneratorLoad
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import FleetMember, LoadFleet
 from edgeveil_tools.site.brokers import write_private
@@ -57,7 +57,7 @@ class GeneratorReport(msgspec.Struct, frozen=True):
     """Once a second: everything counted so far."""
 
     number: int
-    state: Literal["ready", "connecting", "connected", "done", "hung up"]
+    state: Literal["ready", "connecting", "connected", "done"]
     counters: dict[str, Any]
     load: GeneratorLoad
 
@@ -74,6 +74,7 @@ Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
 
 _BROKEN = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _BODY_BYTES = 8 << 20
+SILENT_S = 60.0
 _MSGPACK = "application/vnd.msgpack"
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
@@ -83,7 +84,7 @@ _ROUND_ADDED = (
     *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
     *("unconfirmed", "unanswered", "missing"),
 )
-_ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
+_ROUND_TIMES: dict[str, Any] = {"began_s": min, "first_offer_s": min, "last_ack_s": max}
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Leader:
         self.reports: dict[int, GeneratorReport] = {}
         self._cells = list(where)
         self._joined = 0
-        self._rounds: dict[int, Rows] = {}  # of each generator; it tells of the newest alone
+        self._rounds: dict[int, Rows] = {}  # of each generator, whose reports hold the newest
+        self._heard_s: dict[int, float] = {}
 
     async def serve(self, host: str, port: int) -> HttpServer:
         """Listen for generators. Raises UsageError if the port cannot be had."""
@@ -131,17 +133,17 @@ class Leader:
         """Whether every generator has its share and has reported."""
         return len(self.reports) == self._generators
 
-    def all_in(self, *states: str) -> bool:
-        """Whether every generator is in one of these states."""
-        return self.all_joined and all(r.state in states for r in self.reports.values())
+    def all_in(self, state: str) -> bool:
+        """Whether every generator is in this state."""
+        return self.all_joined and all(r.state == state for r in self.reports.values())
 
     def check(self) -> None:
-        """Raise JobFailed if a generator's terminal was closed."""
-        for report in self.reports.values():
-            if report.state == "hung up":
+        """Raise JobFailed if a generator stopped reporting."""
+        for number, heard_s in self._heard_s.items():
+            if time.monotonic() - heard_s > SILENT_S:
                 raise JobFailed(
-                    f"generator {report.number} ended: its terminal hung up (SIGHUP)",
-                    fix="start it under nohup, setsid or a service",
+                    f"generator {number} has not reported for {SILENT_S:.0f} s",
+                    fix="see whether its process and host still run; start it under nohup",
                 )
 
     def totals(self, cell: str | None = None) -> FleetTotals:
@@ -192,12 +194,13 @@ class Leader:
         try:
             report = msgspec.msgpack.decode(request.content, type=GeneratorReport)
             rows = {(row["round"], row["attempt"]): row for row in report.counters["rounds"]}
-            told = FleetTotals([report.counters], [rows])
-            for name in ("connect_s", "ack_s", "counted_s"):
-                told.histogram(name)
+            totals = FleetTotals([report.counters], [rows])
+            for name in HISTOGRAMS:
+                totals.histogram(name)
         except _BROKEN:
             return _not_understood()
         self.reports[report.number] = report
+        self._heard_s[report.number] = time.monotonic()
         self._rounds.setdefault(report.number, {}).update(rows)
         return Response(msgspec.msgpack.encode(LeaderReply(self.command)), _MSGPACK)
 
@@ -213,7 +216,7 @@ def _not_understood() -> Response:
 
 
 def join_token(path: Path) -> str:
-    """The word that generators must know; made (mode 0600) where the file is not there yet.
+    """The token of generators; made (mode 0600) where the file is not there yet.
 
     Raises UsageError when the file cannot be used.
     """
@@ -255,22 +258,9 @@ class FleetTotals:
 
 def _merged_rounds(generators: list[Rows]) -> Rows:
     merged: Rows = {}
-    for rows in generators:
-        for key, row in rows.items():
-            into = merged.setdefault(key, _blank())
-            for name in _ROUND_ADDED:
-                into[name] += row[name]
-            for name in _ROUND_FIRST:
-                into[name] = _chosen(min, into, row, name)
-            for name in _ROUND_LAST:
-                into[name] = _chosen(max, into, row, name)
+    for key in dict.fromkeys(key for rows in generators for key in rows):
+        found = [rows[key] for rows in generators if key in rows]
+        merged[key] = {name: sum(row[name] for row in found) for name in _ROUND_ADDED}
+        for name, pick in _ROUND_TIMES.items():
+            merged[key][name] = pick((r[name] for r in found if r[name] is not None), default=None)
     return merged
-
-
-def _blank() -> dict[str, Any]:
-    return dict.fromkeys(_ROUND_ADDED, 0) | dict.fromkeys((*_ROUND_FIRST, *_ROUND_LAST))
-
-
-def _chosen(pick: Any, one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> Any:
-    known = [row[name] for row in (one, other) if row[name] is not None]
-    return pick(known) if known else None

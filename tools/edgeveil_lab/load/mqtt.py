@@ -1,107 +1,87 @@
-"""A bare MQTT client for thousands of connections in one process: no task and no timer of its own.
+"""Thousands of MQTT connections in one process: bare clients without a task or timer each.
 
-For the load generator alone. A link of `edgeveil.transport` has a client object of paho and tasks
-of its own for each connection, of which a process cannot hold ten thousand; packets are made and
-read by the same code. The owner of all clients calls `tick`, which keeps an idle connection alive.
+Packets are made and read by the code of `edgeveil.transport`, whose link has tasks of its own for
+each connection. The owner of all clients calls `tick`, which keeps idle connections alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import resource
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from edgeveil.errors import ProtocolError
+from edgeveil.heap import keep_heap
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import mqtt_packets as packets
-from edgeveil.transport.dialling import refusal_words
+from edgeveil.transport.dialling import dial_fault, refusal_words
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
-_SLOW_BUFFER_BYTES = 16384
-_SLICE_S = 0.1  # of a slow link
 _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properties
 
 
-class Owner(Protocol):
-    """Who is told. No call may take long."""
+def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run it on uvloop where that is installed."""
+    keep_heap()
+    if importlib.util.find_spec("uvloop") is None:
+        return asyncio.run(main)
+    import uvloop
 
-    def on_up(self) -> None:
-        """The broker took the login and the subscriptions."""
-        ...
-
-    def on_frame(self, payload: bytes) -> None:
-        """A message came."""
-        ...
-
-    def on_down(self, reason: str) -> None:
-        """The connection is gone; called once."""
-        ...
+    return int(uvloop.run(main))
 
 
-async def connect_client(
-    make: Callable[[], asyncio.Protocol],
-    address: BrokerAddress,
-    context: ssl.SSLContext | None,
-    host: str = "",
-) -> None:
-    """Connect a new client to the broker, at `host` if its name was resolved. Raises OSError."""
-    server_hostname = address.host if context else None
-    host = host or address.host
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(
-        make, host, address.port, ssl=context, server_hostname=server_hostname
-    )
+def raise_files_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class ClientOwner(Protocol):
+    """A device that connects by a `Dialler`. No call may take long."""
+
+    answered: asyncio.Event
+    """Set once the broker has answered, or the connection is gone."""
+
+    def connect(self) -> None: ...
+    def client(self) -> BareClient: ...
+    def on_up(self) -> None: ...
+    def on_frame(self, payload: bytes) -> None: ...
+    def on_down(self, reason: str) -> None: ...
 
 
 class BareClient(asyncio.Protocol):
-    """One connection. Without topics it is up as soon as the broker takes the login."""
+    """One connection, up once the broker took login and subscriptions."""
 
     __slots__ = (
-        "_framer",
-        "_heard_s",
-        "_held_back",
-        "_in_flight",
-        "_login",
-        "_loop",
-        "_next_id",
-        "_owner",
-        "_protocol",
-        "_queue",
-        "_sending",
-        "_sent_s",
-        "_slow_bytes_per_s",
-        "_topics",
-        "_transport",
-        "_up_topic",
-        "_window",
-        "bytes_in",
-        "bytes_out",
-        "up",
+        *("_framer", "_heard_s", "_in_flight", "_login", "_loop", "_next_id", "_owner"),
+        *("_protocol", "_queue", "_sent_s", "_topics", "_transport", "_up_topic", "_window"),
+        *("bytes_in", "bytes_out", "up"),
     )
 
     def __init__(
         self,
-        owner: Owner,
+        owner: ClientOwner,
         login: packets.Login,
         protocol: int,
         topics: tuple[str, ...],
         up_topic: bytes,
-        slow_bytes_per_s: int = 0,
     ) -> None:
         self._owner, self._login, self._protocol = owner, login, protocol
         self._topics, self._up_topic = topics, up_topic
-        self._slow_bytes_per_s = slow_bytes_per_s
         self._framer = packets.PacketCutter(login.packet_bytes + _HEADER_BYTES)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
         self._in_flight: set[int] = set()  # packet ids
         self._window, self._next_id = _WINDOW_MESSAGES, 0
-        self._sending, self._held_back = False, b""
         self._heard_s = self._sent_s = self._loop.time()
         self.up = False
         self.bytes_in = self.bytes_out = 0
@@ -113,8 +93,7 @@ class BareClient(asyncio.Protocol):
         if not self.up:
             return False
         self._queue.append((frame, qos))
-        if not self._sending:
-            self._drain()
+        self._drain()
         return True
 
     def cut(self) -> None:
@@ -142,27 +121,18 @@ class BareClient(asyncio.Protocol):
     # --- asyncio's calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Dialled: log in."""
+        """Log in."""
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._slow_bytes_per_s:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
         self._write(packets.connect(self._login, self._protocol))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: all complete packets are handled now."""
+        """Handle all packets that are complete now."""
         self.bytes_in += len(data)
         self._heard_s = self._loop.time()
-        if self._slow_bytes_per_s and self._transport is not None:
-            self._transport.pause_reading()
-            self._loop.call_later(len(data) / self._slow_bytes_per_s, self._arrived, data)
-        else:
-            self._take_in(data)
-
-    def _take_in(self, data: bytes) -> None:
         try:
             for first, body in self._framer.feed(data):
                 self._packet(first, body)
@@ -170,10 +140,8 @@ class BareClient(asyncio.Protocol):
             self._end(f"malformed packet ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Report the loss, unless the end was reported already."""
         self._end("connection lost")
-
-    # --- packets ---
 
     def _packet(self, first: int, body: bytes) -> None:
         match first >> 4:
@@ -185,65 +153,32 @@ class BareClient(asyncio.Protocol):
             case packets.PUBACK:
                 packet_id, _ = packets.read_puback(body)
                 self._in_flight.discard(packet_id)
-                if self._queue and not self._sending:
-                    self._drain()
+                self._drain()
             case packets.CONNACK:
                 code, in_flight = packets.read_connack(body, self._protocol)
                 if code:
                     self._end(refusal_words(code, self._protocol))
                     return
                 self._window = min(self._window, in_flight)
-                if self._topics:
-                    self._subscribe()
-                else:
-                    self._come_up()
+                self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, 1))
             case packets.SUBACK:
                 if any(code >= 0x80 for code in body[-len(self._topics) :]):
                     self._end("subscription refused")
                     return
-                self._come_up()
+                self.up = True
+                self._owner.on_up()
             case packets.DISCONNECT:
                 self._end(f"broker says goodbye, reason {body[0] if body else 0}")
 
-    def _subscribe(self) -> None:
-        self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, 1))
-
-    def _come_up(self) -> None:
-        self.up = True
-        self._owner.on_up()
-
     def _drain(self) -> None:
-        """Send what waits, as far as the window and a slow link allow."""
-        self._sending = False
+        """Send what waits, as far as the window allows."""
         while self._queue and len(self._in_flight) < self._window:
             frame, qos = self._queue.popleft()
             packet_id = self._packet_id() if qos else 0
             if qos:
                 self._in_flight.add(packet_id)
             head = packets.publish_head(self._up_topic, len(frame), packet_id, self._protocol)
-            if self._slow_bytes_per_s:
-                self._sending = True
-                self._trickle(memoryview(head + frame))
-                return
             self._write(head, frame)
-
-    def _trickle(self, rest: memoryview) -> None:
-        """Over a slow link: each slice once the time is over that it takes."""
-        if not rest:
-            waiting, self._held_back = self._held_back, b""
-            if waiting:
-                self._raw_write(waiting)
-            self._drain()
-            return
-        piece = rest[: max(1, int(self._slow_bytes_per_s * _SLICE_S))]
-        self._loop.call_later(
-            len(piece) / self._slow_bytes_per_s, self._trickled, piece, rest[len(piece) :]
-        )
-
-    def _trickled(self, piece: memoryview, rest: memoryview) -> None:
-        if self._transport is not None:
-            self._raw_write(bytes(piece))
-            self._trickle(rest)
 
     def _packet_id(self) -> int:
         while True:
@@ -254,27 +189,9 @@ class BareClient(asyncio.Protocol):
     def _write(self, *pieces: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._sending:  # in the middle of another packet
-            self._held_back += b"".join(pieces)
-            return
-        self._raw_write(*pieces)
-
-    def _raw_write(self, *pieces: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
         self._sent_s = self._loop.time()
         self.bytes_out += sum(map(len, pieces))
-        if len(pieces) == 1:
-            self._transport.write(pieces[0])
-        else:
-            self._transport.writelines(pieces)
-
-    def _arrived(self, data: bytes) -> None:
-        """A slow link's bytes are here only now."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._take_in(data)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._transport.writelines(pieces)
 
     def _end(self, reason: str) -> None:
         transport, self._transport, self.up = self._transport, None, False
@@ -282,3 +199,87 @@ class BareClient(asyncio.Protocol):
         if transport is not None:
             transport.abort()
             self._owner.on_down(reason)
+
+
+# --- connections at a rate, a bounded number at a time ---
+
+_AT_ONCE = 32  # brokers queue about 100 connections: one that finds no place waits for a second
+_TIMEOUT_S = 30.0
+_STEP_S = 0.01
+
+
+class Dialler:
+    """First connections keep to `rate_per_s` (None: unlimited); later ones come as they come."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        context: ssl.SSLContext | None,
+        rate_per_s: float | None = None,
+    ) -> None:
+        self._address, self._context, self._rate_per_s = address, context, rate_per_s
+        self._waiting: deque[ClientOwner] = deque()
+        self._open: set[asyncio.Task[None]] = set()
+        self._host = address.host
+
+    async def resolve(self) -> None:
+        """Look the name up once for all devices. Raises BrokerError."""
+        loop, address = asyncio.get_running_loop(), self._address
+        try:
+            found = await loop.getaddrinfo(address.host, address.port, type=1)
+        except OSError as error:
+            raise dial_fault(error, address) from None
+        self._host = str(found[0][4][0])
+
+    async def bring(self, devices: Sequence[ClientOwner]) -> None:
+        """Let all of them connect, evenly at the rate."""
+        loop, rate = asyncio.get_running_loop(), self._rate_per_s
+        began_s, sent = loop.time(), 0
+        while sent < len(devices):
+            elapsed_s = loop.time() - began_s
+            due = len(devices) if rate is None else min(len(devices), 1 + int(elapsed_s * rate))
+            for device in devices[sent:due]:
+                device.connect()
+            sent = due
+            await asyncio.sleep(_STEP_S)
+
+    def dial(self, device: ClientOwner) -> None:
+        """Connect this device as soon as there is room."""
+        self._waiting.append(device)
+        self._fill()
+
+    async def stop(self) -> None:
+        """Dial no more."""
+        self._waiting.clear()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._open) < _AT_ONCE:
+            task = asyncio.create_task(self._connect(self._waiting.popleft()))
+            self._open.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._fill()
+
+    async def _connect(self, device: ClientOwner) -> None:
+        address, context = self._address, self._context
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await loop.create_connection(
+                    device.client,
+                    self._host,
+                    address.port,
+                    ssl=context,
+                    server_hostname=address.host if context else None,
+                )
+        except (OSError, TimeoutError) as error:
+            device.on_down(dial_fault(error, address).what)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await device.answered.wait()

@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.transport.metrics import peak_rss_bytes
-from edgeveil_lab.load.sites import LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_text
 
 
@@ -70,18 +69,13 @@ class ProcessWatch:
 
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedProcess] = {}
-        self._pids: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def add(self, pids: Mapping[str, int]) -> None:
-        """Look at these too, processes of this machine that were started for the test; one that
-        takes another's place goes by its name."""
-        for name, pid in pids.items():
-            if name not in self._watched:
-                self._watched[name] = _WatchedProcess(_of_this_machine(pid), peak_before_bytes=0)
-            elif self._pids[name] != pid:
-                self._watched[name].read = _of_this_machine(pid)
-            self._pids[name] = pid
+        """Look at these too, processes of this machine that were started for the test."""
+        for name in pids.keys() - self._watched.keys():
+            read = _of_this_machine(pids[name])
+            self._watched[name] = _WatchedProcess(read, peak_before_bytes=0)
 
     def add_read(self, name: str, read: Read) -> None:
         """Look at this one too, which runs for longer than the test; `read` may raise OSError."""
@@ -140,17 +134,6 @@ def _of_this_machine(pid: int) -> Read:
 _WAIT_S = 5.0  # a process at its limits answers late
 _CPU, _RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
 _STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_bytes"
-
-
-def watch_of(site: LocalSite | None, target: TargetSite) -> ProcessWatch:
-    """Knows the processes of a site that was started here, or asks the running cloud and proxy."""
-    watch = ProcessWatch()
-    if site is not None:
-        watch.add(site.pids())
-    else:
-        watch.add_read("cloud", page(target.cloud, target.token_file))
-        watch.add_read("proxy", page(target.first.proxy_http))
-    return watch
 
 
 def page(url: str | None, token_file: Path | None = None) -> Read:

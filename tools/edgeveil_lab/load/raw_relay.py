@@ -1,8 +1,8 @@
 """`--compare raw`: the same uploads over the same two brokers, by a relay that does nothing else.
 
-What is compared is the way up: from the first upload that a device publishes until everything is
-at the cloud's side. Brokers, accounts, topics and packets are those of EdgeVeil's run. The relay
-speaks MQTT by EdgeVeil's own link.
+Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, a
+sink there counts bytes: no encryption, no acknowledgement of our own, no disk. Brokers, accounts,
+topics, packets and links are those of EdgeVeil's run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import multiprocessing as mp
 import os
 import secrets
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,15 +37,13 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import padded
 from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil_lab.load.connections import on_fast_loop
-from edgeveil_lab.load.mqtt import BareClient, connect_client
+from edgeveil_lab.load.mqtt import BareClient, Dialler, on_fast_loop
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.cli.common import load_as
@@ -54,14 +51,11 @@ from edgeveil_tools.lifeline import end_with_starter
 
 TOPICS = Topics()
 
-# --- the relay and what stands around it: each runs in a process of its own ---
-# Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
-# sink there counts bytes. No encryption, no acknowledgement of our own, no disk.
+# --- relay, sink and generators: each runs in a process of its own ---
 
 READY = "ready"
 KEEPALIVE_S = 60
 CONNECT_S = 60.0
-_DIALS = 64  # connections that are opened at the same time
 _CREDIT_LOOK_S = 0.001
 _TICK_S = 5.0
 
@@ -141,42 +135,20 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
     _run(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
 
 
-class _RawOwner:
-    """Waits for one client to come up."""
+class _RawPeer:
+    """A device that uploads, and to which nobody writes."""
 
-    def __init__(self) -> None:
-        self.up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, device: RawDevice, crowd: RawCrowd, dialler: Dialler) -> None:
+        self._device, self._crowd, self._dialler = device, crowd, dialler
+        self.answered = asyncio.Event()
         self.lost = ""
+        self.sender = self.client()
 
-    def on_up(self) -> None:
-        if not self.up.done():
-            self.up.set_result(None)
+    def connect(self) -> None:
+        self._dialler.dial(self)
 
-    def on_frame(self, payload: bytes) -> None:
-        """Nobody writes to these devices."""
-
-    def on_down(self, reason: str) -> None:
-        self.lost = reason
-        if not self.up.done():
-            self.up.set_exception(BrokerError(f"a device was turned away: {reason}"))
-
-
-class _Sender:
-    def __init__(self, crowd: RawCrowd, counted: Any) -> None:
-        self._crowd, self._counted, self._sent_bytes = crowd, counted, 0
-        self._clients: list[tuple[BareClient, _RawOwner]] = []
-        self._address: BrokerAddress = crowd.edge.addresses[0]
-        self._tls: ssl.SSLContext | None = None
-        if self._address.tls:
-            edge = crowd.edge
-            self._tls = client_context(edge.ca_file, edge.cert_file, edge.key_file)
-
-    async def connect(self) -> None:
-        gate = asyncio.Semaphore(_DIALS)
-        await asyncio.gather(*(self._connect(device, gate) for device in self._crowd.devices))
-
-    async def _connect(self, device: RawDevice, gate: asyncio.Semaphore) -> None:
-        edge = self._crowd.edge
+    def client(self) -> BareClient:
+        device, edge = self._device, self._crowd.edge
         login = Login(
             client_id=f"{device.id}-raw-{secrets.token_hex(2)}",
             username=device.id,
@@ -186,21 +158,44 @@ class _Sender:
             packet_bytes=edge.packet_bytes,
         )
         up, down = encoded_topic(TOPICS.device_up(device.id)), (TOPICS.device_down(device.id),)
-        async with gate, asyncio.timeout(CONNECT_S):
-            owner = _RawOwner()
-            client = BareClient(owner, login, edge.protocol, down, up)
-            await connect_client(lambda: client, self._address, self._tls)
-            await owner.up
-        self._clients.append((client, owner))
+        self.sender = BareClient(self, login, edge.protocol, down, up)
+        return self.sender
+
+    def on_up(self) -> None:
+        self.answered.set()
+
+    def on_frame(self, payload: bytes) -> None: ...
+
+    def on_down(self, reason: str) -> None:
+        self.lost = reason
+        self.answered.set()
+
+
+class _Sender:
+    def __init__(self, crowd: RawCrowd, counted: Any) -> None:
+        self._crowd, self._counted, self._sent_bytes = crowd, counted, 0
+        edge = crowd.edge
+        address = edge.addresses[0]
+        tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
+        self._dialler = Dialler(address, tls)
+        self._peers = [_RawPeer(device, crowd, self._dialler) for device in crowd.devices]
+
+    async def connect(self) -> None:
+        await self._dialler.bring(self._peers)
+        async with asyncio.timeout(CONNECT_S):
+            for peer in self._peers:
+                await peer.answered.wait()
+                if peer.lost:
+                    raise BrokerError(f"a device was turned away: {peer.lost}")
 
     async def send_round(self) -> None:
         crowd, size = self._crowd, sum(map(len, self._crowd.frames))
-        for client, owner in self._clients:
+        for peer in self._peers:
             while self._sent_bytes * crowd.processes - self._counted.value > crowd.credit_bytes:
                 await asyncio.sleep(_CREDIT_LOOK_S)
             for frame in crowd.frames:
-                if not client.publish(frame, crowd.qos):
-                    raise BrokerError(f"a device lost its connection: {owner.lost}")
+                if not peer.sender.publish(frame, crowd.qos):
+                    raise BrokerError(f"a device lost its connection: {peer.lost}")
             self._sent_bytes += size
             await asyncio.sleep(0)  # let the loop write and read
 
@@ -208,12 +203,12 @@ class _Sender:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = asyncio.get_running_loop().time()
-            for client, _ in self._clients:
-                client.tick(now_s)
+            for peer in self._peers:
+                peer.sender.tick(now_s)
 
     def finish(self) -> None:
-        for client, _ in self._clients:
-            client.finish()
+        for peer in self._peers:
+            peer.sender.finish()
 
 
 def _run(work: Callable[[], object], pipe: Connection) -> None:
@@ -300,7 +295,26 @@ def run_raw(
         watch.look()
         used_s = {name: cpu_s - before_s[name] for name, cpu_s in watch.cpu_s().items()}
         peaks = watch.peak_rss_bytes()
-    return _figures(frames, len(devices), seconds, used_s, peaks)
+    uploads, upload_bytes = len(devices) * rounds, sum(map(len, frames))
+    took_s = sum(seconds)
+    return {
+        "uploads": uploads,
+        "upload_bytes": upload_bytes,
+        "upload_messages": len(frames),
+        "seconds": round(took_s, 3),
+        "rounds": [{"uploads": len(devices), "seconds": round(s, 3)} for s in seconds],
+        "uploads_per_s": round(uploads / took_s, 2),
+        "mb_per_s": {"up": round(uploads * upload_bytes / took_s / 1e6, 2)},
+        "processes": {
+            name: {
+                "cpu_s": round(cpu_s, 3),
+                "cpu_percent": round(100 * cpu_s / took_s, 1),
+                "peak_rss_bytes": peaks[name],
+            }
+            for name, cpu_s in used_s.items()
+        },
+        "cpu_ms_per_upload": {name: round(1e3 * s / uploads, 3) for name, s in used_s.items()},
+    }
 
 
 def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
@@ -392,31 +406,3 @@ def _rounds(
         seconds.append(time.monotonic() - began_s)
     start.wait(CONNECT_S)
     return seconds
-
-
-def _figures(
-    frames: Sequence[bytes],
-    devices: int,
-    seconds: Sequence[float],
-    used_s: Mapping[str, float],
-    peaks: Mapping[str, int | None],
-) -> dict[str, Any]:
-    uploads, upload_bytes, took_s = devices * len(seconds), sum(map(len, frames)), sum(seconds)
-    return {
-        "uploads": uploads,
-        "upload_bytes": upload_bytes,
-        "upload_messages": len(frames),
-        "seconds": round(took_s, 3),
-        "rounds": [{"uploads": devices, "seconds": round(s, 3)} for s in seconds],
-        "uploads_per_s": round(uploads / took_s, 2),
-        "mb_per_s": {"up": round(uploads * upload_bytes / took_s / 1e6, 2)},
-        "processes": {
-            name: {
-                "cpu_s": round(cpu_s, 3),
-                "cpu_percent": round(100 * cpu_s / took_s, 1),
-                "peak_rss_bytes": peaks[name],
-            }
-            for name, cpu_s in used_s.items()
-        },
-        "cpu_ms_per_upload": {name: round(1e3 * s / uploads, 3) for name, s in used_s.items()},
-    }

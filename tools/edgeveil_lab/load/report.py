@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from edgeveil.units import byte_text
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
     cell_row,
     ms,
-    outage_text,
     per_upload,
     rate,
     shortened,
@@ -165,44 +164,38 @@ def phases_plot(rounds: Sequence[Result]) -> str:
     return done[0]
 
 
-def cost_plot(sweep: Sequence[Result]) -> str:
-    """Processor time per upload over the number of devices, each process; flat is good."""
-    devices = [one["connects"]["devices"] for one in sweep]
-    names = [name for name in _costs(sweep) if not name.startswith("generator")]
-    if len(sweep) < 2 or not names:
-        return ""
-    with svg_figure(WIDTH, 3.4, "cost") as (figure, done):
-        axes, ends = figure.add_subplot(), []
-        for number, name in enumerate(names):
-            values = [_or_nan(one["cpu_ms_per_upload"].get(name)) for one in sweep]
-            colour = CLUSTERS[number % len(CLUSTERS)]
-            axes.plot(devices, values, color=colour, marker="o")
-            if np.isfinite(values[-1]):
-                ends.append((values[-1], name, colour))
-        _device_axis(axes, devices)
-        axes.set_title("ms of processor time per upload")
-        _name_ends(axes, ends)
-    return done[0]
-
-
 def sweep_plot(sweep: Sequence[Result]) -> str:
-    """Uploads a second, and latency, over the number of devices."""
-    devices = [one["connects"]["devices"] for one in sweep]
-    if len(sweep) < 2 or not any(one["uploads_per_s"] for one in sweep):
+    """Uploads a second, latency, and processor time per upload over the number of devices."""
+    if len(sweep) < 2:
         return ""
-    with svg_figure(WIDTH, 3.0, "sweep") as (figure, done):
-        left, right = figure.subplots(1, 2)
-        left.plot(devices, [one["uploads_per_s"] for one in sweep], color=BLUE, marker="o")
-        left.set_title("uploads a second")
-        for name, colour in _PERCENTILES:
-            values = [_or_nan(one["latency_s"][name]) for one in sweep]
-            right.plot(devices, values, color=colour, marker="o")
-        right.set_title("seconds until counted")
-        for axes in (left, right):
-            _device_axis(axes, devices)
-        last = sweep[-1]["latency_s"]
-        known = [one for one in _PERCENTILES if last[one[0]] is not None]
-        _name_ends(right, [(last[name], name, colour) for name, colour in known])
+    devices = [one["connects"]["devices"] for one in sweep]
+    costs = dict.fromkeys(name for one in sweep for name in one["cpu_ms_per_upload"])
+    names = [name for name in costs if not name.startswith("generator")]
+    panels = {
+        "uploads a second": {"": (BLUE, [one["uploads_per_s"] for one in sweep])},
+        "seconds until counted": {
+            name: (colour, [_or_nan(one["latency_s"][name]) for one in sweep])
+            for name, colour in _PERCENTILES
+        },
+        "ms of processor time per upload": {
+            name: (colour, [_or_nan(one["cpu_ms_per_upload"].get(name)) for one in sweep])
+            for name, colour in zip(names, itertools.cycle(CLUSTERS), strict=False)
+        },
+    }
+    with svg_figure(WIDTH, 3.2, "sweep") as (figure, done):
+        for axes, (title, lines) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+            for colour, values in lines.values():
+                axes.plot(devices, values, color=colour, marker="o")
+            axes.set_xscale("log")
+            axes.set_xticks(devices)
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xlabel("devices")
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="y")
+            axes.set_title(title)
+            ends = [(values[-1], name, colour) for name, (colour, values) in lines.items()]
+            _name_ends(axes, [end for end in ends if np.isfinite(end[0])])
     return done[0]
 
 
@@ -217,20 +210,6 @@ def _thinned(series: Sequence[Result]) -> Sequence[Result]:
         return series
     groups = [series[at : at + step] for at in range(0, len(series), step)]
     return [{key: sum(s[key] for s in group) / len(group) for key in _DRAWN} for group in groups]
-
-
-def _costs(sweep: Iterable[Result]) -> list[str]:
-    return list(dict.fromkeys(name for one in sweep for name in one["cpu_ms_per_upload"]))
-
-
-def _device_axis(axes: Axes, devices: Sequence[int]) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks(devices)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("devices")
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="y")
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -269,7 +248,6 @@ def write_load_report(result: Result, path: Path) -> None:
         "latency": latency_plot(shown),
         "memory": memory_plot(shown["series"]),
         "phases": phases_plot(shown["rounds"]),
-        "cost": cost_plot(sweep),
         "sweep": sweep_plot(sweep),
     }
     content = {
@@ -277,7 +255,6 @@ def write_load_report(result: Result, path: Path) -> None:
         "options": shown["options"],
         "sweep": sweep,
         "cell_columns": CELL_COLUMNS,
-        "outage": outage_text(shown["outage"]) if shown.get("outage") else "",
         "uploads": sum(row["uploads"] for row in shown["rounds"]),
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "warnings": list(warnings(result)),
@@ -295,9 +272,6 @@ def _conditions(options: Mapping[str, Any]) -> list[str]:
         found.append(f"connected over {options['ramp_s']:g} s")
     if options.get("drop"):
         found.append(f"{options['drop']:.0%} of the devices go away in each round")
-    if options.get("slow"):
-        link = byte_text(options["slow_bytes_per_s"])
-        found.append(f"{options['slow']:.0%} of the devices on links of {link} a second")
     if options.get("reconnect_storm"):
         found.append("all connections cut in each round")
     if options.get("interval_s"):

@@ -331,7 +331,6 @@ class RunMeasurements:
     interrupted: bool = False
     enrolled: int = 0
     spans: bool = False
-    outage: dict[str, Any] | None = None
     connected: dict[str, int] = field(default_factory=dict)  # in each cell, before they leave
     _marks: list[SpentMark] = field(default_factory=list)
 
@@ -377,8 +376,6 @@ def outcome(
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
     cost = _cost(measured, rows)
     peak = watch.peak_rss_bytes()
-    connect = totals.histogram("connect_s").summary()
-    del connect["jitter"]
     result = {
         "options": options.model_dump(mode="json"),
         "environment": {
@@ -394,7 +391,7 @@ def outcome(
             "seconds": round(measured.connecting_s, 3),
             "failed": totals.counts["failed"],
             "reconnects": totals.counts["reconnects"],
-            "latency_s": connect,
+            "latency_s": totals.histogram("connect_s").summary(),
         },
         "rounds": rows,
         "uploads": uploads,
@@ -423,7 +420,6 @@ def outcome(
             _of_cell(measured, cell, of_it, run_log) | lost[cell]
             for cell, of_it in (by_cell or {}).items()
         ],
-        "outage": measured.outage,
     }
     return {**result, "drift": {one.process: _drift_figures(one) for one in drifts(result)}}
 

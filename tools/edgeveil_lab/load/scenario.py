@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+import yaml
+from pydantic import AfterValidator, Field, model_validator
 
 from edgeveil.errors import ConfigError
 from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
@@ -30,20 +31,6 @@ def _whole_values(count: int) -> int:
     return count
 
 
-def _address(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536 and (host or not colon)):
-        raise ValueError(f"must be a port or HOST:PORT, got {text!r}")
-    return text
-
-
-def _as_text(value: object) -> object:
-    return str(value) if type(value) is int else value
-
-
-PortOrAddress = Annotated[
-    str, Field(max_length=260), BeforeValidator(_as_text), AfterValidator(_address)
-]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FloatBytes = Annotated[int, Field(ge=4, le=1 << 26), AfterValidator(_whole_values)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -82,10 +69,6 @@ class LoadOptions(Block):
     """Seconds that a round waits for late uploads once the quorum is there."""
     drop: Fraction = 0.0
     """Share of the devices that go away in the middle of each round, and come back."""
-    slow: Fraction = 0.0
-    """Share of the devices on a slow link."""
-    slow_bytes_per_s: int = Field(default=16384, ge=256, le=1 << 30)
-    """What a slow link carries a second, each way."""
     reconnect_storm: bool = False
     """Cut all connections at once in the middle of each round."""
     qos: Literal[0, 1] = 1
@@ -99,14 +82,8 @@ class LoadOptions(Block):
     cells: int = Field(default=1, ge=1, le=64)
     """Cells under the one cloud, each with an edge broker, a proxy and its share of the devices;
     all are started here."""
-    kill_cell_s: float | None = Field(default=None, gt=0, le=3600, examples=[10])
-    """Kill the last cell's broker and proxy (kill -9) halfway through the rounds, and start them
-    again after so many seconds."""
     broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
-    """The edge broker; alone: cloud and proxy are started here, to measure that broker. None:
-    everything is."""
-    cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
-    """With a broker alone: the broker between cloud and proxy; none: one is started here."""
+    """The running site's edge broker."""
     cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
     """Address of the running cloud's control page."""
     token_file: SitePath | None = None
@@ -135,8 +112,6 @@ class LoadOptions(Block):
     """Secure sums: devices mask their uploads, the cloud sees the sum of each round alone."""
     compare: Literal["raw"] | None = None
     """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
-    prometheus: PortOrAddress | None = Field(default=None, examples=["9400", "0.0.0.0:9400"])
-    """Port, of this machine alone, or HOST:PORT on which live figures are served for Prometheus."""
     out: SitePath | None = None
     """Folder for load.json and load.html."""
 
@@ -180,13 +155,8 @@ class LoadOptions(Block):
 
     @property
     def starts_site(self) -> bool:
-        """Whether cloud and proxy are started here."""
-        return self.site is None and (self.broker is None or not _named(self))
-
-    @property
-    def starts_brokers(self) -> bool:
-        """Whether the brokers are started here too."""
-        return self.starts_site and self.broker is None and self.cloud_broker is None
+        """Whether brokers, cloud and proxy are started here."""
+        return self.site is None and self.broker is None
 
 
 def load_scenario(path: Path) -> LoadOptions:
@@ -201,19 +171,7 @@ def load_scenario(path: Path) -> LoadOptions:
     return only_block(LoadOptions, "load", tree, path)
 
 
-def _named(options: LoadOptions) -> list[str]:
-    """The keys of a running site that are given."""
-    return [name for name in _RUNNING if getattr(options, name) is not None]
-
-
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
-    yield from _course_mixes(options)
-    yield from _cell_mixes(options)
-    yield from _site_mixes(options)
-    yield from _compare_mixes(options)
-
-
-def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
     if options.ramp_s and options.rate_per_s:
         yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
     if options.selected is not None:
@@ -231,12 +189,8 @@ def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
             ("rounds", "hold_s"),
             "without rounds there is nothing to measure but held connections; set hold_s",
         )
-
-
-def _cell_mixes(options: LoadOptions) -> Iterator[Mix]:
-    """Cells are those of a site of one's own, and what is said of one of them needs others."""
     if options.cells > 1:
-        if not options.starts_brokers:
+        if not options.starts_site:
             yield Mix(
                 ("cells", "broker", "site"),
                 "cells are started here with their brokers; name no running site",
@@ -248,38 +202,38 @@ def _cell_mixes(options: LoadOptions) -> Iterator[Mix]:
             )
         if options.compare is not None:
             yield Mix(("cells", "compare"), "the bare relay has one cell; leave one of both out")
-    if options.kill_cell_s is None:
-        return
-    if options.cells == 1:
-        yield Mix(("kill_cell_s", "cells"), "there is no other cell to go on; set cells")
-    elif options.rounds < 2 and options.minutes is None:
-        yield Mix(("kill_cell_s", "rounds"), "it happens between two rounds; play at least two")
-    elif options.quorum > 1 - 1 / options.cells:
-        most = math.floor(100 * (1 - 1 / options.cells)) / 100
-        yield Mix(
-            ("kill_cell_s", "quorum"),
-            f"the other cells' uploads are to close a round: set quorum to at most {most:g}",
-        )
+    yield from _site_mixes(options)
+    if options.compare is not None:
+        if not options.starts_site:
+            yield Mix(
+                ("compare", "broker", "site"),
+                "the bare relay is measured on brokers started here; name no running site",
+            )
+        odd = [key for key in ("drop", "reconnect_storm") if getattr(options, key)]
+        if odd:
+            yield Mix(
+                ("compare", *odd),
+                f"the bare relay is compared under a steady load alone; leave out {', '.join(odd)}",
+            )
+        if options.qos == 0:
+            yield Mix(("compare", "qos"), "a bare relay may lose QoS 0 messages; set qos: 1")
 
 
 def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
     """What a running site needs, and what only one that is started here allows."""
     if options.broker is not None and options.site is not None:
         yield Mix(("broker", "site"), "both name the site to load; leave one out")
-    named = _named(options)
-    missing = [name for name in _RUNNING if name not in named]
-    if options.broker is not None and named and missing:
+    missing = [name for name in _RUNNING if getattr(options, name) is None]
+    if options.broker is not None and missing:
         yield Mix(
             ("broker", *missing),
-            f"a running site also needs {', '.join(missing)}; a broker alone needs none of them",
+            f"a running site also needs {', '.join(missing)}; or name its folder with site",
         )
-    if options.proxy_http is not None and (options.broker is None or not named):
+    if options.proxy_http is not None and options.broker is None:
         yield Mix(
             ("proxy_http", "broker"),
             "goes with a running site that is named by broker, cloud and the rest; leave it out",
         )
-    if options.cloud_broker is not None and (options.broker is None or named):
-        yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")
     if options.broker is not None and options.broker.startswith("ws"):
         yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
     if options.sweep and not options.starts_site:
@@ -288,7 +242,7 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
-    if options.user is not None and options.starts_brokers:
+    if options.user is not None and options.starts_site:
         yield Mix(
             ("user", "broker", "site"),
             "a broker that is started here gives each device its account; leave user out",
@@ -297,23 +251,50 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         yield Mix(("password_file", "user"), "is the password of no user; set user")
 
 
-def _compare_mixes(options: LoadOptions) -> Iterator[Mix]:
-    """What the bare relay cannot be compared under."""
-    if options.compare is None:
-        return
-    if not options.starts_brokers:
-        yield Mix(
-            ("compare", "broker", "site"),
-            "the bare relay is measured on brokers that are started here; name no running site",
-        )
-    odd = [key for key in ("drop", "slow", "reconnect_storm") if getattr(options, key)]
-    if odd:
-        yield Mix(
-            ("compare", *odd),
-            f"the bare relay is compared under a steady load alone; leave out {', '.join(odd)}",
-        )
-    if options.qos == 0:
-        yield Mix(("compare", "qos"), "a bare relay may lose what is sent with QoS 0; set qos: 1")
+# --- the job that a load test runs ---
+
+MANY_ROUNDS = 10_000
+_RETRIES = 2
+
+
+_ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
+
+
+def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
+    """`noise_only` in as many rounds as are asked for; with `open_end` until it is cancelled.
+
+    Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
+    alone answer. A quorum of several cells may go on without one.
+    """
+    least = options.asked if options.cells == 1 else math.ceil(options.quorum * options.asked)
+    quorum = options.quorum
+    if enrolled > options.devices:
+        quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
+    rounds = MANY_ROUNDS if open_end or options.minutes is not None else options.rounds
+    job: dict[str, Any] = {
+        "job": "loadtest",
+        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
+        "features": [{"name": "identity"}],
+        "train": {
+            "method": "noise_only",
+            "rounds": rounds,
+            "values": options.values,
+            "package_values": options.package_values,
+        },
+        "privacy": {"epsilon": 1.0},
+        "selection": {"devices": options.selected or "all", "min_devices": least},
+        "round": {
+            "deadline_s": float(options.deadline_s),
+            "quorum": quorum,
+            "grace_s": float(options.grace_s),
+            "min_batch": min(MIN_BATCH, options.asked),
+            "retries": _RETRIES,
+        },
+        "aggregation": {"name": "fedavg", "secure": options.secure},
+        "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
+    }
+    text: str = yaml.safe_dump(job, sort_keys=False)
+    return text.encode()
 
 
 # --- the same keys as options of the command line ---

@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil.sites.addresses import place
 from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
-from edgeveil_lab.load.processes import watch_of
+from edgeveil_lab.load.processes import ProcessWatch, page
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
-from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
+from edgeveil_lab.load.scenario import LoadOptions, job_yaml
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children
 
-# --- the job that a load test runs ---
-
-MANY_ROUNDS = 10_000
-_RETRIES = 2
-
-
-_ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
-
-
-def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
-    """`noise_only` in as many rounds as are asked for; with `open_end` until it is cancelled.
-
-    Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
-    alone answer. A quorum of several cells may go on without one.
-    """
-    least = options.asked if options.cells == 1 else math.ceil(options.quorum * options.asked)
-    quorum = options.quorum
-    if enrolled > options.devices:
-        quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
-    rounds = MANY_ROUNDS if open_end or options.minutes is not None else options.rounds
-    job: dict[str, Any] = {
-        "job": "loadtest",
-        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
-        "features": [{"name": "identity"}],
-        "train": {
-            "method": "noise_only",
-            "rounds": rounds,
-            "values": options.values,
-            "package_values": options.package_values,
-        },
-        "privacy": {"epsilon": 1.0},
-        "selection": {"devices": options.selected or "all", "min_devices": least},
-        "round": {
-            "deadline_s": float(options.deadline_s),
-            "quorum": quorum,
-            "grace_s": float(options.grace_s),
-            "min_batch": min(MIN_BATCH, options.asked),
-            "retries": _RETRIES,
-        },
-        "aggregation": {"name": "fedavg", "secure": options.secure},
-        "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
-    }
-    text: str = yaml.safe_dump(job, sort_keys=False)
-    return text.encode()
-
-
 LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
 _CONNECT_S = 60.0
-_BACK_S = 120.0
 _SLOWEST_CONNECTS_PER_S = 100
 _ROSTER_S = 60.0
 _SETTLE_S = 5.0
@@ -118,11 +68,15 @@ class LoadSession:
         self._token_file = token_file
         count = options.processes * len(where) + remote
         self._leader = Leader(options, fleet, count, where, join_token(token_file))
-        self._watch = watch_of(site, target)
+        self._watch = ProcessWatch()
+        if site is not None:
+            self._watch.add(site.pids())
+        else:
+            self._watch.add_read("cloud", page(target.cloud, target.token_file))
+            self._watch.add_read("proxy", page(target.first.proxy_http))
         self._samples = SampleSeries(self._leader, self._watch)
         self._run_log = LoadRunLog()
         self._phase, self._loaded = "start", False
-        self._outage: asyncio.Task[None] | None = None
         broker = site.broker_name if site else target.first.broker
         self.measured = RunMeasurements(options, broker, spans=spans)
 
@@ -138,8 +92,6 @@ class LoadSession:
             await self._play()
         finally:
             sampling.cancel()
-            if self._outage is not None:
-                self._outage.cancel()
             for cell in self._target.cells:
                 self.measured.connected[cell] = self._leader.totals(cell).counts["connected"]
             await self._leave()
@@ -238,9 +190,6 @@ class LoadSession:
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
             await self._follow(client, job, end_s)
-            if self._outage is not None:
-                self._phase = "waiting for the killed cell"
-                await self._outage
         finally:
             if self._run_log.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
@@ -259,8 +208,6 @@ class LoadSession:
                 self._phase = self._run_log.phase or self._phase
             if len(self._run_log.committed) > done:
                 await self._mark()
-                if self._halfway(end_s):
-                    self._outage = asyncio.create_task(self._lose_cell())
                 if self._enough(end_s):
                     await self._recorded()
                     return
@@ -275,37 +222,6 @@ class LoadSession:
             if row is not None and row["counted"] >= last["uploads"]:
                 return
             await asyncio.sleep(_LOOK_S)
-
-    def _halfway(self, end_s: float | None) -> bool:
-        """Whether a cell is to be killed now."""
-        options = self._options
-        if options.kill_cell_s is None or self._outage is not None:
-            return False
-        if end_s is not None:
-            return end_s - time.monotonic() <= 30 * (options.minutes or 0.0)
-        return len(self._run_log.committed) >= options.rounds // 2
-
-    async def _lose_cell(self) -> None:
-        """Kill the last cell's broker and proxy in the midst of a round, start them again, and wait
-        for their devices. Raises BrokerError where they do not come back."""
-        site, cell, away_s = self._site, list(self._target.cells)[-1], self._options.kill_cell_s
-        if site is None or away_s is None:
-            return
-        await self._recorded()  # the round before is not what is tried
-        began_s, done = time.monotonic(), len(self._run_log.committed)
-        self.measured.outage = {"cell": cell, "after_rounds": done, "seconds": away_s}
-        await asyncio.to_thread(site.kill_cell, cell)
-        await asyncio.sleep(away_s)
-        self.measured.outage["rounds_meanwhile"] = len(self._run_log.committed) - done
-        await asyncio.to_thread(site.restart_cell, cell)
-        self._watch.add(site.pids())
-        here = len(self._leader.fleet_of(cell))
-        await self._until(
-            lambda: self._leader.totals(cell).counts["connected"] >= here,
-            _BACK_S,
-            f"the devices of {cell} did not come back",
-        )
-        self.measured.outage["back_after_s"] = round(time.monotonic() - began_s - away_s, 2)
 
     def _enough(self, end_s: float | None) -> bool:
         """Whether a job that could play on has played enough."""
@@ -328,7 +244,7 @@ class LoadSession:
     async def _leave(self) -> None:
         self._leader.command = "stop"
         end_s = time.monotonic() + _LEAVE_S
-        while time.monotonic() < end_s and not self._leader.all_in("done", "hung up"):
+        while time.monotonic() < end_s and not self._leader.all_in("done"):
             if not self._leader.reports:
                 return
             await asyncio.sleep(_LOOK_S)

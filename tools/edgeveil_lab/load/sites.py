@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
@@ -16,14 +17,15 @@ import yaml
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
-from edgeveil.errors import JobFailed, UsageError
+from edgeveil.errors import BrokerError, JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
 from edgeveil.sites.addresses import place
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.mqtt_link import read_password
+from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.mqtt_link import MqttLink, read_password
 from edgeveil.transport.process import make_signing_key, peer_key
 from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -39,7 +41,7 @@ from edgeveil_tools.site.brokers import (
     free_ports,
     write_private,
 )
-from edgeveil_tools.site.fleet_plan import SIDES, of_cell
+from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
@@ -50,7 +52,7 @@ _MAKE = "make one with edgeveil loadtest --make-fleet"
 
 
 class FleetMember(msgspec.Struct, frozen=True, array_like=True):
-    """One simulated device. All three are secret; they protect nothing but a test."""
+    """Secrets of one simulated device."""
 
     signing: bytes
     opening: bytes
@@ -60,7 +62,7 @@ class FleetMember(msgspec.Struct, frozen=True, array_like=True):
         return "Member(hidden)"
 
     def enrolment(self) -> Enrolment:
-        """What the proxy's operator admits."""
+        """The enrolment that the proxy admits."""
         return Enrolment.make(SigningKey(self.signing), OpeningKey(self.opening))
 
 
@@ -78,7 +80,12 @@ class LoadFleet:
     @classmethod
     def make(cls, count: int) -> LoadFleet:
         """`count` new devices, from the operating system's randomness."""
-        return cls([FleetMember(os.urandom(32), os.urandom(32), _password()) for _ in range(count)])
+        return cls(
+            [
+                FleetMember(os.urandom(32), os.urandom(32), secrets.token_urlsafe(24))
+                for _ in range(count)
+            ]
+        )
 
     def dealt(self, number: int, of: int) -> LoadFleet:
         """The share of one, counted from 0, where `of` take turns."""
@@ -93,10 +100,6 @@ class LoadFleet:
         pairs = zip(enrolments, self.members, strict=True)
         return {enrolment.device_id: member.password for enrolment, member in pairs}
 
-    def to_bytes(self) -> bytes:
-        """The file's content."""
-        return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
-
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> LoadFleet:
         """Raises UsageError for anything else than a fleet."""
@@ -106,11 +109,7 @@ class LoadFleet:
             found = _File("", [])
         sound = all(len(m.signing) == len(m.opening) == 32 for m in found.members)
         if found.format != FORMAT or not sound:
-            raise UsageError(
-                "is not a fleet file",
-                where=where,
-                fix=_MAKE,
-            )
+            raise UsageError("is not a fleet file", where=where, fix=_MAKE)
         return cls(found.members)
 
     def save(self, path: Path) -> None:
@@ -124,7 +123,7 @@ class LoadFleet:
                 fix="name a new file in a folder that you may write to",
             ) from None
         with os.fdopen(handle, "wb") as file:
-            file.write(self.to_bytes())
+            file.write(msgspec.msgpack.encode(_File(FORMAT, list(self.members))))
 
     @classmethod
     def load(cls, path: Path) -> LoadFleet:
@@ -133,11 +132,8 @@ class LoadFleet:
             with path.open("rb") as file:
                 raw = file.read(_FILE_BYTES)
         except OSError as error:
-            raise UsageError(
-                f"the fleet cannot be read ({error.strerror})",
-                where=str(path),
-                fix=_MAKE,
-            ) from None
+            text = f"the fleet cannot be read ({error.strerror})"
+            raise UsageError(text, where=str(path), fix=_MAKE) from None
         return cls.from_bytes(raw, str(path))
 
 
@@ -159,10 +155,6 @@ def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> 
         registry.close()
 
 
-def _password() -> str:
-    return secrets.token_urlsafe(24)
-
-
 # --- brokers, a cloud and proxies that know the fleet ---
 
 _DEVICES = 100_000
@@ -172,7 +164,7 @@ _SPARE_CONNECTIONS = 100
 
 @dataclass(frozen=True)
 class TargetCell:
-    """Where the devices of a cell find its broker, and what speaks for it."""
+    """Broker and proxy of one cell."""
 
     broker: str
     proxy_key: VerifyKey
@@ -182,7 +174,7 @@ class TargetCell:
 
 @dataclass(frozen=True)
 class TargetSite:
-    """Where the devices, and who follows the job, find a site."""
+    """Addresses and keys of the site under load."""
 
     cloud: str
     token_file: Path
@@ -205,12 +197,10 @@ class LocalSite:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
         self.children = Children(logs)
         self._brokers: dict[str, BrokerProcess] = {}
-        self._outside = {"edge": options.broker, "cloud": options.cloud_broker}
         self.accounts: dict[str, str] = {}
         engine = choose_engine()
         named = [cell for cell in options.cell_names if cell]
         ports = iter(free_ports(4 + 3 * len(named)))
-        self._down: set[str] = set()
         self._plan = SitePlan(
             folder=folder,
             devices=len(fleet.members),
@@ -225,9 +215,8 @@ class LocalSite:
 
     @property
     def broker_name(self) -> str:
-        """Engine and version, or the address of a broker that runs elsewhere."""
-        edge = self._brokers.get(self._plan.domains[0])
-        return edge.name if edge else str(self._options.broker)
+        """Engine and version."""
+        return self._brokers[self._plan.domains[0]].name
 
     def start(self) -> TargetSite:
         """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
@@ -245,14 +234,18 @@ class LocalSite:
             hosts = ["localhost", plan.host]
             make_certificates(folder / "tls", hosts, plan.domains)
         for domain in plan.domains:
-            if self._outside.get(domain) is None:
-                self._start_broker(domain)
-        settings = {name: self._proxy(cell) for cell, name in proxies.items()}
-        for name, of_it in {"cloud": self._cloud(), **settings}.items():
-            path = folder / f"{name}.yaml"
+            self._start_broker(domain)
+        settings = {name: plan.proxy(cell) for cell, name in proxies.items()}
+        for of_it in settings.values():
+            of_it["proxy"]["limits"]["devices"] = max(_DEVICES, plan.devices)
+        settings["cloud"] = plan.cloud()
+        settings["cloud"]["cloud"]["test_data"] = None
+        for name, of_it in settings.items():
+            role, path = name.partition("-")[0], folder / f"{name}.yaml"
+            of_it[role]["limits"]["packet_bytes"] = self._options.packet_bytes
             path.write_text(yaml.safe_dump(of_it), "utf-8")
             load_site(path)
-            self._start_party(name)
+            self.children.start(name, [role, "--config", str(path)])
         return TargetSite(
             cloud=plan.url,
             token_file=folder / "state" / "cloud" / "http.token",
@@ -260,34 +253,14 @@ class LocalSite:
             cells={cell: self._target(cell, keys[name]) for cell, name in proxies.items()},
         )
 
-    def _start_party(self, name: str) -> None:
-        """The cloud, or a proxy."""
-        config = self.folder / f"{name}.yaml"
-        self.children.start(name, [name.partition("-")[0], "--config", str(config)])
-
     def _target(self, cell: str, proxy_key: VerifyKey) -> TargetCell:
         plan, domain = self._plan, of_cell("edge", cell)
-        own = plan.tls and not self._outside.get(domain)
         return TargetCell(
-            broker=self._outside.get(domain) or self._brokers[domain].url,
+            broker=self._brokers[domain].url,
             proxy_key=proxy_key,
             proxy_http=f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}",
-            ca=self.folder / "tls" / f"{domain}-ca.crt" if own else None,
+            ca=self.folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
         )
-
-    def kill_cell(self, cell: str) -> None:
-        """SIGKILL its broker and its proxy."""
-        domain = of_cell("edge", cell)
-        self._down.add(domain)
-        self._brokers[domain].kill()
-        self.children.kill(of_cell("proxy", cell))
-
-    def restart_cell(self, cell: str) -> None:
-        """Start both again, with what lies on their disks. Raises BrokerError."""
-        domain = of_cell("edge", cell)
-        self._brokers[domain].start_again()
-        self._start_party(of_cell("proxy", cell))
-        self._down.remove(domain)
 
     def pids(self) -> dict[str, int]:
         """Process ids by name: cloud, proxies and brokers."""
@@ -301,7 +274,7 @@ class LocalSite:
         """Raise JobFailed if a process has ended by itself."""
         self.children.check()
         for domain, broker in self._brokers.items():
-            if domain not in self._down and not broker.running():
+            if not broker.running():
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
 
     def stop(self) -> None:
@@ -359,35 +332,6 @@ class LocalSite:
         self._brokers[domain] = broker
         broker.start()
 
-    def _link(self, settings: dict[str, Any], key: str, side: str) -> None:
-        """Let it use the broker of this side that runs elsewhere, if there is one."""
-        options, url = self._options, self._outside[side]
-        if url is not None:
-            files = {"password_file": options.password_file, "ca_file": options.ca}
-            files |= {"cert_file": options.cert, "key_file": options.key}
-            settings[key] = {
-                "url": url,
-                "protocol": options.protocol,
-                "username": options.user,
-                **{name: str(path.absolute()) for name, path in files.items() if path},
-            }
-
-    def _cloud(self) -> dict[str, Any]:
-        settings = self._plan.cloud()
-        settings["cloud"]["test_data"] = None
-        self._link(settings["cloud"], "broker", "cloud")
-        settings["cloud"]["limits"]["packet_bytes"] = self._options.packet_bytes
-        return settings
-
-    def _proxy(self, cell: str) -> dict[str, Any]:
-        settings = self._plan.proxy(cell)
-        for side in SIDES:
-            self._link(settings["proxy"], f"{side}_broker", side)
-        limits = settings["proxy"]["limits"]
-        limits["packet_bytes"] = self._options.packet_bytes
-        limits["devices"] = max(_DEVICES, self._plan.devices)
-        return settings
-
 
 # --- a site that runs already: its addresses and keys, and the fleet that its proxy admitted ---
 
@@ -428,28 +372,73 @@ def write_fleet(path: Path, devices: int) -> None:
 def _anywhere(options: LoadOptions) -> TargetSite:
     keys = _given(options.keys, "keys")
     cloud, proxy = _keys(keys)
+    url = options.proxy_http and options.proxy_http.rstrip("/")
+    if url is not None:
+        try:
+            get_json(url, "/status")
+        except OSError as error:
+            raise UsageError(
+                f"no proxy answers at {url} ({error})",
+                where="--proxy-http",
+                fix="name http.host and http.port of its site file, or leave the option out",
+            ) from None
     return TargetSite(
         cloud=str(options.cloud),
         token_file=_given(options.token_file, "token_file"),
         cloud_key=cloud,
-        cells={"": TargetCell(str(options.broker), proxy, _answering(options.proxy_http))},
+        cells={"": TargetCell(str(options.broker), proxy, url)},
     )
 
 
-def _answering(proxy_http: str | None) -> str | None:
-    """The proxy's address without its last slash. Raises UsageError if nobody answers there."""
-    if proxy_http is None:
-        return None
-    url = proxy_http.rstrip("/")
+_DIAL_S = 3.0
+_AGAIN_S = 0.3
+
+
+def dial_site(
+    options: LoadOptions, target: TargetSite, fleet: LoadFleet, password: str | None
+) -> None:
+    """Connect once to a running site's edge broker as its first device. Raises BrokerError.
+
+    Of a site on this machine a refusal is final after `_DIAL_S`: its broker may not have read the
+    new accounts yet.
+    """
+    user = options.user
+    if user is None:
+        user, password = fleet.members[0].enrolment().device_id, fleet.members[0].password
+    settings = LinkSettings(
+        target.first.broker,
+        f"load-{secrets.token_hex(4)}",
+        username=user,
+        password=password,
+        ca_file=options.ca,
+        cert_file=options.cert,
+        key_file=options.key,
+        protocol=options.protocol,
+        packet_bytes=options.packet_bytes,
+    )
+    end_s = time.monotonic() + _DIAL_S
+    while True:
+        try:
+            asyncio.run(_dial(settings, options.protocol))
+            return
+        except BrokerError:
+            if options.site is None or time.monotonic() + _AGAIN_S >= end_s:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+async def _dial(settings: LinkSettings, protocol: int) -> None:
+    link = MqttLink(settings)
     try:
-        get_json(url, "/status")
-    except OSError as error:
-        raise UsageError(
-            f"no proxy answers at {url} ({error})",
-            where="--proxy-http",
-            fix="name http.host and http.port of its site file, or leave the option out",
-        ) from None
-    return url
+        await link.connect_or_raise(_DIAL_S)
+        if link.protocol != protocol:
+            raise BrokerError(
+                "the broker speaks MQTT 3.1.1 alone",
+                where=str(settings.addresses[0]),
+                fix="add --protocol 4",
+            )
+    finally:
+        await link.close()
 
 
 def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, LoadFleet]:

@@ -59,6 +59,10 @@ SUCCESSORS = {
     "ledger show": "edgeveil ledger EDGE.yaml",
     "ledger verify": "edgeveil ledger EDGE.yaml, which checks every link",
     "provision": "edgeveil site init --local DIR, then edgeveil site apply DIR",
+    "loadtest --slow": "a slow interface: tc qdisc add dev IF root netem rate 128kbit",
+    "loadtest --kill-cell": "make chaos, in the repository",
+    "loadtest --prometheus": "edgeveil loadtest --out DIR, the series in load.json",
+    "loadtest --cloud-broker": "edgeveil site init --local, its broker's address, loadtest --site",
     "version": "edgeveil --version",
 }
 

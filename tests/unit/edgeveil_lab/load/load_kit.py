@@ -42,7 +42,7 @@ def sample(second, devices, growth_mib_per_s=0.0):
 def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
     chosen = LoadOptions(devices=devices, **options)
     rounds = [row(number, devices) for number in range(1, chosen.rounds + 1)]
-    latency = {"p50": 1.4, "p95": 2.9, "p99": 3.1, "max": 3.3, "jitter": 0.02}
+    latency = {"p50": 1.4, "p95": 2.9, "p99": 3.1, "max": 3.3}
     return {
         "options": chosen.model_dump(mode="json"),
         "environment": {"cores": 2, "python": "3.12.1", "broker": "mosquitto 2.0.11"},
@@ -75,7 +75,6 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
         "series": [sample(second, devices, growth_mib_per_s) for second in range(seconds + 1)],
         "sweep": None,
         "cells": [],
-        "outage": None,
     }  # fmt: skip
 
 

@@ -1,8 +1,6 @@
 """A load test's options: one model behind scenario files and the command line."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,15 +46,13 @@ def test_every_key_is_an_option():
 def test_the_options_of_other_load_tools_are_there():
     line = (
         "--devices 50 --rate 100 --rounds 2 --payload-bytes 4096 --interval 5 --drop 0.1 "
-        "--slow 0.2 --reconnect-storm --qos 0 --protocol 4 --tls --ca a.pem --cert b.pem "
-        "--key c.pem --user fleet --processes 2 --prometheus 9100 --broker mqtt://b:1883 "
+        "--reconnect-storm --qos 0 --protocol 4 --tls --ca a.pem --cert b.pem "
+        "--key c.pem --user fleet --processes 2 --broker mqtt://b:1883 "
         "--cloud http://c:8701 --token-file t --fleet f --keys k"
     )
     found = resolved(line)
     assert (found.devices, found.rate_per_s, found.rounds, found.values) == (50, 100, 2, 1024)
-    assert (found.interval_s, found.drop, found.slow, found.qos, found.protocol) == (
-        5, 0.1, 0.2, 0, 4,
-    )  # fmt: skip
+    assert (found.interval_s, found.drop, found.qos, found.protocol) == (5, 0.1, 0, 4)
     assert found.reconnect_storm and found.tls and found.user == "fleet"
     assert found.ca == Path("a.pem").absolute()
 
@@ -92,14 +88,11 @@ def test_all_problems_are_said_at_once_by_the_options_names():
         ("--rounds 0", "set hold_s"),
         ("--broker mqtt://b --site s", "leave one out"),
         ("--broker mqtt://b --fleet f", "also needs cloud, token_file, keys"),
-        ("--cloud-broker mqtt://b", "goes with a broker alone"),
-        ("--broker mqtt://b --compare raw", "name no running site"),
         ("--site s --devices 1,2", "fresh site"),
         ("--site s --compare raw", "name no running site"),
         ("--compare raw --drop 0.1 --reconnect-storm", "leave out drop, reconnect_storm"),
         ("--compare raw --qos 0", "set qos: 1"),
         ("--password-file p", "set user"),
-        ("--broker wss://b/mqtt", "plain MQTT connections"),
         ("--minutes 1 --devices 1,2", "a sweep plays rounds"),
     ],
 )
@@ -135,29 +128,15 @@ def test_plain_load_is_left_to_other_tools(mode, capsys):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--cells 2 --broker mqtt://b:1883", "--cells: cells are started here"),
         ("--cells 2 --site out/site", "--cells: cells are started here"),
         ("--cells 3 --devices 8", "--cells: each cell needs 3 devices"),
         ("--cells 2 --compare raw", "--cells: the bare relay has one cell"),
-        ("--kill-cell 5", "--kill-cell: there is no other cell"),
-        ("--cells 2 --kill-cell 5 --rounds 1", "--kill-cell: it happens between two rounds"),
-        ("--cells 3 --kill-cell 5", "--kill-cell: the other cells' uploads are to close a round"),
-        ("--cells 3 --kill-cell 5 --quorum 0.67", "set quorum to at most 0.66"),
     ],
 )
 def test_what_cells_cannot_be_is_named(line, said):
     assert any(said in problem for problem in problems(line))
 
 
-def test_a_cell_may_be_killed_where_the_others_make_a_quorum():
-    found = resolved("--cells 3 --kill-cell 5 --quorum 0.66")
-    assert found.cell_names == ("cell-1", "cell-2", "cell-3")
-    assert resolved().cell_names == ("",)
-
-
-@pytest.mark.parametrize("option", [("--cells", "2"), ("--kill-cell", "5")])
-def test_a_generator_that_joins_starts_no_cells(option):
-    command = [sys.executable, "-m", "edgeveil_tools.cli", "loadtest", "--join", "http://x:1"]
-    done = subprocess.run([*command, *option], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{option[0]}: says what the leader starts" in done.stderr
+def test_a_generator_that_joins_starts_no_cells(capsys):
+    assert main(["loadtest", "--join", "http://x:1", "--cells", "2"]) == 2
+    assert "--cells: says what the leader starts" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_a_device_that_is_back_must_be_answered(counters):
     for device in "abc":
         counters.ack(AT, name(device), "held", "", 14.0)
     counters.away(AT, name("d"))
-    counters.back(AT, name("d"))
+    counters.away(AT, name("d"), away=False)
     counters.commit(AT, b"".join(map(name, "abc")))
     assert losses_of(counters, 3) == {"lost": 1, "unanswered": 1}
 

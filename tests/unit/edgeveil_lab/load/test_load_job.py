@@ -7,8 +7,7 @@ import math
 import pytest
 
 from edgeveil.jobs import Job, parse_job
-from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.session import job_yaml
+from edgeveil_lab.load.scenario import LoadOptions, job_yaml
 
 
 def job(devices: int, enrolled: int, **options) -> Job:

@@ -7,8 +7,8 @@ import resource
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil_lab.load import connections
-from edgeveil_lab.load.connections import check_files, check_ports
+from edgeveil_lab.load import command
+from edgeveil_lab.load.command import check_files, check_ports
 
 
 def test_too_few_open_files():
@@ -20,7 +20,7 @@ def test_too_few_open_files():
 
 
 def test_too_few_ports(tmp_path, monkeypatch):
-    monkeypatch.setattr(connections, "_PORT_RANGE", tmp_path / "range")
+    monkeypatch.setattr(command, "_PORT_RANGE", tmp_path / "range")
     check_ports(10**9)  # unknown here
     (tmp_path / "range").write_text("32768\t60999\n")
     check_ports(28232)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import http.server
 import socket
 import threading
-import urllib.error
-import urllib.request
 
 import pytest
 
-from edgeveil.errors import UsageError
-from edgeveil_lab.load.display import LoadMetrics
 from edgeveil_tools import cli
-from edgeveil_tools.site.brokers import free_port
 
 
 @pytest.fixture
@@ -67,17 +62,3 @@ def test_counts_that_are_no_numbers(capsys):
 
 def test_more_devices_than_a_test_may_have(capsys):
     assert "1000000" in said(capsys, "--devices", "2000000")
-
-
-def test_figures_are_this_machines_alone_unless_an_address_is_named():
-    port = free_port()
-    metrics = LoadMetrics(str(port))
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            assert b"edgeveil_load_connected" in answer.read()
-        with pytest.raises(urllib.error.URLError):
-            urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics", timeout=5)
-    finally:
-        metrics.close()
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError):
-        LoadMetrics(f"127.0.0.1:{taken.getsockname()[1]}")

@@ -49,7 +49,6 @@ def test_the_table_says_what_was_reached_and_what_it_took():
         "41.2 up, 3.40 down",
         "acknowledged after",
         "counted after",
-        "jitter 20 ms",
         "rate 12, late 3",
         "EdgeVeil reaches 52%",
         "0.61 ms",
@@ -62,11 +61,11 @@ def test_the_table_says_what_was_reached_and_what_it_took():
 def test_latencies_without_a_sample_are_dashes(tmp_path):
     found = {**result(), "latency_s": DurationHistogram().summary()}
     shown = printed(found)
-    assert "p50 –, p95 –, p99 –, max –; jitter –" in shown
+    assert "p50 –, p95 –, p99 –, max –" in shown
     both = {**found, "sweep": [found, {**result(500), "latency_s": found["latency_s"]}]}
     rows = [line.split() for line in printed(both).splitlines() if "0.85 ms" in line]
     assert [row[3:5] for row in rows] == [["–", "–"]] * 2
-    assert 'aria-label="Processor time per upload over devices"' in paged(both, tmp_path)
+    assert "processor time per upload over devices" in paged(both, tmp_path)
 
 
 def test_a_sweep_is_a_line_for_each_count():
@@ -147,7 +146,7 @@ def test_the_page_needs_nothing_else_and_has_each_picture(tmp_path):
 
 def test_a_sweep_s_page_shows_cost_over_devices(tmp_path):
     page = paged(swept(), tmp_path)
-    assert 'aria-label="Processor time per upload over devices"' in page
+    assert "processor time per upload over devices" in page
     assert "Load test, 2,000 devices" in page
 
 
@@ -172,10 +171,8 @@ def test_a_soak_s_page_has_a_verdict_for_each_process(tmp_path):
 
 
 def test_what_makes_a_load_hard_is_said(tmp_path):
-    found = result(drop=0.1, slow=0.2, reconnect_storm=True, interval_s=10.0)
-    page = paged(found, tmp_path)
-    for text in ("10% of the devices go away", "links of 16 KiB a second", "all connections cut"):
-        assert text in page
+    page = paged(result(drop=0.1, reconnect_storm=True, interval_s=10.0), tmp_path)
+    assert "10% of the devices go away" in page and "all connections cut" in page
 
 
 # --- memory over time ---
@@ -231,26 +228,22 @@ def test_costs_of_a_short_test_are_left_open(tmp_path):
 
 
 def celled():
-    latency = {"p50": 0.4, "p95": 0.5, "p99": 0.6, "max": 0.7, "jitter": 0.1}
+    latency = {"p50": 0.4, "p95": 0.5, "p99": 0.6, "max": 0.7}
     north = {
         "cell": "north", "connected": 1000, "connects": 1000, "reconnects": 0,
         "acknowledged": 3000, "counted": 3000, "rounds": 3, "rounds_without": 0,
         "left_out": 0, "lost": 0, "unanswered": 0, "acknowledged_s": latency, "latency_s": latency,
     }  # fmt: skip
     south = {**north, "cell": "south", "reconnects": 1000, "rounds": 2, "rounds_without": 1}
-    outage = {"cell": "south", "after_rounds": 1, "seconds": 5.0, "rounds_meanwhile": 1}
-    found = result()
-    return {**found, "cells": [north, {**south, "left_out": 7}], "outage": outage}
+    return {**result(), "cells": [north, {**south, "left_out": 7}]}
 
 
-def test_each_cell_has_a_line_and_what_befell_one_is_told(tmp_path):
+def test_each_cell_has_a_line(tmp_path):
     lines = printed(celled()).splitlines()
     for line in (
-        r"killed +south after round 1, for 5 s, 1 rounds meanwhile",
         r"north +1,000 +0 +3,000 +0 +0 +3 of 3 +400 ms, 600 ms +400 ms, 600 ms",
         r"south +1,000 +1,000 +3,000 +0 +7 +2 of 3 +400 ms, 600 ms",
     ):
         assert any(re.match(line, one) for one in lines), line
-    text = paged(celled(), tmp_path)
-    assert "<h2>Cells</h2>" in text and "Killed: south after round 1" in text
+    assert "<h2>Cells</h2>" in paged(celled(), tmp_path)
     assert "<h2>Cells</h2>" not in paged(result(), tmp_path)

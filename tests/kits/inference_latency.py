@@ -1,12 +1,7 @@
-"""`python -m edgeveil_lab.bench.inference`: what one record costs at a device's inference service.
-
-A client of its own process asks for one record of the digits' form after the other, each over a
-connection of its own, as a program on the box does.
-"""
+"""Seconds of a device's inference service for one record, over its socket."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -80,17 +75,3 @@ def _ask(path: Path) -> float:
     if b" 200 " not in answer.partition(b"\r\n")[0]:
         raise ValueError("the service refused the record")
     return elapsed_s
-
-
-def main() -> None:
-    """Print median and 99th percentile."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=5000)
-    requests = parser.parse_args().requests
-    found_ms = 1e3 * np.array(latencies_s(requests + 100)[100:])
-    median, p99 = np.percentile(found_ms, (50, 99))
-    print(f"one record, {requests} requests: median {median:.2f} ms, p99 {p99:.2f} ms")
-
-
-if __name__ == "__main__":
-    main()
