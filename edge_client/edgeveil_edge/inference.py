@@ -1,4 +1,4 @@
-"""The release in use, or an ONNX file, as a service for programs on the same box.
+"""The release in use as a service for programs on the same box.
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
                        float32 numbers, least byte first, as application/octet-stream; of a model
@@ -19,7 +19,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,17 +26,14 @@ from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import RowEncoder, cell_text
-from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
 from edgeveil.registry import nearest
-from edgeveil.sites.edge import Inference, LoopbackHttp
-from edgeveil.storage import file_mark
+from edgeveil.sites.edge import Inference
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil.transport.process import first_of, run_until_stopped
-from edgeveil_edge.predict import RELEASES, Predictions, as_records, stale_since
+from edgeveil_edge.predict import Predictions, as_records, stale_since
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -102,29 +98,10 @@ class ServedModel:
         return {**told, **named, "pictures": schema.image is not None}
 
 
-class ModelFile:
-    """One ONNX file as the model in use; another in its place is taken as it comes."""
-
-    stops_expired = False
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def mark(self) -> tuple[int, ...]:
-        """Differs once another file is there."""
-        return file_mark(self._path)
-
-    def current(self) -> InstalledRelease:
-        """The file, unchecked; its name and digest are its version."""
-        digest = sha256(self._path.read_bytes()).hexdigest()
-        version = f"{self._path.name} {digest[:12]}"
-        return InstalledRelease(version, "", digest, self._path, {})
-
-
 class InferenceService:
     """Serves one device's release in use, on the addresses of its site file."""
 
-    def __init__(self, settings: Inference, releases: ReleaseStore | ModelFile) -> None:
+    def __init__(self, settings: Inference, releases: ReleaseStore) -> None:
         self._settings, self._releases = settings, releases
         self._servers: list[HttpServer] = []
         self._model: ServedModel | None = None
@@ -215,34 +192,6 @@ class InferenceService:
             return self._model  # and looked at again with the next request
         self._seen = seen
         return self._model
-
-
-def serve(model: Path, port: int) -> int:
-    """`edgeveil serve`: an ONNX file, or the release in use of a device's state folder, on this
-    machine until SIGINT or SIGTERM.
-
-    Raises DataError for a model that cannot be used, UsageError for a port that is taken.
-    """
-    releases: ReleaseStore | ModelFile
-    if model.is_dir():
-        releases = ReleaseStore(model / RELEASES)
-    else:
-        releases = ModelFile(require_file(model, "the model"))
-    if (current := releases.current()) is not None:
-        ServedModel.load(current)  # it fails here, and not with the first request
-    return run_until_stopped(lambda stop: _serve(releases, port, stop))
-
-
-async def _serve(releases: ReleaseStore | ModelFile, port: int, stop: asyncio.Event) -> int:
-    service = InferenceService(Inference(http=LoopbackHttp(port=port)), releases)
-    await service.start()
-    (url,) = service.urls
-    print(f"{url}/v1/predict takes records, {url}/v1/model says which; Ctrl-C ends", flush=True)
-    try:
-        await first_of(stop)
-    finally:
-        await service.stop()
-    return 0
 
 
 def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:

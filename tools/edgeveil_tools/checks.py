@@ -130,12 +130,6 @@ def command(args: argparse.Namespace) -> int:
     return next((code for code in order if code in codes), JobFailed.exit_code if failed else 0)
 
 
-def schema_command(args: argparse.Namespace) -> int:
-    """`edgeveil schema`."""
-    print(json.dumps(schema(args.kind), indent=2))
-    return 0
-
-
 def _other_kind(path: Path) -> str:
     """`records`, `backbone`, `weights` or `bundle` by what a path is; empty: a YAML file."""
     if path.is_dir():

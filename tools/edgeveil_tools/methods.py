@@ -1,7 +1,7 @@
 """`edgeveil methods`: every name of every table, with what stands behind it.
 
-Parts say of themselves what is shown (`edgeveil/parts/part.py`); what no plug-in can add to,
-mechanisms, shuffles, evaluations and presets, is said here.
+Parts describe themselves (`edgeveil/parts/part.py`); mechanisms, shuffles, evaluations and presets
+are described here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from edgeveil import plugins
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.clustering import EVALUATIONS
-from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS
@@ -29,7 +27,6 @@ from edgeveil.parts.part import Part, PartTable, PrivacyStatus
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.registry import nearest
 from edgeveil.sites.policy import FUNCTION
 from edgeveil_tools.cli.common import answer
@@ -50,14 +47,11 @@ TABLES: tuple[PartTable[Any], ...] = (
 
 @dataclass(frozen=True)
 class Said:
-    """What is said of a name that is no part; as a `Part` says it of itself."""
+    """Description of a name that is no part, to which no plug-in can add."""
 
     source: str
-    needs: str = "nothing"
-    reveals: str = "nothing of its own"
+    summary: str
     privacy: PrivacyStatus | None = None
-    note: str = ""
-    summary: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,10 +66,10 @@ class Entry:
     name: str
     summary: str
     source: str
-    needs: str
-    reveals: str
     privacy: str | None
-    note: str
+    needs: str = ""
+    reveals: str = ""
+    note: str = ""
     example: str | None = None
     plugin: str | None = None
 
@@ -83,7 +77,11 @@ class Entry:
 def entries() -> list[Entry]:
     """All names, family by family, as their tables list them."""
     parts = [_of_part(table[name]) for table in TABLES for name in table]
-    return parts + [_of_name(*one) for one in _named()]
+    return parts + [
+        Entry(family, name, said.summary, said.source, said.privacy)
+        for family, names in _NAMED.items()
+        for name, said in names.items()
+    ]
 
 
 def command(args: argparse.Namespace) -> int:
@@ -206,45 +204,9 @@ def _identity(part: Part) -> dict[str, Any]:
 
 def _of_part(part: Part) -> Entry:
     plugin = plugins.plugin_of(part.family, part.name)
-    return Entry(
-        part.key,
-        part.name,
-        part.summary,
-        part.source,
-        part.needs,
-        part.reveals,
-        part.privacy,
-        part.note,
-        part.example,
-        None if plugin is None else f"{plugin.distribution} {plugin.version}",
-    )
-
-
-def _of_name(family: str, name: str, said: Said, text: str) -> Entry:
-    summary = said.summary or text
-    return Entry(
-        family, name, summary, said.source, said.needs, said.reveals, said.privacy, said.note
-    )
-
-
-def _named() -> Iterator[tuple[str, str, Said, str]]:
-    """Family, name, what is said of it, and the text that stands beside the name in the code."""
-    tables: tuple[tuple[str, Mapping[str, Said], Any], ...] = (
-        ("unsupervised.eval_type", _EVALUATIONS, EVALUATIONS),
-        ("mechanism", _MECHANISMS, MECHANISMS),
-        ("proxy.shuffle", _SHUFFLES, None),
-        ("encrypt.privacy_eval_type", _PROTECTIONS, None),
-        ("preset", PRESETS_SAID, PRESETS),
-    )
-    for family, said, table in tables:
-        for name in said if table is None else table:
-            function = None if table is None else table[name]
-            yield family, name, said[name], _first_line(function) if callable(function) else ""
-
-
-def _first_line(function: Callable[..., Any]) -> str:
-    text = str(function.__doc__ or "").split("\n\n")[0]
-    return " ".join(text.split())
+    said = {one.name: getattr(part, one.name) for one in fields(Part)}
+    brought = None if plugin is None else f"{plugin.distribution} {plugin.version}"
+    return Entry(family=part.key, plugin=brought, **said)
 
 
 def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
@@ -313,178 +275,121 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _DELM = "Cao et al. 2023 (DELM)"
-_SWARM = "Zhang, Wu and Dong (PSO-DP)"
 _INFERENCE = "protected inference results of horizontal federated learning"
-_ANONYMOUS = "Zhao et al. 2021, anonymous federated learning"
-_UPDATE = "each device's update, layers shuffled among the devices"
-_NOISED = "each device's noised update"
-_PER_DEVICE = "per device; for one record among others at the price of twice the sensitivity"
+_OPEN = "for owners who accept unprotected updates"
 
-_MECHANISMS = {
-    "gaussian": Said(
-        "Dong, Roth, Su 2022; Canonne et al. 2020",
-        "integers of bounded L2 norm",
-        "their sum, noised",
-        "proven",
-    ),
-    "laplace": Said(
-        "Dwork et al. 2006; Ghosh et al. 2012",
-        "integers of bounded L1 norm",
-        "their sum, noised",
-        "proven",
-    ),
-    "softmax": Said(
-        f"{_INFERENCE}, sensitivity 2 in place of 1",
-        "encrypt.laplace_eval",
-        "a device's noised softmax",
-        "proven",
-    ),
-    "two_value": Said(
-        "Duchi et al. 2018; Sun et al. 2021", "values in [-1, 1]", "two values", "proven"
-    ),
-    "exponential": Said(
-        "McSherry and Talwar 2007", "integer scores of bounded sensitivity", "an index", "proven"
-    ),
-    "report_noisy_max": Said(
-        "McKenna and Sheldon 2020; Ding et al. 2021",
-        "integer scores of bounded sensitivity",
-        "an index",
-        "proven",
-    ),
-}
-
-_SHUFFLES = {
-    "split": Said(
-        f"{_DELM}, split and shuffle; clone bound, Feldman, McMillan, Talwar 2021",
-        reveals="layers, each in an order of its own",
-        summary="Each layer's segments are permuted alone.",
-    ),
-    "whole": Said(
-        "Bittau et al. 2017",
-        reveals="whole updates in random order",
-        summary="Updates are permuted; a device's update stays one.",
-    ),
-    "none": Said(
-        "no protection of the text's",
-        "policy.accept_unshuffled",
-        "which layers came together, and the order of arrival",
-        summary="Uploads keep the order in which they came.",
-    ),
-}
-
-_PROTECTIONS = {
-    "LAPLACE": Said(
-        f"{_INFERENCE}, sensitivity 2 in place of 1",
-        "laplace_eval",
-        "each device's noised softmax",
-        "proven",
-        "`laplace_eval_sensitivity: 1` is the text's: the guarantee printed is then 2ε",
-        "Inferences are noised on the device.",
-    ),
-    "NOT_ENCRYPT": Said(
-        _INFERENCE,
-        "privacy.accept_unproven; owners who accept unprotected inferences",
-        "each device's softmax",
-        "none",
-        summary="Inferences are uploaded as they are.",
-    ),
-}
-
-_EVALUATIONS = {
-    "NOT_EVAL": Said(_INFERENCE, summary="Devices upload no inferences."),
-    "MEAN_SOFTMAX": Said(
-        "none",
-        "upload: mean",
-        "with secure sums the mean of all devices' noised softmax; without, each of them",
-        summary="No clusters: the mean of the devices' mean softmax.",
-    ),
-    "SILHOUETTE_SCORE": Said("Rousseeuw 1987"),
-    "CALINSKI_HARABASZ_SCORE": Said("Caliński and Harabasz 1974"),
-    "DAVIES_BOULDIN_SCORE": Said("Davies and Bouldin 1979"),
-}
-
-_POLICY = "privacy.accept_unproven; owners who allow it"
-_OPEN = "privacy.accept_unproven; owners who accept unprotected updates"
-_DELM_NOTE = "`fm` is the proven relative"
-PRESETS_SAID = {
+PRESETS_SAID: dict[str, Said] = {
     "delm_basic": Said(
         f"{_DELM}, basic scheme",
-        _POLICY,
-        "noised covariances; weights after steps on noised polynomials",
+        "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250; see `fm`.",
         "claimed",
-        _DELM_NOTE,
-        "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250.",
     ),
     "delm_enhanced": Said(
         f"{_DELM}, enhanced scheme",
-        f"{_POLICY}; 50 devices",
-        "noised covariances; weights after steps on noised polynomials",
+        "delm_basic with 50 uploads a layer, drawn by divergence; ε₃ = 2. For 50 devices.",
         "claimed",
-        _DELM_NOTE,
-        "delm_basic with 50 uploads a layer, drawn by divergence; ε₃ = 2.",
     ),
     "delm_top_k": Said(
         f"{_DELM}, for trusted users",
-        f"{_POLICY}; 50 devices",
-        "noised covariances; weights after steps on noised polynomials",
+        "delm_basic with the 50 uploads a layer that diverge least. For 50 devices.",
         "claimed",
-        _DELM_NOTE,
-        "delm_basic with the 50 uploads a layer that diverge least.",
     ),
     "anonymous_fl": Said(
-        _ANONYMOUS,
-        "owners who allow sgd",
-        _NOISED,
-        "proven",
-        f"the clip is ours: the text bounds no update; {_PER_DEVICE}",
+        "Zhao et al. 2021, anonymous federated learning; the clip is ours",
         "Random download share, Gaussian noise on the update, largest values uploaded.",
+        "proven",
     ),
     "laplace_inference": Said(
-        _INFERENCE,
-        "owners whose max_inference_epsilon allows it",
-        "each device's noised softmax",
-        "proven",
-        "the text's sensitivity 1 is kept, so the guarantee printed is 2ε",
+        f"{_INFERENCE}; with its sensitivity 1 the guarantee printed is 2ε",
         "Silhouette score of noised inferences each round, ε = 230260; trained by fm.",
+        "proven",
     ),
     "pso_dp_fl": Said(
-        f"{_SWARM}, alg. 2",
-        "owners who allow pso_dp_fl",
-        "each device's clipped and noised update",
-        "proven",
-        _PER_DEVICE,
+        "Zhang, Wu and Dong (PSO-DP), alg. 2",
         "A local swarm of N = 3 particles, w = 0.1; one clip and noise on the update.",
+        "proven",
     ),
     "ldp_fl": Said(
-        "Sun, Qian and Chen 2021 (LDP-FL)",
-        _POLICY,
-        "every weight as one of two values",
-        "claimed",
-        "`composition: sequential` is proven",
+        "Sun, Qian and Chen 2021 (LDP-FL); proven with `composition: sequential`",
         "FedAvg whose weights travel as two values, ε counted once for all of them.",
+        "claimed",
     ),
-    "fedavg": Said(
-        "McMahan et al. 2017", _OPEN, _UPDATE, "none", "", "FedAvg without noise: a yardstick."
-    ),
-    "fedprox": Said(
-        "Li et al. 2020", _OPEN, _UPDATE, "none", "", "FedProx, μ = 0.01, without noise."
-    ),
+    "fedavg": Said("McMahan et al. 2017", f"FedAvg without noise, {_OPEN}.", "none"),
+    "fedprox": Said("Li et al. 2020", f"FedProx, μ = 0.01, without noise, {_OPEN}.", "none"),
     "secprobe": Said(
         f"Zhao et al. 2019 (SecProbe), as {_DELM} has it",
-        f"{_OPEN}; 50 devices",
-        "whole updates in random order",
-        "none",
-        "",
         "FedAvg over 50 updates that do well on the cloud's records, drawn at ε₃ = 1.",
+        "none",
     ),
     "stc": Said(
         "Sattler et al. 2020",
-        _OPEN,
-        "signs and places of each update's largest values",
-        "none",
-        "",
         "FedAvg of sparse ternary updates, 1 % of the values, with error feedback.",
+        "none",
     ),
+}
+
+_NAMED: dict[str, dict[str, Said]] = {
+    "unsupervised.eval_type": {
+        "NOT_EVAL": Said(_INFERENCE, "Devices upload no inferences."),
+        "MEAN_SOFTMAX": Said("none", "No clusters: the mean of the devices' mean softmax."),
+        "SILHOUETTE_SCORE": Said("Rousseeuw 1987", "Clusters are scored by their silhouette."),
+        "CALINSKI_HARABASZ_SCORE": Said(
+            "Caliński and Harabasz 1974", "Spread between clusters over that within."
+        ),
+        "DAVIES_BOULDIN_SCORE": Said(
+            "Davies and Bouldin 1979", "Likeness of each cluster to the one most like it."
+        ),
+    },
+    "unsupervised.silhouette": {
+        "sklearn": Said("Rousseeuw 1987", "As scikit-learn: by each upload's nearest cluster."),
+        "text": Said(_INFERENCE, "By the formula of the text."),
+    },
+    "unsupervised.labels": {
+        "argmax": Said(_INFERENCE, "A cluster is all uploads with the same largest entry."),
+        "kmeans": Said("Lloyd 1982; Arthur and Vassilvitskii 2007", "k-means++ of scikit-learn."),
+    },
+    "mechanism": {
+        "gaussian": Said(
+            "Dong, Roth, Su 2022; Canonne et al. 2020", "Noise on bounded L2 sums.", "proven"
+        ),
+        "laplace": Said(
+            "Dwork et al. 2006; Ghosh et al. 2012", "Noise on bounded L1 sums.", "proven"
+        ),
+        "softmax": Said(
+            f"{_INFERENCE}, sensitivity 2 in place of 1", "Noise on a softmax.", "proven"
+        ),
+        "two_value": Said(
+            "Duchi et al. 2018; Sun et al. 2021", "Values of [-1, 1] as one of two.", "proven"
+        ),
+        "exponential": Said("McSherry and Talwar 2007", "An index drawn by its score.", "proven"),
+        "report_noisy_max": Said(
+            "McKenna and Sheldon 2020; Ding et al. 2021", "The index of a noised maximum.", "proven"
+        ),
+    },
+    "proxy.shuffle": {
+        "split": Said(
+            f"{_DELM}; clone bound, Feldman, McMillan, Talwar 2021",
+            "Each layer's segments are permuted alone.",
+        ),
+        "whole": Said("Bittau et al. 2017", "Updates are permuted; a device's update stays one."),
+        "none": Said(
+            "no protection of the text's",
+            "Uploads keep the order in which they came; for policy.accept_unshuffled.",
+        ),
+    },
+    "encrypt.privacy_eval_type": {
+        "LAPLACE": Said(
+            f"{_INFERENCE}, sensitivity 2 in place of 1; with its 1 the guarantee printed is 2ε",
+            "Inferences are noised on the device.",
+            "proven",
+        ),
+        "NOT_ENCRYPT": Said(
+            _INFERENCE,
+            "Inferences are uploaded as they are, for owners who accept that.",
+            "none",
+        ),
+    },
+    "preset": PRESETS_SAID,
 }
 
 

@@ -1,8 +1,7 @@
-"""`edgeveil check JOB --estimate`: what a job can come to, before it costs anybody anything.
+"""`edgeveil check JOB --estimate`: accuracy and cost of a job, before privacy budget is spent.
 
-Its price, what its noise leaves of a round's signal, the accuracy that simulations reach, the fleet
-from which on it is of use, and what a round takes. All of it on records that are public, or made
-up where the job's own are not: no device is asked, and no owner's record is read.
+Simulates the job with growing fleets on public records, or on made-up ones of the job's form: no
+device is asked, and no owner's record is read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.data.target import TargetRange
-from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
+from edgeveil.errors import ConfigError, UsageError
 from edgeveil.evaluation.figures import (
     ACCURACY,
     RMSE,
@@ -32,12 +31,9 @@ from edgeveil.evaluation.figures import (
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.parts.exchange import TRAIN
 from edgeveil.privacy.guarantee import guarantee_lines
-from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.round_report import file_name, summary_of
+from edgeveil_cloud.round_report import summary_of
 from edgeveil_tools.checks import price, rehearse
 from edgeveil_tools.local.data import dealt, held, input_range, is_published
 from edgeveil_tools.local.job import Overrides, local_job
@@ -60,39 +56,25 @@ _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along e
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """What a fleet of `devices` learned: the accuracy of each seed, on records of nobody; the RMSE
-    where the label is a number."""
+    """Accuracy of the models of a fleet of `devices`, by seed; RMSE where the label is a number."""
 
     devices: int
     accuracies: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Of all seeds."""
+        """Mean over the seeds."""
         return float(np.mean(self.accuracies))
-
-
-@dataclass(frozen=True)
-class SignalAndNoise:
-    """Root mean square of a coordinate of the first round's mean update: what learning put there,
-    and the noise beside it. `uploads` are in the mean; `unit`: that of integers."""
-
-    signal: float
-    noise: float
-    uploads: int
-    unit: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """Signal by noise; infinite without noise."""
-        return self.signal / self.noise if self.noise else math.inf
 
 
 @dataclass
 class Prospect:
-    """All that is known before a job runs; `gain` of an accuracy is its share of what learning
-    without noise gains over guessing, None where that is not known. Accuracies are of the
-    `measure`: where that is RMSE, less is better, and guessing is saying the mean."""
+    """Estimate of one job.
+
+    Accuracies are of the `measure`: of RMSE less is better, and guessing is saying the mean.
+    `without_noise` is None where no reference can be trained; `failure` says why the job did not
+    complete, `stopped` why no larger fleet could be played.
+    """
 
     job: str
     measure: str
@@ -102,17 +84,16 @@ class Prospect:
     guessing: float
     without_noise: float | None
     fleets: list[FleetOutcome]
-    round_one: SignalAndNoise | None
     privacy: Mapping[str, Any]
     notes: Sequence[str]
     traffic: Mapping[str, float]
     failure: str = ""
-    stopped: str = ""  # why no larger fleet can play the job as it is
+    stopped: str = ""
     seconds: float = 0.0
     verdict: list[str] = field(default_factory=list)
 
     def gain(self, accuracy: float) -> float | None:
-        """See above."""
+        """Share of what learning without noise gains over guessing; None where unknown."""
         best = self.without_noise
         if best is None or self.above_guessing(best) <= 0:
             return None
@@ -125,13 +106,12 @@ class Prospect:
         return 1 - accuracy / self.guessing
 
     def text(self, accuracy: float | None) -> str:
-        """Of an accuracy or RMSE."""
+        """An accuracy or RMSE, for a person."""
         return leading_text(self.measure, accuracy)
 
     @property
     def may_improve(self) -> bool:
-        """Whether a larger fleet is worth a look: until one is of use; where that is not known,
-        while each does better than the one before."""
+        """Whether to simulate a larger fleet: none is of use yet, or the last one still gained."""
         if self.without_noise is not None:
             return self.useful_from is None
         *before, last = self.fleets
@@ -140,43 +120,23 @@ class Prospect:
 
     @property
     def useful_from(self) -> int | None:
-        """The smallest simulated fleet that is of use; None where none was."""
-        for one in self.fleets:
-            gain = self.gain(one.mean)
-            if gain is not None and gain >= USEFUL:
-                return one.devices
-        return None
+        """Devices of the smallest simulated fleet that is of use; None where none was."""
+        gains = ((one.devices, self.gain(one.mean)) for one in self.fleets)
+        return next((n for n, gain in gains if gain is not None and gain >= USEFUL), None)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        signal = self.round_one
-        return {
-            "job": self.job,
-            "devices": self.devices,
-            "nominal_records": self.nominal_records,
-            "privacy": dict(self.privacy),
-            "notes": list(self.notes),
-            "measure": self.measure,
-            "measured_on": self.measured_on,
-            "guessing": self.guessing,
-            "without_noise": self.without_noise,
-            "fleets": [
-                {
-                    "devices": one.devices,
-                    "accuracies": list(one.accuracies),
-                    "gain": self.gain(one.mean),
-                }
-                for one in self.fleets
-            ],
-            "useful_from_devices": self.useful_from,
-            "round_one": signal
-            and {"signal": signal.signal, "noise": signal.noise, "uploads": signal.uploads},
-            "round": dict(self.traffic),
-            "failure": self.failure,
-            "stopped": self.stopped,
-            "verdict": self.verdict,
-            "seconds": round(self.seconds, 1),
-        }
+        """The same as JSON."""
+        fleets = [
+            {
+                "devices": one.devices,
+                "accuracies": list(one.accuracies),
+                "gain": self.gain(one.mean),
+            }
+            for one in self.fleets
+        ]
+        found = {name: value for name, value in vars(self).items() if name != "traffic"}
+        found |= {"useful_from_devices": self.useful_from, "round": dict(self.traffic)}
+        return {**found, "fleets": fleets, "seconds": round(self.seconds, 1)}
 
 
 def prospect(
@@ -204,25 +164,18 @@ def prospect(
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
-    fleets = FleetsOnPaper(job, run, records)
     with tempfile.TemporaryDirectory(prefix="edgeveil-plan-") as folder:
+        fleets = FleetsOnPaper(job, run, records, Path(folder))
         base: list[float] = []
-        first: Result | None = None
-        failure = ""
-        signal = None
         for seed in range(1, seeds + 1):
             say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
-            out = Path(folder) / f"base-{seed}"
-            played = fleets.play(run.devices, seed, out, record=seed == 1)
-            if played is None:
-                failure = fleets.failure
+            result = fleets.play(run.devices, seed)
+            if result is None:
                 break
-            result, accuracy = played
-            base.append(accuracy)
-            if first is None:
-                first = result
-                signal = signal_and_noise(plan, out / "recording", result)
-        ceiling = fleets.without_noise(Path(folder) / "free", say) if not failure else None
+            base.append(fleets.accuracy(result))
+        failure = fleets.failure
+        if not failure and has_reference(job):
+            say("learning without noise, to compare with")
         found = Prospect(
             job=job.job,
             measure=job.measure,
@@ -230,24 +183,28 @@ def prospect(
             nominal_records=job.data.nominal_records,
             measured_on=records.told,
             guessing=records.guessing,
-            without_noise=ceiling,
+            without_noise=None if failure else fleets.without_noise(),
             fleets=[FleetOutcome(run.devices, tuple(base))] if base else [],
-            round_one=signal,
             privacy=summary_of(plan, len(plan.exchanges), None)["privacy"],
             notes=price(job).notes,
-            traffic=_traffic(plan, first),
+            traffic={
+                "upload_bytes": plan.upload_bytes,
+                "rounds": plan.rounds,
+                "preparatory": len(plan.of_method) - plan.rounds,
+            },
             failure=failure,
         )
-        if larger and base:
-            for more in _sizes(run.devices, job.data.nominal_records):
-                if time.monotonic() - begun_s > WITHIN_S or not found.may_improve:
-                    break
-                say(f"simulating {more:,} devices")
-                played = fleets.play(more, 1, Path(folder) / f"of-{more}")
-                if played is None:
-                    found.stopped = f"{more:,} devices: {fleets.failure}"
-                    break
-                found.fleets.append(FleetOutcome(more, (played[1],)))
+        more = run.devices * 2
+        while larger and base and more <= min(LARGEST_FLEET, LARGEST_POOL // found.nominal_records):
+            if time.monotonic() - begun_s > WITHIN_S or not found.may_improve:
+                break
+            say(f"simulating {more:,} devices")
+            result = fleets.play(more, 1)
+            if result is None:
+                found.stopped = f"{more:,} devices: {fleets.failure}"
+                break
+            found.fleets.append(FleetOutcome(more, (fleets.accuracy(result),)))
+            more *= 2
     found.seconds = time.monotonic() - begun_s
     found.verdict = verdict(found, plan)
     return found
@@ -258,9 +215,8 @@ def prospect(
 
 @dataclass(frozen=True)
 class StandIn:
-    """Records that may be looked at: public ones, or such as are made up. `draw(n, chance)` gives n
-    to deal to devices, `test` is what models are measured on. With a `target` labels are numbers of
-    its range."""
+    """Public or made-up records: `draw(n, chance)` gives n to deal to devices, models are measured
+    on `test`. With a `target` labels are numbers of its range."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
@@ -277,15 +233,15 @@ class StandIn:
 
 
 def stand_in(job: Job, run: LocalRun) -> StandIn:
-    """Those of the public set that the job names, where its files are here; else made-up ones."""
+    """Records of the public set that the job names, where its files are here; else made-up ones."""
     if is_published(job, run):
         pool, test = dealt(job, run)[0], held(job, run)
         if len(pool) and len(test):
             return _of_public(job, pool, test)
     schema = job.data.schema_
-    if schema is not None and schema.columns is not None:
-        return _made_up_table(schema) if schema.target is None else _made_up_numbers(schema)
-    return _made_up(job)
+    if schema is not None and schema.target is not None:
+        return _made_up_numbers(schema, schema.target)
+    return _made_up_classes(job)
 
 
 def _of_public(job: Job, pool: Records, test: Records) -> StandIn:
@@ -305,61 +261,46 @@ def _of_public(job: Job, pool: Records, test: Records) -> StandIn:
     return StandIn(draw, Records(test.x[part], test.y[part]), told)
 
 
-def _made_up(job: Job) -> StandIn:
-    """Classes that differ in smooth waves, so far apart that the best classifier is right for
-    MADE_UP_ACCURACY of the records; the waves are the same each time."""
-    shape, classes = job.data.input_shape, job.data.classes
-    low, high = input_range(job) or (-1.0, 1.0)
+def _made_up_classes(job: Job) -> StandIn:
+    """Rows of the schema, or arrays whose classes differ in smooth waves: with so much noise that
+    the nearest mean of a class is right for MADE_UP_ACCURACY of the records."""
+    shape, classes, schema = job.data.input_shape, job.data.classes, job.data.schema_
+    table = schema if schema is not None and schema.columns is not None else None
     chance = np.random.default_rng(20)
-    centres = np.stack([_wave(shape, chance) for _ in range(classes)]).reshape(classes, -1)
-    centres -= centres.mean(axis=0)
-    noise = _overlap(centres, chance)
+    if table is None:
+        centres = np.stack([_wave(shape, chance) for _ in range(classes)]).reshape(classes, -1)
+        centres -= centres.mean(axis=0)
+    else:
+        centres = chance.normal(size=(classes, math.prod(shape)))
+    low, high = input_range(job) or (-1.0, 1.0)
     middle, half = (max(low, 0.0) + high) / 2, (high - max(low, 0.0)) / 2
-    scale = half / (np.abs(centres).max() + 3 * noise)
-
-    def draw(n: int, chance: np.random.Generator) -> Records:
-        y = chance.integers(0, classes, n)
-        x = centres[y] + chance.normal(0, noise, (n, centres.shape[1]))
-        values = np.clip(middle + scale * x, middle - half, middle + half)
-        return Records(values.reshape(n, *shape).astype(np.float32), y.astype(np.int64))
-
-    told = (
-        f"made-up records of the job's form, which a perfect model gets right for"
-        f" {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
-    )
-    return StandIn(draw, draw(TEST_RECORDS, np.random.default_rng(21)), told)
-
-
-def _made_up_table(schema: DataSchema) -> StandIn:
-    """Rows as the schema encodes them: numbers and categories that depend on the class, so much
-    that a linear model is right for about MADE_UP_ACCURACY of the records."""
-    width = math.prod(schema.input_shape)
-    centres = np.random.default_rng(22).normal(size=(schema.classes, width))
 
     def draw(n: int, chance: np.random.Generator, noise: float) -> Records:
-        y = chance.integers(0, schema.classes, n)
-        rows = _as_encoded(schema, centres[y] / noise + chance.normal(size=(n, width)))
-        return Records(rows, y.astype(np.int64))
+        y = chance.integers(0, classes, n)
+        x = centres[y] + chance.normal(0, noise, (n, centres.shape[1]))
+        if table is not None:
+            return Records(_as_encoded(table, x / noise), y.astype(np.int64))
+        x *= half / (np.abs(centres).max() + 3 * noise)
+        values = np.clip(middle + x, middle - half, middle + half).astype(np.float32)
+        return Records(values.reshape(n, *shape), y.astype(np.int64))
 
-    low, high = 0.05, 100.0
-    for _ in range(14):
-        noise = math.sqrt(low * high)
-        right = _linear_accuracy(*(draw(3000, np.random.default_rng(k), noise) for k in (23, 24)))
-        low, high = (noise, high) if right > MADE_UP_ACCURACY else (low, noise)
+    least, most = 1e-3, 1e3
+    for _ in range(20):
+        noise = math.sqrt(least * most)
+        seen, test = (draw(3000, np.random.default_rng(k), noise) for k in (23, 24))
+        right = _nearest_mean_accuracy(seen, test)
+        least, most = (noise, most) if right > MADE_UP_ACCURACY else (least, noise)
     told = (
-        f"made-up rows of the job's schema, which a linear model gets right for about"
-        f" {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
+        "made-up records of the job's form, of which the nearest mean of a class is right for"
+        f" about {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
     )
-    test = draw(TEST_RECORDS, np.random.default_rng(21), low)
-    return StandIn(lambda n, chance: draw(n, chance, low), test, told)
+    test = draw(TEST_RECORDS, np.random.default_rng(21), least)
+    return StandIn(lambda n, chance: draw(n, chance, least), test, told)
 
 
-def _made_up_numbers(schema: DataSchema) -> StandIn:
-    """Rows as the schema encodes them, and a number that is their weighted sum and noise: so much
-    that nothing explains more than MADE_UP_R2 of its variance."""
-    target = schema.target
-    if target is None:
-        raise ValueError("the schema's label is no number")
+def _made_up_numbers(schema: DataSchema, target: TargetRange) -> StandIn:
+    """Rows as the schema encodes them, and a number that is their weighted sum and noise, of which
+    nothing explains more than MADE_UP_R2 of its variance."""
     width = math.prod(schema.input_shape)
     weights = np.random.default_rng(22).normal(size=width)
     many = _as_encoded(schema, np.random.default_rng(23).normal(size=(TEST_RECORDS, width)))
@@ -395,12 +336,11 @@ def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float3
     return x.astype(np.float32)
 
 
-def _linear_accuracy(training: Records, test: Records) -> float:
-    """Of least squares on the classes, on other records than it has seen."""
-    rows = [np.hstack([one.x, np.ones((len(one), 1), np.float32)]) for one in (training, test)]
-    wanted = np.eye(int(training.y.max()) + 1)[training.y]
-    weights = np.linalg.lstsq(rows[0].astype(np.float64), wanted, rcond=None)[0]
-    return float(np.mean((rows[1] @ weights).argmax(axis=1) == test.y))
+def _nearest_mean_accuracy(seen: Records, test: Records) -> float:
+    x, tested = (one.x.reshape(len(one), -1).astype(np.float64) for one in (seen, test))
+    means = np.stack([x[seen.y == k].mean(axis=0) for k in range(int(seen.y.max()) + 1)])
+    scores = tested @ means.T - np.square(means).sum(axis=1) / 2
+    return float(np.mean(scores.argmax(axis=1) == test.y))
 
 
 def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float64]:
@@ -413,51 +353,30 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
     return np.asarray(found / np.sqrt(np.mean(np.square(found)) + 1e-12), np.float64)
 
 
-def _overlap(centres: NDArray[np.float64], chance: np.random.Generator) -> float:
-    """The deviation of white noise with which the nearest centre is right so often, by bisection on
-    one draw."""
-    n = 1500
-    y = chance.integers(0, len(centres), n)
-    drawn = chance.normal(size=(n, centres.shape[1]))
-    across = centres @ centres.T
-    along = drawn @ centres.T
-    norms = np.diagonal(across)
-    low, high = 1e-3, 1e3
-    for _ in range(40):
-        noise = math.sqrt(low * high)
-        scores = across[y] + noise * along - norms / 2
-        right = float(np.mean(scores.argmax(axis=1) == y))
-        low, high = (noise, high) if right > MADE_UP_ACCURACY else (low, noise)
-    return low
-
-
 # --- simulations ---
+
+_LABEL = "label"
+_IN_ONE_LIST = 4096  # names, at most, of columns that are read alike
 
 
 class FleetsOnPaper:
-    """The job, played by fleets of any size on stand-in records."""
+    """Plays the job with fleets of any size on stand-in records; `failure`: why one failed."""
 
-    def __init__(self, job: Job, run: LocalRun, records: StandIn) -> None:
-        self._job, self._run, self._records = job, run, records
+    def __init__(self, job: Job, run: LocalRun, records: StandIn, folder: Path) -> None:
+        self._job, self._run, self._records, self._folder = job, run, records, folder
         self.failure = ""
 
-    def play(
-        self, devices: int, seed: int, out: Path, *, record: bool = False, reference: bool = False
-    ) -> tuple[Result, float] | None:
-        """One simulation and the accuracy or RMSE of its model; None where the job did not
-        complete."""
-        out.mkdir(parents=True)
+    def play(self, devices: int, seed: int, *, reference: bool = False) -> Result | None:
+        """Run one simulation; None where the job did not complete."""
+        out = Path(tempfile.mkdtemp(dir=self._folder))
         wanted = devices * self._job.data.nominal_records
-        drawn = self._records.draw(wanted, np.random.default_rng(seed))
-        share = 0.2 if reference else 0.0
-        path = self._written(drawn, out)
+        path = self._written(self._records.draw(wanted, np.random.default_rng(seed)), out)
         try:
             played = play(
-                self._of_size(devices, path, share),
+                self._of_size(devices, path, 0.2 if reference else 0.0),
                 out,
                 Overrides(devices=devices, seed=seed, simulate=True),
                 reference=reference,
-                record=record,
                 report=False,
             )
         except ConfigError as error:  # a limit that a fleet of this size passes
@@ -469,25 +388,31 @@ class FleetsOnPaper:
         if played.failure is not None:
             self.failure = str(played.failure)
             return None
-        return played.result, self._accuracy(played.result.model)
+        return played.result
 
-    def without_noise(self, out: Path, say: Callable[[str], None]) -> float | None:
-        """What the same features and rounds come to without noise; None where no reference can be
-        trained for the job's method."""
+    def accuracy(self, result: Result) -> float:
+        """Accuracy or RMSE of a run's model on the test records."""
+        test, target = self._records.test, self._records.target
+        found = OnnxModel(result.model.read_bytes()).answers(test.x, {})
+        if target is not None:
+            return float(regression_figures(found[:, 0], test.y, target)["rmse"])
+        return float(np.mean(np.argmax(found, axis=1) == test.y))
+
+    def without_noise(self) -> float | None:
+        """Accuracy or RMSE of the same features and rounds without noise; None where the job's
+        method has no reference."""
         if not has_reference(self._job):
             return None
-        say("learning without noise, to compare with")
         devices = self._run.devices
         if self._job.privacy.noise == "local":  # from more records: what there is to be learned
             devices = max(devices, min(200, 20_000 // self._job.data.nominal_records))
-        played = self.play(devices, 1, out, reference=True)
-        if played is None:
+        result = self.play(devices, 1, reference=True)
+        if result is None:
             return None
-        result = played[0]
         return result.reference_accuracy if self._records.target is None else result.reference_rmse
 
     def _written(self, drawn: Records, out: Path) -> Path:
-        """The records' file: only a table by a schema has labels that are numbers."""
+        """Write the records' file: only a table by a schema has labels that are numbers."""
         target = self._records.target
         if target is None:
             path = out / "records.npz"
@@ -501,52 +426,30 @@ class FleetsOnPaper:
 
     def _of_size(self, devices: int, path: Path, test_share: float) -> LocalJob:
         """The same job for a fleet of this size on the records of a file."""
-        times = devices / self._run.devices
-        job, run = self._job, self._run
-        selection, closing = job.selection, job.round
-        if isinstance(selection.devices, int):
-            wanted = max(1, round(selection.devices * times))
-            selection = selection.model_copy(update={"devices": wanted})
-        if job.privacy.noise == "shared":  # each device's part follows from the least sum
-            least = max(1, round(closing.min_batch * times))
-            closing = closing.model_copy(update={"min_batch": least})
-        files = run.data.model_copy(
-            update={
-                **dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path")),
-                "source": path.suffix[1:],
-                "path": path,
-            }
-        )
-        partition = run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0})
-        local = run.model_copy(
-            update={
-                "data": files,
-                "partition": partition,
-                "devices": devices,
-                "test_records": None,
-                "test_share": test_share,
-                "test_folds": None,
-                "simulate": True,
-            }
-        )
+        job, run, times = self._job, self._run, devices / self._run.devices
         given = {name: getattr(job, name) for name in Job.model_fields}
+        if isinstance(job.selection.devices, int):
+            wanted = {"devices": max(1, round(job.selection.devices * times))}
+            given["selection"] = job.selection.model_copy(update=wanted)
+        if job.privacy.noise == "shared":  # each device's part follows from the least sum
+            least = {"min_batch": max(1, round(job.round.min_batch * times))}
+            given["round"] = job.round.model_copy(update=least)
         # The records are numbers already, as the schema would make them.
         target = self._records.target
         plain = None if target is None else _schema_of_numbers(job.data.input_shape, target)
         given["data"] = job.data.model_copy(update={"schema_": plain})
-        given |= {"selection": selection, "round": closing, "local_run": local}
-        return LocalJob.model_construct(**given)
-
-    def _accuracy(self, model: Path) -> float:
-        test, target = self._records.test, self._records.target
-        found = OnnxModel(model.read_bytes()).answers(test.x, {})
-        if target is not None:
-            return float(regression_figures(found[:, 0], test.y, target)["rmse"])
-        return float(np.mean(np.argmax(found, axis=1) == test.y))
-
-
-_LABEL = "label"
-_IN_ONE_LIST = 4096  # names, at most, of columns that are read alike
+        unread = dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path"))
+        files = {**unread, "source": path.suffix[1:], "path": path}
+        changes = {
+            "data": run.data.model_copy(update=files),
+            "partition": run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0}),
+            "devices": devices,
+            "test_records": None,
+            "test_share": test_share,
+            "test_folds": None,
+            "simulate": True,
+        }
+        return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
 
 
 def _place_names(width: int) -> list[str]:
@@ -554,7 +457,7 @@ def _place_names(width: int) -> list[str]:
 
 
 def _schema_of_numbers(shape: Sequence[int], target: TargetRange) -> DataSchema:
-    """What reads records of this shape that are in [-1, 1] already as they are."""
+    """A schema that reads records of this shape, in [-1, 1] already, as they are."""
     names = _place_names(math.prod(shape))
     columns = [
         Column(name=tuple(names[at : at + _IN_ONE_LIST]), number=(-1.0, 1.0))
@@ -562,44 +465,6 @@ def _schema_of_numbers(shape: Sequence[int], target: TargetRange) -> DataSchema:
     ]
     label = Label(column=_LABEL, number=(target.low, target.high))
     return DataSchema(origin="public", label=label, columns=tuple(columns))
-
-
-def _sizes(devices: int, nominal_records: int) -> Iterator[int]:
-    """Twice as many, and twice as many again."""
-    while (devices := devices * 2) <= LARGEST_FLEET:
-        if devices * nominal_records > LARGEST_POOL:
-            return
-        yield devices
-
-
-def signal_and_noise(plan: Plan, recording: Path, result: Result) -> SignalAndNoise | None:
-    """Of the first training round, from what its cloud saw: the noise is that of a device without
-    records, which by every method's law sends nothing else. None where nothing was trained."""
-    exchange = next((one for one in plan.exchanges if one.phase == TRAIN), None)
-    if exchange is None or not result.rounds:
-        return None
-    uploads = int(result.rounds[0]["uploads"])
-    sent = unpack_tensors((recording / file_name(exchange, "broadcast")).read_bytes())
-    rows = unpack_tensors((recording / file_name(exchange, "uploads")).read_bytes())
-    nothing = Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
-    try:
-        empty = plan.device.answer(exchange, sent, nothing, SeededRandom(1), "cpu").segments
-    except EdgeVeilError:
-        return None  # a method that answers only after answers of its own
-    noise, total, count = 0.0, 0.0, 0
-    for name, of_nothing in empty.items():
-        given = [array for row, array in rows.items() if row.rpartition("/")[0] == name]
-        if not given:
-            continue
-        mean = np.sum([array.astype(np.float64) for array in given], axis=0) / uploads
-        noise += float(np.square(of_nothing.astype(np.float64)).sum()) / uploads
-        total += float(np.square(mean).sum())
-        count += mean.size
-    if not count:
-        return None
-    signal = math.sqrt(max(0.0, total - noise) / count)
-    whole = all(array.dtype.kind == "i" for array in empty.values())
-    return SignalAndNoise(signal, math.sqrt(noise / count), uploads, " grid steps" if whole else "")
 
 
 # --- what is said of it ---
@@ -629,17 +494,22 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
         f"{who}{at} learn {level}: {reached}, where {guess} is {guessing} and the"
         f" same without noise {found.text(found.without_noise)}."
     ]
+    if gain >= USEFUL:
+        return lines
     useful, largest = found.useful_from, found.fleets[-1]
-    if gain < USEFUL and useful is not None:
+    if useful is not None:
         lines.append(f"From about {useful:,} devices on it is of use ({found.text(largest.mean)}).")
-    elif gain < USEFUL and len(found.fleets) > 1:
+    elif len(found.fleets) > 1:
         lines.append(
             f"Even {largest.devices:,} devices reach {found.text(largest.mean)} and no more;"
             " no larger fleet was simulated."
         )
-    if gain < USEFUL:
-        lines += _advice(plan)
-    return lines
+    helps = ["fewer rounds or features", "more records a device (data.nominal_records)"]
+    if plan.job.privacy.noise == "local":
+        helps.insert(0, "shared noise (privacy.noise: shared, aggregation.secure: true)")
+    if epsilon is not None:
+        helps.append("a larger ε")
+    return [*lines, f"What helps: {', '.join(helps)}."]
 
 
 _LEVELS = (
@@ -652,19 +522,8 @@ _LEVELS = (
 )
 
 
-def _advice(plan: Plan) -> list[str]:
-    """What makes noise smaller beside the signal, as far as this job does not do it yet."""
-    job, found = plan.job, []
-    if job.privacy.noise == "local":
-        found.append("shared noise (privacy.noise: shared, aggregation.secure: true)")
-    found += ["fewer rounds or features", "more records a device (data.nominal_records)"]
-    if job.privacy.epsilon is not None:
-        found.append("a larger ε")
-    return [f"What helps: {', '.join(found)}."]
-
-
 def prospect_lines(found: Prospect) -> Iterator[str]:
-    """All of it in lines."""
+    """The estimate in lines, for a person."""
     yield ""
     yield from found.verdict
     yield ""
@@ -672,13 +531,6 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
         yield f"{name:<16} {words}"
     for note in found.notes:
         yield f"  note: {note}"
-    one = found.round_one
-    if one is not None:
-        yield "Noise against signal, round 1, root mean square of a coordinate"
-        seen = f"{one.signal:.3g}{one.unit}" if one.signal else "too small to be told from it"
-        ratio = f" (signal / noise {one.ratio:.2g})" if one.noise and one.signal else ""
-        noise = f"{one.noise:.3g}{one.unit}"
-        yield f"  the mean of {one.uploads} uploads: noise {noise}, signal {seen}{ratio}"
     if found.fleets:
         numbers = found.measure == RMSE
         yield f"{'RMSE' if numbers else 'Accuracy'}, on {found.measured_on}"
@@ -687,40 +539,16 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
         for of in found.fleets:
             low, high = min(of.accuracies), max(of.accuracies)
             between = f"  ({found.text(low)} to {found.text(high)})" if low < high else ""
-            band = found.text(of.mean) + between
             gain = found.gain(of.mean)
             bar = "" if gain is None else "  " + "█" * round(20 * min(1.0, max(0.0, gain)))
-            yield f"  {of.devices:>7,} devices     {band}{bar}"
+            yield f"  {of.devices:>7,} devices     {found.text(of.mean)}{between}{bar}"
         yield f"  without noise       {found.text(found.without_noise)}"
         if found.stopped:
             yield f"  not larger: {found.stopped}"
     traffic = found.traffic
-    yield "A round"
     yield (
-        f"  the cloud sends out {byte_text(traffic['cloud_out_bytes'])}, each device uploads"
-        f" {byte_text(traffic['upload_bytes'])},"
-        f" the cloud takes in {byte_text(traffic['cloud_in_bytes'])}"
-    )
-    yield (
-        f"  {traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
-        f" answers leave {traffic['budget_s']:g} s after the package, a round closes at the latest"
-        f" {traffic['deadline_s']:g} s after its broadcast"
+        f"{traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
+        f" in each a device uploads at most {byte_text(traffic['upload_bytes'])}"
     )
     took = seconds_text(round(found.seconds))
     yield f"Simulated in {took}; nothing was spent, no device was asked."
-
-
-def _traffic(plan: Plan, result: Result | None) -> dict[str, float]:
-    """Bytes of the largest exchange, and the job's own times."""
-    rows = [] if result is None else [*result.content["phases"], *result.content["rounds"]]
-    uploads = max((row["uploads"] for row in rows), default=0)
-    sent = max((row["bytes"].get("cloud_out", 0) for row in rows), default=0)
-    return {
-        "cloud_out_bytes": sent,
-        "upload_bytes": plan.upload_bytes,
-        "cloud_in_bytes": plan.upload_bytes * uploads,
-        "rounds": plan.rounds,
-        "preparatory": len(plan.of_method) - plan.rounds,
-        "budget_s": plan.job.round.time_budget_s,
-        "deadline_s": plan.job.round.deadline_s,
-    }

@@ -28,7 +28,7 @@ from edge_kit import (
 )
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import ProtocolError
+from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx

@@ -584,10 +584,10 @@ def test_an_operator_lists_shows_promotes_and_withdraws_a_release(tmp_path, caps
         (row,) = json.loads(job_command("list", "--json")[1])["jobs"]
         assert row["release"]["canary"] == 2
         assert "2 of 2 reported: 1 in use, 1 failed the trial" in job_command("show", job)[1]
-        assert "promoted by the operator" in job_command("promote", job)[1]
-        withdrawn = json.loads(job_command("withdraw", job, "--json")[1])
+        assert "promoted by the operator" in job_command("release", job, "promote")[1]
+        withdrawn = json.loads(job_command("release", job, "withdraw", "--json")[1])
         assert withdrawn["release"]["stage"] == "withdrawn"
-        assert job_command("promote", job)[0] == UsageError.exit_code
+        assert job_command("release", job, "promote")[0] == UsageError.exit_code
         capsys.readouterr()
         show(job, url, token)
         shown = capsys.readouterr().out

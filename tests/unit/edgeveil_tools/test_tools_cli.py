@@ -50,7 +50,7 @@ def test_version(capsys):
 
 def test_no_command_prints_the_help_and_is_no_success(capsys):
     assert cli.main([]) == 2
-    assert "commands" in capsys.readouterr().out
+    assert "COMMAND" in capsys.readouterr().out
 
 
 def test_the_command_line_needs_no_library_of_any_extra():
@@ -191,7 +191,10 @@ def test_what_is_gone_is_named_with_its_successor(old, new, capsys):
     assert cli.main([*old.split(), "x"]) == 2
     assert capsys.readouterr().err == f"edgeveil {old} is now: {new}\n"
     words = new.split()
-    assert words[0] != "edgeveil" or words[1] in {path[0] for path in ALL if path} | {"--version"}
+    assert words[0] != "edgeveil" or words[1] in {path[0] for path in ALL if path} | {
+        "--version",
+        "--completion",
+    }
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_what_is_gone_is_named_with_its_successor(old, new, capsys):
         ("chek x", "'check'"),
         ("job submti x", "'submit'"),
         ("run x --devcies 3", "'--devices'"),
-        ("completion fsh", "'fish'"),
+        ("--completion fsh", "'fish'"),
     ],
 )
 def test_the_nearest_word_is_named(line, nearest, capsys):
@@ -213,7 +216,7 @@ def test_the_level_of_logs_is_that_of_the_command_line(flag, level, monkeypatch,
     monkeypatch.setattr(logs, "_asked", "")
     log = logging.getLogger(logs.OURS)
     before = log.level
-    assert cli.main(["schema", flag]) == 0
+    assert cli.main(["check", "--schema", "job", flag]) == 0
     logs.setup("info", "text")  # as a process does by its site file
     assert logging.getLevelName(log.level) == level
     log.setLevel(before)
@@ -221,7 +224,7 @@ def test_the_level_of_logs_is_that_of_the_command_line(flag, level, monkeypatch,
 
 @pytest.mark.parametrize("kind", ["job", "cloud", "proxy", "edge", "broker"])
 def test_schema_is_json(kind, capsys):
-    assert cli.main(["schema", kind]) == 0
+    assert cli.main(["check", "--schema", kind]) == 0
     assert json.loads(capsys.readouterr().out)["type"] == "object"
 
 
@@ -239,7 +242,7 @@ def test_a_site_that_cannot_be_is_refused(tmp_path, extra, capsys):
 
 def test_an_unexpected_error_is_text(monkeypatch, capsys):
     monkeypatch.setattr("edgeveil_tools.setup.doctor.command", lambda _args: 1 // 0)
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["check"]) == 1
     assert "unexpected ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -248,12 +251,12 @@ def test_ctrl_c_is_130_without_a_word(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edgeveil_tools.setup.doctor.command", interrupted)
-    assert cli.main(["doctor"]) == 130
+    assert cli.main(["check"]) == 130
     assert capsys.readouterr().err == ""
 
 
 def test_a_reader_that_goes_away_is_no_fault():
-    line = f"{sys.executable} -m edgeveil_tools.cli schema job | head -c 10"
+    line = f"{sys.executable} -m edgeveil_tools.cli check --schema job | head -c 10"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False
     )

@@ -6,6 +6,9 @@ import json
 import pytest
 
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.cluster_metrics import LABELLERS
+from edgeveil.evaluation.clustering import EVALUATIONS, SILHOUETTES
+from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.method_context import MethodContext
@@ -14,6 +17,7 @@ from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
+from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil_tools import cli
 from edgeveil_tools.methods import PAGE, TABLES, digests, drawing, entries
 from edgeveil_tools.pages import redrawn
@@ -45,7 +49,7 @@ def setting() -> MethodContext:
 def test_an_entry_says_what_it_is_and_whence(entry):
     assert all(
         len(text) > 2 and "not stated" not in text
-        for text in (entry.summary, entry.source, entry.needs, entry.reveals)
+        for text in (entry.summary, entry.source, entry.needs or "none", entry.reveals or "none")
     )
     assert entry.privacy in (None, "proven", "claimed", "none")
 
@@ -78,6 +82,18 @@ def test_methods_that_train_a_model_say_that_they_need_one():
 def test_the_example_of_a_part_names_it(table):
     for name in table:
         assert name in table[name].example
+
+
+def test_every_name_of_a_closed_table_is_described():
+    tables = {
+        "unsupervised.eval_type": EVALUATIONS,
+        "unsupervised.silhouette": SILHOUETTES,
+        "unsupervised.labels": LABELLERS,
+        "mechanism": MECHANISMS,
+        "preset": PRESETS,
+    }
+    for family, table in tables.items():
+        assert {one.name for one in ENTRIES if one.family == family} == set(table)
 
 
 def test_the_command_lists_all_and_one(capsys):

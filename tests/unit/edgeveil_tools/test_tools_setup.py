@@ -1,4 +1,4 @@
-"""`edgeveil doctor | init | completion`, and the groups of `edgeveil --help`."""
+"""`edgeveil check` of this machine, `init`, `--completion` and the groups of `--help`."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from edgeveil.evaluation.figures import leading
-from edgeveil_lab.load.scenario import load_scenario
 from edgeveil_tools import cli
 from edgeveil_tools.checks import validate
 from edgeveil_tools.setup import doctor, init_job
@@ -35,7 +34,7 @@ def _completed(tmp_path, *words):
     """What bash completes the last word to, by the script."""
     script = tmp_path / "edgeveil.bash"
     with script.open("w") as file:
-        command = [sys.executable, "-m", "edgeveil_tools.cli", "completion", "bash"]
+        command = [sys.executable, "-m", "edgeveil_tools.cli", "--completion", "bash"]
         subprocess.run(command, stdout=file, check=True)
     listed = " ".join(f"'{word}'" for word in ("edgeveil", *words))
     asked = (
@@ -67,7 +66,7 @@ def test_bash_completes_commands_options_choices_and_paths(tmp_path):
     ("shell", "first"), [("zsh", "#compdef edgeveil"), ("fish", "# AUTO"), ("tcsh", "# AUTO")]
 )
 def test_the_other_shells_have_a_script(shell, first, capsys):
-    assert cli.main(["completion", shell]) == 0
+    assert cli.main(["--completion", shell]) == 0
     said = capsys.readouterr().out
     assert said.startswith(first)
     assert "backbone" in said
@@ -81,7 +80,6 @@ def test_the_other_shells_have_a_script(shell, first, capsys):
     [
         ("classification", "fruit.csv"),
         ("images", "pictures/disc/000.png"),
-        ("sensors", "windows.csv"),
         ("anomaly", "windows.csv"),
     ],
 )
@@ -103,21 +101,14 @@ def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
     assert {"apple", "normal", "disc"} & {one["name"] for one in told}
 
 
-def test_init_writes_a_scenario_for_load(tmp_path, capsys):
-    assert cli.main(["init", "loadtest", "--out", str(tmp_path)]) == 0
-    then = capsys.readouterr().out.splitlines()[-1]
-    assert then.startswith(f"  edgeveil loadtest --scenario {tmp_path}/load.yaml")
-    load_scenario(tmp_path / "load.yaml")
-
-
 def test_init_writes_the_same_each_time_and_over_nothing(tmp_path, capsys):
-    init_job.write("sensors", tmp_path / "a")
-    init_job.write("sensors", tmp_path / "b")
+    init_job.write("anomaly", tmp_path / "a")
+    init_job.write("anomaly", tmp_path / "b")
     one, other = ((tmp_path / name / "windows.csv").read_bytes() for name in "ab")
     assert one == other
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "windows.csv").write_text("mine")
-    assert cli.main(["init", "sensors", "--out", str(tmp_path / "c")]) == 2
+    assert cli.main(["init", "anomaly", "--out", str(tmp_path / "c")]) == 2
     assert "windows.csv: is there already. name another folder" in capsys.readouterr().err
     assert [one.name for one in (tmp_path / "c").iterdir()] == ["windows.csv"]
     assert (tmp_path / "c" / "windows.csv").read_text() == "mine"
@@ -127,19 +118,19 @@ def test_init_writes_the_same_each_time_and_over_nothing(tmp_path, capsys):
 
 
 def test_doctor_finds_nothing_wrong_where_tests_pass(capsys):
-    assert cli.main(["doctor", "--json"]) == 0
+    assert cli.main(["check", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
     areas = {one["area"] for one in told["findings"]}
-    assert areas == {"versions", "uses", "processor", "broker", "room", "network", "clock", "data"}
-    assert cli.main(["doctor"]) == 0
+    assert areas == {"versions", "uses", "processor", "broker", "room", "network", "clock"}
+    assert cli.main(["check"]) == 0
     assert "✓ tools: run whole jobs here" in capsys.readouterr().out
 
 
 def test_doctor_says_what_is_missing_why_and_the_fix(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert cli.main(["doctor"]) == 0
+    assert cli.main(["check"]) == 0
     said = capsys.readouterr().out
     assert "– no infer, a device that infers: onnxruntime, psutil not installed" in said
     assert "pip install 'edgeveil[infer]'" in said
@@ -150,7 +141,7 @@ def test_doctor_says_what_is_missing_why_and_the_fix(monkeypatch, capsys):
 def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(doctor.time, "time", lambda: 0.0)
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/none")
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["check"]) == 1
     said = capsys.readouterr().out
     assert "✗ it says" in said
     assert "✗ /proc/none cannot be written" in said
@@ -161,7 +152,7 @@ def test_every_use_is_an_extra_with_a_purpose():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert {use.extra for use in doctor.USES} - {"lab"} == set(extras) - {
+    assert set(doctor.USES) - {"lab"} == set(extras) - {
         "dev",
         "all",
         "fuzz",

@@ -9,14 +9,13 @@ from pathlib import Path
 from edgeveil_tools.cli.common import arg, row
 
 GROUPS = {
-    "learn": ("init", "check", "run", "report", "predict", "serve"),
-    "what a job may name": ("methods", "schema", "backbone"),
+    "learn": ("init", "check", "run", "report", "predict"),
+    "what a job may name": ("methods", "backbone"),
     "submit and steer jobs": ("job",),
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
     "deploy a fleet": ("site", "deploy", "trust", "keys", "backup", "restore"),
     "privacy and audit": ("ledger", "log", "audit", "attack"),
     "test and measure": ("loadtest", "capacity", "reproduce"),
-    "this program": ("doctor", "completion"),
 }
 """The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
 
@@ -59,6 +58,7 @@ _PASSPHRASE = (
     arg("--no-passphrase", "the keys are not encrypted; for trials"),
 )
 _DIR = arg("dir DIR", "the site's folder", Path)
+_KINDS = ("job", "cloud", "proxy", "edge", "broker")
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters", "site")
 _AUTHORITIES = ("edge-authority", "cloud-authority")
 _ROOT = arg("dir DIR", "the root's folder", Path)
@@ -75,7 +75,7 @@ COMMANDS = (
         "setup.init_job:command",
         arg(
             "kind KIND",
-            choices=("classification", "images", "sensors", "anomaly", "loadtest"),
+            choices=("classification", "images", "anomaly"),
             nargs="?",
             default="classification",
         ),
@@ -91,9 +91,7 @@ COMMANDS = (
         Writes a commented job, records for it and a README to DIR. Nothing is written over.
           classification   a table of numbers, CSV
           images           small grey pictures, PNG, a folder for each class
-          sensors          windows of a sensor's readings, CSV
-          anomaly          windows of which most are normal, and few have a label, CSV
-          loadtest         a load scenario; it needs no records
+          anomaly          windows of a sensor: most are normal, few have a label, CSV
         The records are made up by a rule. --from drafts a job from records of your own, for
         you to judge before anybody else sees it: a list or a range can tell of a record.
         edgeveil init
@@ -103,9 +101,10 @@ COMMANDS = (
     ),
     row(
         "check",
-        "check files before anything runs; estimate what a job comes to",
-        "checks:command",
-        arg("files FILE", "", Path, nargs="+"),
+        "check files, or this machine; estimate what a job comes to",
+        "cli.learning:check",
+        arg("files FILE", "without one: what this machine has and lacks", Path, nargs="*"),
+        arg("--schema", "print the JSON Schema of a kind of file", choices=_KINDS),
         arg("--estimate", "simulate jobs: accuracy, cost, from which fleet on it is of use"),
         arg("--devices N", "of the fleet", int),
         arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
@@ -123,6 +122,8 @@ COMMANDS = (
         Python that a job names is run here, with your rights (model: {name: python}, a
         `python:` source): read it before. Exit code 2: a file is wrong, 4: records are,
         1: this machine is. --estimate uses public or made-up records: nothing is spent.
+        edgeveil check
+        edgeveil check --schema job > job.schema.json
         edgeveil check configs/*.yaml configs/jobs/*.yaml
         edgeveil check job.yaml people.csv
         edgeveil check job.yaml site/cloud.yaml site/proxy.yaml --devices 200
@@ -163,8 +164,6 @@ COMMANDS = (
         arg("--keep", "keep keys, ledgers and stores too"),
         arg("--force", "write over a result that DIR holds"),
         arg("--resume", "go on with the simulation interrupted in --out"),
-        arg("--page", "show the run to a browser; default: unless --json", action=_YES_NO),
-        arg("--open", "open that page in a browser"),
         about="""
         Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
         MQTT and writes result, events, model and report to DIR. With --simulate its rounds
@@ -210,30 +209,6 @@ COMMANDS = (
         edgeveil predict site/state/edge-1 --rollback
         """,
         extra="infer",
-    ),
-    row(
-        "serve",
-        "answer programs of this machine with a released model",
-        "cli.learning:serve",
-        arg("model MODEL", "ONNX file, or state folder", Path),
-        arg("--port N", "TCP port; default 8710", _PORT, default=8710),
-        about="""
-        POST /v1/predict takes {"record": […]}, or {"record": {"age": 39, …}} where the job
-        had a schema; GET /v1/model says what it takes. On a loopback address alone.
-        A device serves its release itself, with `inference:` in its site file.
-        edgeveil serve out/quickstart/model.onnx
-        edgeveil serve site/state/edge-1 --port 8720
-        """,
-        extra="infer",
-    ),
-    row(
-        "schema",
-        "print the JSON Schema of a kind of file, for editors",
-        "checks:schema_command",
-        arg("kind", choices=("job", "cloud", "proxy", "edge", "broker"), nargs="?", default="job"),
-        about="""
-        edgeveil schema job > job.schema.json
-        """,
     ),
     row(
         "methods",
@@ -363,21 +338,16 @@ COMMANDS = (
         extra="client",
     ),
     row(
-        "job promote",
-        "bring a job's release to all devices now, whatever its canary says",
+        "job release",
+        "promote or withdraw a job's release",
         "cli.jobs:change",
         _ID,
-        *_CLOUD,
-        extra="client",
-    ),
-    row(
-        "job withdraw",
-        "have all devices go back to the release before this one",
-        "cli.jobs:change",
-        _ID,
+        arg("change", choices=("promote", "withdraw")),
         *_CLOUD,
         about="""
-        edgeveil job withdraw quickstart-1a2b3c4d --config site/cloud.yaml
+        promote: to all devices now, whatever its canary says. withdraw: all devices go back
+        to the release before this one.
+        edgeveil job release quickstart-1a2b3c4d withdraw --config site/cloud.yaml
         """,
         extra="client",
     ),
@@ -826,30 +796,5 @@ COMMANDS = (
         edgeveil log configs/cloud.yaml
         edgeveil log clinics --key 1a2b3c4d5e6f7081
         """,
-    ),
-    row(
-        "doctor",
-        "say what this machine has and lacks for each use",
-        "setup.doctor:command",
-        about="""
-        Looks at what is installed, the broker, memory, disk, clock, ports and files, and
-        starts nothing. Exit code 1 where there is a problem; a note is what only some uses
-        need. What a site file or a job lacks says `edgeveil check`.
-        """,
-    ),
-    row(
-        "completion",
-        "print the script that lets your shell complete commands",
-        "setup.completion:command",
-        arg("shell SHELL", "bash, zsh, fish, tcsh", choices=("bash", "zsh", "fish", "tcsh")),
-        about="""
-        Commands, options, their choices, and paths: job files where a job is asked for.
-        bash: eval it in ~/.bashrc. zsh: write it to a folder of $fpath. fish, tcsh: source
-        it.
-        eval "$(edgeveil completion bash)"            # in ~/.bashrc
-        edgeveil completion zsh > ~/.zfunc/_edgeveil   # fpath+=~/.zfunc before compinit
-        edgeveil completion fish > ~/.config/fish/completions/edgeveil.fish
-        """,
-        extra="client",
     ),
 )

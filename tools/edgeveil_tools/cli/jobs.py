@@ -70,8 +70,8 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    """`edgeveil job resume | cancel | promote | withdraw`."""
-    done = getattr(cloud_of(args), args.command.split()[1])(args.id)
+    """`edgeveil job resume | cancel | release`."""
+    done = getattr(cloud_of(args), getattr(args, "change", args.command.split()[1]))(args.id)
     if "stage" in done:
         return answer(args, [f"{'job':10}{done['job']}", *release_lines(done)], {"release": done})
     return answer(args, [f"{done['id']}: {done['status']}"], {"job": done})

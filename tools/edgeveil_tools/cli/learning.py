@@ -1,4 +1,4 @@
-"""Handlers of `run | report | predict | serve | backbone`: learning, and using what was learned."""
+"""Handlers of `check | run | report | predict | backbone`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
 from edgeveil.logs import printable
-from edgeveil_tools.cli.common import answer, say_next
+from edgeveil_tools.cli.common import answer
 
 if TYPE_CHECKING:
     from edgeveil_edge.predict import Predictions
     from edgeveil_tools.backbone.command import BackboneFacts
+
+
+def check(args: argparse.Namespace) -> int:
+    """`edgeveil check`; without files what this machine has, which needs no library of an extra."""
+    if args.schema is not None:
+        from edgeveil_tools.checks import schema
+
+        print(json.dumps(schema(args.schema), indent=2))
+        return 0
+    if not args.files:
+        from edgeveil_tools.setup.doctor import command
+
+        return command(args)
+    from edgeveil_tools.checks import command as check_files
+
+    return check_files(args)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,18 +64,12 @@ def run(args: argparse.Namespace) -> int:
     if args.seeds is not None or args.sweep:
         from edgeveil_tools.local.grid import run_grid
 
-        if args.resume or args.page or args.open:
-            raise UsageError(
-                "is for a single run; a grid goes on by itself",
-                where="--resume" if args.resume else "--open" if args.open else "--page",
-                fix="leave it out",
-            )
+        if args.resume:
+            what = "is for a single run; a grid goes on by itself"
+            raise UsageError(what, where="--resume", fix="leave it out")
         seeds = 1 if args.seeds is None else args.seeds
         return run_grid(args.job, out, overrides, seeds, args.sweep, **how)
-    page = args.open or (not args.json if args.page is None else args.page)
-    return run_local(
-        args.job, out, overrides, resume=args.resume, page=page, browse=args.open, **how
-    )
+    return run_local(args.job, out, overrides, resume=args.resume, **how)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -67,13 +77,6 @@ def report(args: argparse.Namespace) -> int:
     from edgeveil_tools.report.compare import report as draw
 
     return draw(args.folders, args.out, as_json=args.json)
-
-
-def serve(args: argparse.Namespace) -> int:
-    """`edgeveil serve`."""
-    from edgeveil_edge.inference import serve as answer_programs
-
-    return answer_programs(args.model, args.port)
 
 
 def backbone(args: argparse.Namespace) -> int:
@@ -141,8 +144,6 @@ def predict(args: argparse.Namespace) -> int:
         return 0
     for line in _prediction_lines(found):
         print(line)
-    if args.model.is_file():
-        say_next(f"edgeveil serve {args.model}")
     return 0
 
 

@@ -30,12 +30,13 @@ from edgeveil_tools.cli.successors import successor
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:
-  edgeveil doctor                               what this machine has and lacks
+  edgeveil check                                what this machine has and lacks
   edgeveil init --out my-job                    a job that plays right away
   edgeveil run my-job/job.yaml --out out/mine
 
 `edgeveil COMMAND --help` explains a command with examples.
 """
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 LABORATORY = ("loadtest", "capacity", "audit", "attack", "reproduce")
 """Commands of the distribution edgeveil-lab."""
 COMMON = (
@@ -65,6 +66,7 @@ class _TopParser(CommandParser):
             lines += [f"{', '.join(missing)}: pip install edgeveil-lab", ""]
         lines += ["with every command:"]
         lines += [f"  {', '.join(names):<15}  {text}" for names, text in COMMON]
+        lines += ["", f"edgeveil --completion SHELL prints a script for {', '.join(SHELLS)}"]
         return "\n".join([*lines, "", self.epilog or ""])
 
 
@@ -82,6 +84,12 @@ def parser(wanted: str = "") -> CommandParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.set_defaults(extra="tools")
+    top.add_argument(
+        "--completion",
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print the script that completes commands in {', '.join(SHELLS)}",
+    )
     for names, text in COMMON:
         top.add_argument(*names, action="store_true", help=text)
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
@@ -151,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(error), error.exit_code)
     except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
+    if args.completion:
+        args.handler, args.extra = "setup.completion:command", "client"
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code

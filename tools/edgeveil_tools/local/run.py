@@ -17,9 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-import webbrowser
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -191,10 +190,6 @@ class PlayedRun:
     failure: EdgeVeilError | KeyboardInterrupt | None
 
 
-def _unwatched(_fleet: LocalFleet) -> None:
-    """For a run that is seen by its listener alone."""
-
-
 def play(
     job: str | Path | Job,
     out: Path | None,
@@ -210,13 +205,11 @@ def play(
     command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
-    watch: Callable[[LocalFleet], object] = _unwatched,
 ) -> PlayedRun:
     """The run of `run`; no failure after its start is raised.
 
     Args:
         stop: set from another thread, it ends the run as a failed one.
-        watch: called with the fleet before it starts.
         command: the command line that asked for it.
     """
     if out is not None:
@@ -258,7 +251,6 @@ def play(
             record_dir=record_dir,
             resume=resume,
         )
-        watch(fleet)
         plan = fleet.log.plan
         for line in (*(f"Privacy: {note}" for note in plan.notes), plan.adapter_note):
             if line:
@@ -433,8 +425,6 @@ def run_local(
     *,
     as_json: bool = False,
     brief: bool = False,
-    page: bool = False,
-    browse: bool = False,
     stream: IO[str] | None = None,
     **how: Any,
 ) -> int:
@@ -443,7 +433,6 @@ def run_local(
     Args:
         stream: where progress goes; None: standard output, or the other one with `as_json`.
         brief: leave out the lines at the end of a completed run.
-        page: serve it to a browser on this machine meanwhile, which `browse` opens.
         how: further options of `play`.
 
     Raises as `run` does.
@@ -451,11 +440,8 @@ def run_local(
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
-    with display, _served(display.note, browse=browse) if page else nullcontext() as shown:
-        watch = shown[0] if shown else _unwatched
-        played = play(path, out, overrides, hear=display, watch=watch, **how)
-        if shown:
-            shown[1](played.result)
+    with display:
+        played = play(path, out, overrides, hear=display, **how)
     if isinstance(played.failure, KeyboardInterrupt):
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")
@@ -473,25 +459,3 @@ def run_local(
         records = "RECORDS" if own is None else os.path.relpath(own)
         display.note(f"Next: edgeveil predict {played.result.model} {records}")
     return 0
-
-
-@contextmanager
-def _served(
-    note: Callable[[str], None], *, browse: bool
-) -> Iterator[tuple[Callable[[LocalFleet], None], Callable[[Result], None]]]:
-    """The page of a run, served: what to call with the fleet, which tells `note` where it is, and
-    with the result. Where it is stays unsaid until there is a run."""
-    from edgeveil_tools.local.run_page import RunPage, way_in
-
-    page = RunPage()
-    address = page.start()
-    with ExitStack() as doors:
-        doors.callback(page.stop)
-
-        def watch(fleet: LocalFleet) -> None:
-            page.show(fleet)
-            note(f"Watch it at {address}")
-            if browse:
-                webbrowser.open(doors.enter_context(way_in(address)).as_uri())
-
-        yield watch, page.end

@@ -23,8 +23,9 @@ _YAML_OPTIONS = ("--config", "--scenario")
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil completion`."""
-    print(script(parser(), args.shell))
+    """`edgeveil --completion SHELL`: eval it in ~/.bashrc, write it to a folder of zsh's $fpath, or
+    source it in fish and tcsh."""
+    print(script(parser(), args.completion))
     return 0
 
 

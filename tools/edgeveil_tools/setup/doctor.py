@@ -1,5 +1,7 @@
-"""`edgeveil doctor`: what this machine has and lacks for each use. Nothing is started or written
-but an empty file in the folder for temporary ones."""
+"""`edgeveil check` without a file: what this machine has and lacks for each use.
+
+Starts nothing, and writes nothing but an empty file in the folder for temporary ones.
+"""
 
 from __future__ import annotations
 
@@ -20,48 +22,39 @@ from importlib import metadata
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_tools.cli.common import answer
 
-Level = Literal["ok", "note", "problem"]
-
 
 class MachineFinding(NamedTuple):
-    """One thing that was looked at: what it is like, why that matters, how to mend it."""
+    """One thing that was looked at; `level` is ok, note or problem."""
 
     area: str
-    level: Level
+    level: str
     what: str
     why: str = ""
     fix: str = ""
 
 
-class MachineUse(NamedTuple):
-    """What one extra is for, and the modules that tell whether it is installed."""
-
-    extra: str
-    purpose: str
-    modules: tuple[str, ...]
-
-
-USES = (
-    MachineUse("client", "steer a cloud's jobs", ("rich", "shtab")),
-    MachineUse("tools", "run whole jobs here", ("torch", "onnx", "sklearn", "amqtt", "matplotlib")),
-    MachineUse("lab", "load tests and audits", ("edgeveil_lab",)),
-    MachineUse("cloud", "a cloud", ("torch", "onnx", "sqlalchemy", "dp_accounting")),
-    MachineUse("postgres", "a cloud's store in PostgreSQL", ("psycopg",)),
-    MachineUse("proxy", "a proxy", ("prometheus_client",)),
-    MachineUse("blobs", "large models beside the brokers", ("obstore",)),
-    MachineUse("infer", "a device that infers", ("onnxruntime", "psutil")),
-    MachineUse("train-fm", "a device that trains with fm", ("onnxruntime", "psutil")),
-    MachineUse("train", "a device that trains networks", ("torch", "onnxruntime", "psutil")),
-    MachineUse("parquet", "records in Parquet files", ("pyarrow",)),
-    MachineUse("images", "records in pictures", ("PIL",)),
-    MachineUse("track", "runs logged to MLflow and others", ("mlflow", "tensorboard", "wandb")),
-    MachineUse("ray", "simulations on a Ray cluster", ("ray",)),
-)
+USES = {
+    "client": ("steer a cloud's jobs", ("rich", "shtab")),
+    "tools": ("run whole jobs here", ("torch", "onnx", "sklearn", "amqtt", "matplotlib")),
+    "lab": ("load tests and audits", ("edgeveil_lab",)),
+    "cloud": ("a cloud", ("torch", "onnx", "sqlalchemy", "dp_accounting")),
+    "postgres": ("a cloud's store in PostgreSQL", ("psycopg",)),
+    "proxy": ("a proxy", ("prometheus_client",)),
+    "blobs": ("large models beside the brokers", ("obstore",)),
+    "infer": ("a device that infers", ("onnxruntime", "psutil")),
+    "train-fm": ("a device that trains with fm", ("onnxruntime", "psutil")),
+    "train": ("a device that trains networks", ("torch", "onnxruntime", "psutil")),
+    "parquet": ("records in Parquet files", ("pyarrow",)),
+    "images": ("records in pictures", ("PIL",)),
+    "track": ("runs logged to MLflow and others", ("mlflow", "tensorboard", "wandb")),
+    "ray": ("simulations on a Ray cluster", ("ray",)),
+}
+"""What each extra is for, and the modules that tell whether it is installed."""
 _LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
 _LEAST_DISK_BYTES = 1 << 30
 _USUAL_MEMORY_BYTES = 1 << 30  # the quickstart's processes take 660 MiB
@@ -70,22 +63,16 @@ _SITE_PORTS = {21883: "edge broker", 21884: "cloud broker", 8701: "cloud", 8702:
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil doctor`; 1 where there is a problem."""
-    found = examine()
+    """Print the findings; exit code 1 where there is a problem."""
+    parts: tuple[Callable[[], Iterable[MachineFinding]], ...]
+    parts = (_versions, _uses, _torch, _broker, _room, _ports, _clock)
+    found = [one for part in parts for one in part()]
     sound = not any(one.level == "problem" for one in found)
     return answer(args, lines(found), {"findings": [one._asdict() for one in found]}, ok=sound)
 
 
-def examine() -> list[MachineFinding]:
-    """All of this machine, in the order that `lines` shows."""
-    parts: tuple[Callable[[], Iterable[MachineFinding]], ...] = (
-        *(_versions, _uses, _torch, _broker, _memory, _disk, _files, _ports, _clock, _data),
-    )
-    return [finding for part in parts for finding in part()]
-
-
 def lines(findings: Iterable[MachineFinding]) -> Iterator[str]:
-    """What a person reads: by area, what is well in one line, the rest with why and fix."""
+    """Findings by area, for a person."""
     signs = {"ok": "✓", "note": "–", "problem": "✗"}
     counts = {"problem": 0, "note": 0}
     for area, group in groupby(findings, key=lambda one: one.area):
@@ -101,31 +88,25 @@ def lines(findings: Iterable[MachineFinding]) -> Iterator[str]:
     yield f"{' and '.join(said) or 'all is well'}; ✓ ok, – only some uses need it, ✗ a problem"
 
 
-# --- what is installed ---
-
-
 def _versions() -> Iterator[MachineFinding]:
-    where = f"Python {platform.python_version()} at {sys.executable}"
-    yield MachineFinding("versions", "ok", f"edgeveil {metadata.version('edgeveil')}, {where}")
-    yield MachineFinding(
-        "versions", "ok", f"{platform.system()} {platform.release()} {platform.machine()}"
-    )
+    python = f"Python {platform.python_version()} at {sys.executable}"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    for what in (f"edgeveil {metadata.version('edgeveil')}, {python}", system):
+        yield MachineFinding("versions", "ok", what)
     for name in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
             yield MachineFinding("versions", "ok", f"{name} {metadata.version(name)}")
 
 
 def _uses() -> Iterator[MachineFinding]:
-    for use in USES:
-        missing = [name for name in use.modules if find_spec(name) is None]
+    for extra, (purpose, modules) in USES.items():
+        missing = [name for name in modules if find_spec(name) is None]
         if not missing:
-            yield MachineFinding("uses", "ok", f"{use.extra}: {use.purpose}")
+            yield MachineFinding("uses", "ok", f"{extra}: {purpose}")
             continue
-        why = f"{', '.join(missing)} not installed"
-        fix = f"pip install 'edgeveil[{use.extra}]'"
-        if use.extra == "lab":
-            fix = "pip install edgeveil-lab"
-        yield MachineFinding("uses", "note", f"no {use.extra}, {use.purpose}", why, fix)
+        package = "edgeveil-lab" if extra == "lab" else f"'edgeveil[{extra}]'"
+        why, fix = f"{', '.join(missing)} not installed", f"pip install {package}"
+        yield MachineFinding("uses", "note", f"no {extra}, {purpose}", why, fix)
 
 
 def _torch() -> Iterator[MachineFinding]:
@@ -135,26 +116,15 @@ def _torch() -> Iterator[MachineFinding]:
         return
     try:
         torch = importlib.import_module("torch")
-        built = torch.version.cuda
         cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-        apple = torch.backends.mps.is_available()
     except Exception as error:  # a library of another machine's fails in many ways
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "install torch again; a CPU build where there is no GPU"
         yield MachineFinding("processor", "problem", "torch cannot be loaded", why, fix)
         return
-    what = f"torch {torch.__version__}, {os.cpu_count()} processors"
-    if cards:
-        yield MachineFinding("processor", "ok", f"{what}, CUDA {built} on {', '.join(cards)}")
-    elif apple:
-        yield MachineFinding("processor", "ok", f"{what}, Apple's GPU")
-    elif built:
-        fix = "nothing to do without a GPU; with one, look at its driver (nvidia-smi)"
-        yield MachineFinding(
-            "processor", "note", f"{what}, built for CUDA {built}", "no GPU found", fix
-        )
-    else:
-        yield MachineFinding("processor", "ok", f"{what}, no GPU")
+    gpu = ", ".join(cards) or "no GPU"
+    what = f"torch {torch.__version__}, {os.cpu_count()} processors, {gpu}"
+    yield MachineFinding("processor", "ok", what)
 
 
 def _broker() -> Iterator[MachineFinding]:
@@ -165,62 +135,41 @@ def _broker() -> Iterator[MachineFinding]:
             found += f", {said.stdout.partition(chr(10))[0].strip()}"
         yield MachineFinding("broker", "ok", f"mosquitto: {found}")
         return
-    fix = "apt-get install mosquitto; it may lie in /usr/sbin, outside the PATH"
-    if find_spec("amqtt") is None:
-        yield MachineFinding(
-            "broker", "note", "no MQTT broker", "runs and sites here need one", fix
-        )
-    else:
+    what, why = "no MQTT broker", "runs and sites here need one"
+    if find_spec("amqtt") is not None:
+        what = "mosquitto is not on the PATH"
         why = "runs take the embedded amqtt, which carries less and speaks MQTT 3.1.1 alone"
-        yield MachineFinding("broker", "note", "mosquitto is not on the PATH", why, fix)
+    fix = "apt-get install mosquitto; it may lie in /usr/sbin, outside the PATH"
+    yield MachineFinding("broker", "note", what, why, fix)
 
 
-# --- what there is room for ---
-
-
-def _memory() -> Iterator[MachineFinding]:
-    if find_spec("psutil") is None:
-        return
-    free = importlib.import_module("psutil").virtual_memory().available
-    said = f"{byte_text(free)} of memory are free"
-    if free < _USUAL_MEMORY_BYTES:
-        why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
-        fix = "end other programs, or use fewer devices (--devices 6)"
-        yield MachineFinding("room", "note", said, why, fix)
-    else:
-        yield MachineFinding("room", "ok", said)
-
-
-def _disk() -> Iterator[MachineFinding]:
+def _room() -> Iterator[MachineFinding]:
+    if find_spec("psutil") is not None:
+        free = importlib.import_module("psutil").virtual_memory().available
+        said = f"{byte_text(free)} of memory are free"
+        why = fix = ""
+        if free < _USUAL_MEMORY_BYTES:
+            why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
+            fix = "end other programs, or use fewer devices (--devices 6)"
+        yield MachineFinding("room", "note" if why else "ok", said, why, fix)
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
+        why = fix = ""
         try:
             with tempfile.NamedTemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
+            said = f"{folder}: {byte_text(free)} free, may be written"
+            if free < _LEAST_DISK_BYTES:
+                why = "stores, spools and logs of a run may fill it"
+                fix = "make room, or work on another disk (--out, TMPDIR)"
         except OSError as error:
+            said, why = f"{folder} cannot be written", error.strerror or str(error)
             fix = "work in another folder, or set TMPDIR to one that you may write to"
-            what = f"{folder} cannot be written"
-            yield MachineFinding("room", "problem", what, error.strerror or str(error), fix)
-            continue
-        said = f"{folder}: {byte_text(free)} free, may be written"
-        if free < _LEAST_DISK_BYTES:
-            fix = "make room, or work on another disk (--out, TMPDIR)"
-            why = "stores, spools and logs of a run may fill it"
-            yield MachineFinding("room", "problem", said, why, fix)
-        else:
-            yield MachineFinding("room", "ok", said)
-
-
-def _files() -> Iterator[MachineFinding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = (
-        f"{soft:,} open files a process" if soft != resource.RLIM_INFINITY else "no limit of files"
-    )
+        yield MachineFinding("room", "problem" if why else "ok", said, why, fix)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != soft < _USUAL_FILES:
-        most = "more" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
         why = "each connection is one: brokers and load tests need many"
-        yield MachineFinding("room", "note", said, why, f"ulimit -n allows {most}")
-    else:
-        yield MachineFinding("room", "ok", said)
+        what = f"{soft:,} open files a process"
+        yield MachineFinding("room", "note", what, why, "raise it with ulimit -n")
 
 
 def _ports() -> Iterator[MachineFinding]:
@@ -247,15 +196,3 @@ def _clock() -> Iterator[MachineFinding]:
         yield MachineFinding("clock", "problem", f"it says {now}", why, "set it, as by NTP")
     else:
         yield MachineFinding("clock", "ok", now)
-
-
-def _data() -> Iterator[MachineFinding]:
-    spec = find_spec("sklearn")
-    origin = Path(spec.origin or "") if spec else Path()
-    if (origin.parent / "datasets" / "data" / "digits.csv.gz").is_file():
-        yield MachineFinding("data", "ok", "the quickstart's digits ship with scikit-learn")
-    else:
-        fix = "pip install 'edgeveil[tools]', or `edgeveil init`, which makes records up"
-        yield MachineFinding(
-            "data", "note", "no digits for the quickstart", "no scikit-learn here", fix
-        )

@@ -67,7 +67,7 @@ def write(kind: str, folder: Path) -> str:
 
 _FROM = """\
 # Learns to tell {what}, on {devices} boxes that each hold some of {file}.
-# `edgeveil schema job` describes every key; `edgeveil methods` lists what each may be.
+# `edgeveil check --schema job` describes every key; `edgeveil methods` lists what each may be.
 job: {job}
 
 {data}
@@ -158,21 +158,6 @@ def _fruit() -> dict[str, bytes]:
     return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), [called[k] for k in kinds], "%.1f")}
 
 
-def _pump() -> dict[str, bytes]:
-    """The current that a pump's motor takes in 24 tenths of a second after its start, in ampere."""
-    chance = np.random.default_rng(_SEED)
-    time_s = np.arange(24) / 10
-    surge, settle_s, steady = np.array([[4.5, 0.4, 4.0], [2.5, 0.2, 2.0], [2.0, 3.0, 7.0]]).T
-    states = chance.integers(0, 3, _RECORDS)
-    scale = chance.normal(1, 0.12, (_RECORDS, 1))
-    course = steady[states, None] + surge[states, None] * np.exp(-time_s / settle_s[states, None])
-    current = scale * course + chance.normal(0, 0.5, (_RECORDS, 24))
-    names = (*(f"t{n:02d}" for n in range(24)), "state")
-    called = ("normal", "dry", "blocked")
-    labels = [called[state] for state in states]
-    return {"windows.csv": _csv(names, np.clip(current, 0, 10), labels, "%.2f")}
-
-
 def _bearing() -> dict[str, bytes]:
     """The shaking of a bearing, 24 readings within a turn: mostly as it should be, and one in three
     windows without a word on it."""
@@ -233,5 +218,4 @@ _RECORDS_OF: dict[str, Callable[[], dict[str, bytes]]] = {
     "anomaly": _bearing,
     "classification": _fruit,
     "images": _shapes,
-    "sensors": _pump,
 }
