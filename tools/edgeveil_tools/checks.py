@@ -48,7 +48,7 @@ from edgeveil_tools.backbone.command import ENCODERS, ensure_for_jobs, file_line
 from edgeveil_tools.backbone.command import facts as backbone_facts
 from edgeveil_tools.cli.common import say_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
-from edgeveil_tools.result import PlainTable, html_table
+from edgeveil_tools.result import PlainTable
 
 if TYPE_CHECKING:
     from edgeveil.sites.files import Site
@@ -426,8 +426,9 @@ class JobPrice:
     """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
 
     `inference_per_round` is the ε of one upload of inferences, None where it has no noise. `notes`
-    are what a person should read of it; `exchanges` is the price up to and with each exchange,
-    which is progress and no guarantee for a job that ends there.
+    are what a person should read of it; `exchanges` has a row for each exchange with the
+    price up to it, which is progress and no guarantee for a job that ends there: phase, round, both
+    ε, None where unproven, and with shared noise `collusion`, training's if all others collude.
     """
 
     training: Guarantee
@@ -436,26 +437,12 @@ class JobPrice:
     exchanges: PlainTable
     notes: tuple[str, ...]
 
-    def table(self) -> PlainTable:
-        """A row for each exchange: phase, round, and both ε so far, None where unproven.
-
-        With shared noise also `collusion`: training's ε if all others collude.
-        """
-        return self.exchanges
-
     def __repr__(self) -> str:
         return f"<JobPrice: training {self.training}; inference {self.inference}>"
 
     def __str__(self) -> str:
         lines = (f"training: {self.training}", f"inference: {self.inference}", *self.notes)
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = [
-            {"of": name, "guarantee": str(one)}
-            for name, one in (("training", self.training), ("inference", self.inference))
-        ]
-        return html_table(rows) + html_table([{"note": note} for note in self.notes])
 
 
 def price(job: str | Path | Job) -> JobPrice:

@@ -1,8 +1,8 @@
-"""`edgeveil health`: whether a process does its work, asked with the standard library alone.
+"""`edgeveil health`: whether a process does its work, asked with the standard library and YAML.
 
 A cloud, a proxy and each device answer on a socket in their state folder (`HealthSocket`), whatever
 crowd holds their pages; of a broker it is asked whether it listens. 80 ms of a processor and 20 MiB
-are all that a check may cost, so nothing else is imported here, nor `re`, `pathlib` or `argparse`.
+are all that a check may cost, so nothing else is imported here, nor `pathlib` or `argparse`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LOCK_FILE = "process.lock"  # as transport/process.py has it
 TIMEOUT_S = 5.0
 _REPLY_BYTES = 1 << 16
 _PATH_BYTES = 103
-_PARTIES = ("cloud", "proxy", "edge", "broker")
+_PARTIES = ("cloud", "proxy", "edge")
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is asked instead
 
 
 def quick_health(arguments: list[str]) -> int | None:
     """The exit code of `edgeveil health ARGUMENTS`; None where the whole command is to answer: for
-    other arguments, or a site file that is not in the plain form."""
+    other arguments, or a site file that its loader is to judge."""
     live = "--live" in arguments
     rest = [one for one in arguments if one != "--live"]
     if len(rest) != 2 or rest[0] != "--config":
         return None
-    found = plain_values(rest[1])
+    found = site_values(rest[1])
     if found is None:
         return None
     return tell(problem_of(*found, live=live))
@@ -60,88 +60,26 @@ def tell(problem: str | None) -> int:
     return 1 if problem else 0
 
 
-def plain_values(config: str) -> tuple[str, str, int] | None:
+def site_values(config: str) -> tuple[str, str, int] | None:
     """(state folder, host, port) of a site file; without a folder it is a broker's. One that names
-    no `state_dir` has its loader's default, `state/PARTY`.
-
-    None unless all of it stands in plain `key: value` lines, each key once at its depth, and these
-    values are surely what YAML makes of them: no text goes on in another line or has escapes.
+    no `state_dir` has its loader's default, `state/PARTY`. None: the loader is to judge it.
     """
+    import yaml
+
     try:
         with open(config, encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes 2 MiB
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError):
+            tree = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        ((party, values),) = tree.items()
+        if party == "broker":
+            host, port = values.get("host", "127.0.0.1"), values["port"]
+            sound = isinstance(host, str) and isinstance(port, int)
+            return ("", host, port) if sound else None
+        state = values.get("state_dir", f"state/{party}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
         return None
-    party, values, depth, open_to = "", dict[str, str](), 0, -1
-    for line in lines:
-        text = line.lstrip(" ")
-        indent = at = len(line) - len(text)
-        text = _without_comment(text)
-        if not text:
-            continue
-        while text.startswith("- "):
-            at, text = at + 2 + len(text[2:]) - len(text[2:].lstrip(" ")), text[2:].lstrip(" ")
-        key, colon, value = text.partition(":")
-        if value[:1].strip(" "):
-            return None  # `a:b` is a text, and no key
-        value = value.strip(" ")
-        if not _ends_here(text) or indent > open_to >= 0:
-            return None
-        if at == indent and not (colon and key.replace("-", "_").isidentifier()):
-            return None
-        open_to = at if value or not colon else -1  # what is deeper would go on with this line
-        if indent == 0:
-            if party or value:
-                return None
-            party = key
-            continue
-        depth = depth or indent  # of the party's own keys
-        if indent < depth or (indent == depth and key in values):
-            return None
-        if at == indent == depth:
-            values[key] = value
-    host, port = _scalar(values.get("host", "127.0.0.1")), _scalar(values.get("port", ""))
-    if party == "broker" and host and not host.isdecimal() and port.isdecimal():
-        return "", host, int(port)
-    state = _scalar(values.get("state_dir", f"state/{party}" if depth else ""))
-    if party not in _PARTIES or party == "broker" or not state or state.isdecimal():
+    if party not in _PARTIES or not isinstance(state, str) or not state:
         return None
     return os.path.join(os.path.dirname(os.path.abspath(config)), state), "", 0  # noqa: PTH100, PTH118, PTH120
-
-
-_OPENS, _CLOSES = "{[", "}]"
-_NO_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # plain, in any case
-
-
-def _without_comment(text: str) -> str:
-    """A line of YAML up to its comment, if that is surely one."""
-    end = 0 if text.startswith("#") else text.find(" #")
-    while end > 0 and (text.count('"', 0, end) % 2 or text.count("'", 0, end) % 2):
-        end = text.find(" #", end + 1)
-    return text[:end].rstrip(" ") if end >= 0 else text.rstrip(" ")
-
-
-def _ends_here(text: str) -> bool:
-    """Whether nothing of a line of YAML can go on in the next one but what it is the key of."""
-    whole = all(text.count(a) == text.count(b) for a, b in zip(_OPENS, _CLOSES, strict=True))
-    quoted = text.count('"') % 2 or text.count("'") % 2 or "\\" in text or "\t" in text
-    block = text.partition(": ")[2].lstrip()[:1] in ("|", ">")
-    return whole and not quoted and not block
-
-
-def _scalar(value: str) -> str:
-    """The text, or the number's digits, that a value of YAML surely is; else empty."""
-    if value[:1] in ("'", '"'):
-        inner, _, after = value[1:].partition(value[0])
-        return inner if not after else ""
-    plain = value.partition(" #")[0].rstrip(" ")
-    if plain.isascii() and plain.isdecimal():
-        return plain if plain[0] != "0" else ""
-    address = plain.count(".") == 3 and plain.replace(".", "").isdecimal()
-    named = plain[:1].isalpha() or plain.startswith(("/", "./", "../"))
-    if not (address or named) or plain.endswith(":") or ": " in plain:
-        return ""
-    return "" if plain.lower() in _NO_TEXT else plain
 
 
 def problem_of_site(

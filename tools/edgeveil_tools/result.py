@@ -6,7 +6,6 @@ occur.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -115,34 +114,6 @@ class RunEvents:
         return leading_of(AUC, self.rounds[-1]) if self.rounds else None
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What the run itself knows, beside the job's events.
-
-    `privacy` prices all exchanges that devices were asked for: of a job that did not complete,
-    the last ones may have been answered though nothing of it was committed.
-    """
-
-    job: str
-    status: Status
-    reason: str
-    broker: str
-    protocol: int | None
-    devices: int
-    infer_only: int
-    seconds: float
-    memory_peak_bytes: int | None
-    reference: Sequence[float]
-    bytes: Mapping[str, int]
-    privacy: Mapping[str, Any]
-    simulated: bool = False
-    engine: Mapping[str, Any] | None = None
-    published: bool = True  # whether the records are those of a published set
-    shuffle: Sequence[Mapping[str, Any]] = ()
-    aggregation: Mapping[str, str] = field(default_factory=dict)
-    seen: Sequence[Mapping[str, str]] = ()
-
-
 PlainTable = list[dict[str, Any]]
 
 
@@ -150,8 +121,7 @@ class Result:
     """What a run came to: accuracy, both guarantees, rounds, and where its files are.
 
     `content` is what `result.json` holds, `folder` where it lies with events, models and report.
-    Its tables are lists of flat dicts, which pandas.DataFrame takes as they are. In a notebook it
-    shows itself.
+    Its tables are lists of flat dicts, which pandas.DataFrame takes as they are.
     """
 
     TABLES = ("rounds", "epsilon", "uploads", "guarantees", "evaluations")
@@ -320,34 +290,6 @@ class Result:
         told = leading_text(name, value, final.get("figures"))
         return f"<Result of {self.job}: {self.status}, {name} {told}>"
 
-    def _repr_html_(self) -> str:
-        """The summary and the rounds, for a notebook."""
-        head = f"<p><b>{html.escape(self.job)}</b>: {html.escape(self.status)}</p>"
-        facts = [{"": name, " ": value} for name, value in summary(self.content)]
-        name = leading(self.content["final"])[0]
-        led = name if name == ACCURACY else f"figures_{name.lower()}"
-        shown = ("round", led, "loss", "uploads", "declined", "seconds")
-        rows = [{key: row[key] for key in shown} for row in self.rounds]
-        return head + html_table(facts) + html_table(rows)
-
-
-def html_table(rows: PlainTable) -> str:
-    """Rows with the same keys as an HTML table; nothing for no rows."""
-    if not rows:
-        return ""
-    head = "".join(f"<th>{html.escape(key)}</th>" for key in rows[0])
-    body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row.values())}</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Blocks within a row become keys `block_key`; a list or block in one, which fits
@@ -363,47 +305,57 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
-    """The content of `result.json`."""
-    reference = [float(value) for value in facts.reference]
+def build(
+    record: RunEvents,
+    *,
+    privacy: Mapping[str, Any],
+    reference: Sequence[float],
+    published: bool = True,
+    simulated: bool = False,
+    **facts: Any,
+) -> dict[str, Any]:
+    """The content of `result.json`, from the job's events and what the run itself knows.
+
+    Args:
+        record: the job's events.
+        privacy: price of all exchanges that devices were asked for: of a job that did not
+            complete, the last ones may have been answered though nothing of it was committed.
+        reference: the noise-free figure by round.
+        published: whether the records are those of a published set.
+        simulated: whether no party was played.
+        facts: job, status, reason, broker, protocol, devices, infer_only, seconds,
+            memory_peak_bytes, bytes; engine, shuffle, aggregation and seen where there are any.
+    """
+    rounds = [float(value) for value in reference]
     final = record.rounds[-1] if record.rounds else {}
-    last = reference[-1] if reference else None
+    last = rounds[-1] if rounds else None
     led, by_sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
+    no_more: dict[str, Any] = {"shuffle": [], "aggregation": {}, "seen": [], "engine": None}
     found = {
-        "job": facts.job,
-        "status": facts.status,
-        "reason": facts.reason or record.reason,
+        **no_more,
+        **facts,
+        "reason": facts["reason"] or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
         "evaluations": record.evaluations,
         "final": {
             "accuracy": record.accuracy,
             "figures": final.get("figures"),
-            "measured_on": MEASURED_ON[facts.published],
+            "measured_on": MEASURED_ON[published],
             "federated": _last(record.evaluations, "federated"),
             **({"cluster_scores": by_sums} if by_sums else {}),
         },
         "reference": {
             "accuracy": last if led == ACCURACY else None,
             **({} if led == ACCURACY else {led.lower(): last}),
-            "rounds": reference,
-            "note": UNPROTECTED if reference and not facts.published else "",
+            "rounds": rounds,
+            "note": UNPROTECTED if rounds and not published else "",
         },
-        "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
-        "shuffle": [dict(credit) for credit in facts.shuffle],
-        "aggregation": dict(facts.aggregation),
-        "seen": [dict(row) for row in facts.seen],
-        "bytes": dict(facts.bytes),
-        "broker": facts.broker,
-        "protocol": facts.protocol,
-        "simulated": facts.simulated,
-        "encryption": "off" if facts.simulated else "on",
-        "engine": dict(facts.engine) if facts.engine else None,
-        "note": SIMULATED if facts.simulated else "",
-        "devices": facts.devices,
-        "infer_only": facts.infer_only,
-        "seconds": round(facts.seconds, 3),
-        "memory_peak_bytes": facts.memory_peak_bytes,
+        "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
+        "simulated": simulated,
+        "encryption": "off" if simulated else "on",
+        "note": SIMULATED if simulated else "",
+        "seconds": round(facts["seconds"], 3),
         "versions": versions(),
     }
     plain: dict[str, Any] = finite(found)

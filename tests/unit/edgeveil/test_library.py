@@ -132,12 +132,11 @@ def test_a_price_is_known_before_anything_runs():
     assert (price.training.status, price.training.unit) == ("proven", "record")
     assert price.training.epsilon <= 8
     assert price.inference_per_round == 20
-    rows = price.table()
+    rows = price.exchanges
     assert [row["round"] for row in rows][-1] == 15
     assert rows[-1]["training"] == price.training.epsilon
     assert sorted(row["training"] for row in rows) == [row["training"] for row in rows]
     assert "ε = 8" in str(price)
-    assert "<table>" in price._repr_html_()
 
 
 # --- a run ---
@@ -165,10 +164,8 @@ def test_a_result_is_read_back_and_shows_itself(simulated):
     assert again.content == json.loads(json.dumps(simulated.content))
     assert again.events[-1]["type"] == "job_completed"
     assert repr(again).startswith("<Result of small: completed, accuracy 0.")
-    shown = again._repr_html_()
-    for part in ("guarantees", "per device", "protects nobody", "<th>round</th>"):
-        assert part in shown
-    assert "final accuracy" in str(again)
+    for part in ("guarantees", "per device", "protects nobody", "final accuracy"):
+        assert part in str(again)
     with pytest.raises(UsageError, match="is no result of a run"):
         edgeveil.Result.load(simulated.folder / "absent")
 

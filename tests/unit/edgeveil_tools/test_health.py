@@ -88,11 +88,11 @@ def test_a_loop_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cloud.yaml", "proxy.yaml", "edge.yaml", "broker-edge.yaml"])
-def test_site_files_in_the_plain_form_are_read_as_their_loader_reads_them(name):
+def test_site_files_are_read_as_their_loader_reads_them(name):
     from edgeveil.sites.files import load_site
 
     path = CONFIGS / name
-    state, host, port = probe.plain_values(str(path))
+    state, host, port = probe.site_values(str(path))
     loaded = load_site(path)
     if name.startswith("broker"):
         assert (host, port) == (loaded.host, loaded.port)
@@ -101,57 +101,20 @@ def test_site_files_in_the_plain_form_are_read_as_their_loader_reads_them(name):
 
 
 @pytest.mark.parametrize(
-    "text", ["edge: {state_dir: here}\n", "edge:\n  state_dir: &a here\n", "other:\n  a: 1\n", ""]
+    "text",
+    [
+        "edge:\n  state_dir: 7\n",
+        "other:\n  a: 1\n",
+        "",
+        "edge: [",
+        "broker: {port: x}",
+        "a: 1\nb: 2",
+    ],
 )
 def test_another_form_is_left_to_the_loader(tmp_path, text):
     path = tmp_path / "edge.yaml"
     path.write_text(text)
-    assert probe.plain_values(str(path)) is None
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        """state_dir: "my #x\"""",
-        "state_dir: 'my #x'  # here",
-        "state_dir: 'it''s here'",
-        'state_dir: "a\\tb"',
-        "state_dir: a\n    b",
-        'state_dir: "a\n    b"',
-        'name: "a\n  state_dir: no\n  b"\n  state_dir: yonder',
-        "data: {a: 1,\n  state_dir: no}\n  state_dir: yonder",
-        "about: |\n    state_dir: no\n  state_dir: yonder",
-        "state_dir: ~",
-        "state_dir: 12",
-        "state_dir: No",
-        "'state_dir': yonder",
-        "state_dir: a#b",
-        "limits:\n    - a: 1\n      state_dir: no\n  state_dir: yonder",
-        "list:\n  - state_dir: no\n  state_dir: yonder",
-        "state_dir: here\nother:\n  state_dir: yonder",
-        "state_dir: here # there",
-        "state_dir: a: b",
-        "state_dir:here",
-    ],
-)
-@pytest.mark.parametrize("party", ["edge", "broker"])
-def test_what_is_read_of_any_yaml_is_what_yaml_says(tmp_path, party, lines):
-    """Or nothing is: it is left to the loader."""
-    if party == "broker":
-        lines = lines.replace("state_dir", "host") + "\n  port: 1883"
-    path = tmp_path / "site.yaml"
-    path.write_text(f"{party}:\n  {lines}\n")
-    found = probe.plain_values(str(path))
-    try:
-        told = yaml.safe_load(path.read_text())
-    except yaml.YAMLError:
-        assert found is None
-        return
-    if found is not None:
-        assert list(told) == [party]
-        folder, host, _port = found
-        wanted = told[party]["host" if party == "broker" else "state_dir"]
-        assert (host or os.path.relpath(folder, tmp_path)) == wanted
+    assert probe.site_values(str(path)) is None
 
 
 @pytest.mark.parametrize("party", ["cloud", "proxy", "edge"])
@@ -164,13 +127,7 @@ def test_without_a_state_folder_its_loaders_default_is_asked(tmp_path, party):
     path = tmp_path / "site.yaml"
     path.write_text(yaml.safe_dump(found, width=1000))
     wanted = str(load_site(path).state_dir)
-    assert probe.plain_values(str(path)) == (wanted, "", 0)
-
-
-def test_a_value_in_quotes_and_with_a_comment_is_read(tmp_path):
-    path = tmp_path / "site.yaml"
-    path.write_text("edge:\n  state_dir: 'my #x'  # ours\n  a: [1, 2]\n  b:\n  - c: 1\n    d: 2\n")
-    assert probe.plain_values(str(path)) == (str(tmp_path / "my #x"), "", 0)
+    assert probe.site_values(str(path)) == (wanted, "", 0)
 
 
 def test_the_command_answers_by_its_exit_code(site, capsys):
@@ -179,8 +136,8 @@ def test_the_command_answers_by_its_exit_code(site, capsys):
     assert capsys.readouterr().err == "does not run\n"
 
 
-def test_a_check_loads_nothing_but_the_standard_library_and_fits_a_probe_of_a_second(site):
-    """20 MiB and 80 ms of a processor, most of it Python's own start: nothing else is loaded."""
+def test_a_check_loads_next_to_nothing_and_fits_a_probe_of_a_second(site):
+    """20 MiB and 80 ms of a processor, most of it Python's own start."""
     code = (
         "import sys, json\n"
         f"sys.argv = ['edgeveil', 'health', '--config', {str(site.edges[0])!r}]\n"
@@ -196,5 +153,5 @@ def test_a_check_loads_nothing_but_the_standard_library_and_fits_a_probe_of_a_se
     code, rss_kib, loaded = json.loads(done.stdout)
     assert code == 1 and rss_kib <= 20 * 1024
     own = [name for name in loaded if name not in sys.stdlib_module_names and name != "__main__"]
-    assert own == ["edgeveil_tools"]
-    assert not {"typing", "argparse", "asyncio", "pathlib", "logging"} & set(loaded)
+    assert {one for one in own if "cython" not in one} <= {"edgeveil_tools", "yaml", "_yaml"}
+    assert not {"argparse", "asyncio", "pathlib", "logging"} & set(loaded)

@@ -79,12 +79,6 @@ def test_a_result_is_not_written_over_unless_asked_to(ran, tmp_path, capsys):
     assert (out / "result.json").read_bytes() != before
 
 
-def test_an_interrupted_run_is_not_written_over_either(tmp_path):
-    (tmp_path / "simulation.checkpoint").touch()
-    with pytest.raises(UsageError, match="go on with --resume"):
-        edgeveil.simulate(QUICKSTART, out=tmp_path)
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_a_job_file_that_somebody_wrote_is_not_written_over(force, tmp_path):
     job = tmp_path / "job.yaml"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
+from edgeveil.errors import JobFailed
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
@@ -22,7 +22,6 @@ from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.simulation import workers as pool
 from edgeveil_tools.simulation.devices import Shelf, SimulatedDevices, SimulatedFleet
-from edgeveil_tools.simulation.rounds import CHECKPOINT, SimulatedRounds
 from tests.kits.fleet import played_by_all_parties
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -149,8 +148,6 @@ def test_a_worker_that_dies_ends_the_run_with_its_name_and_none_outlives_it(tmp_
         ("digits_buffered", ["--simulate"], "round.mode: buffered: .* leave out --simulate"),
         ("quickstart", ["--simulate", "--keep"], "--keep: a simulation has no keys"),
         ("quickstart", ["--ray", "127.0.0.1:6379"], "--ray: .* add --simulate"),
-        ("quickstart", ["--simulate", "--resume"], "holds no interrupted simulation"),
-        ("quickstart", ["--resume"], "--resume: goes on with a simulation alone"),
         ("quickstart", ["--simulate", "--engine", "faithful"], "edgeveil run --engine is now: "),
     ],
 )
@@ -189,80 +186,6 @@ def test_two_ray_nodes_give_the_same_bits(tmp_path):
         cluster.shutdown()
     assert there[:2] == here[:2]
     assert there[2]["engine"] == {"name": "ray", "workers": 2}
-
-
-# --- interrupted, and gone on with ---
-
-
-def interrupt_after(monkeypatch, exchange):
-    """A checkpoint after every exchange, and Ctrl-C in the round after this one."""
-    monkeypatch.setattr(local_fleet, "EVERY_S", 0.0)
-    answers = SimulatedRounds._answers
-
-    def interrupted(self, context, package, selected):
-        if context.exchange.index == exchange + 1:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        return answers(self, context, package, selected)
-
-    monkeypatch.setattr(SimulatedRounds, "_answers", interrupted)
-
-
-@pytest.mark.parametrize(
-    ("name", "after"),
-    [("quickstart", 4), ("digits_pca", 2), ("digits_min_divergence", 1), ("digits_stages", 1)],
-)
-def test_an_interrupted_simulation_goes_on_to_the_same_bits(tmp_path, monkeypatch, name, after):
-    rounds = {"train": {"rounds": 3}, "selection": {"devices": 12, "min_devices": 12}}
-    path = job_file(
-        tmp_path, name, **(rounds if name == "quickstart" else {"train": {"rounds": 2}})
-    )
-    whole, out = played(path, tmp_path / "whole", workers=2), tmp_path / "out"
-    asked = Overrides(simulate=True, workers=3)
-    interrupt_after(monkeypatch, after)
-    said = io.StringIO()
-    assert run_local(path, out, asked, reference=False, stream=said) == INTERRUPTED
-    assert "--resume goes on with it" in said.getvalue()
-    assert (out / CHECKPOINT).stat().st_mode & 0o077 == 0
-    assert not (out / "model.onnx").exists()
-    with (out / "events.jsonl").open("a") as events:
-        events.write('{"of": "the open round"}\n')
-    asked = Overrides(simulate=True, workers=2)
-    assert run_local(path, out, asked, reference=False, resume=True, stream=io.StringIO()) == 0
-    assert (out / "model.safetensors").read_bytes() == whole[0]
-    lines = (out / "events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["type"] for line in lines] == [kind for kind, _ in whole[1]]
-    assert not (out / CHECKPOINT).exists()
-
-
-def test_what_cannot_be_gone_on_with_is_named(tmp_path, monkeypatch):
-    path, out = job_file(tmp_path, "quickstart", train={"rounds": 3}), tmp_path / "out"
-
-    def resumed(**changes):
-        asked = Overrides(simulate=True, **changes)
-        run_local(path, out, asked, reference=False, resume=True, stream=io.StringIO())
-
-    interrupt_after(monkeypatch, 2)
-    run_local(path, out, Overrides(simulate=True), reference=False, stream=io.StringIO())
-    with pytest.raises(UsageError, match="other settings"):
-        resumed(seed=8)
-    (out / CHECKPOINT).write_bytes(b"\x93\x01")
-    with pytest.raises(UsageError, match="cannot be read"):
-        resumed()
-    assert (out / "events.jsonl").stat().st_size > 0
-
-
-def test_a_grid_goes_on_within_a_run(tmp_path, monkeypatch, capsys):
-    path = job_file(tmp_path, "quickstart", train={"rounds": 3})
-    line = ["run", str(path), "--simulate", "--seeds", "1", "--no-reference"]
-    line += ["--out", str(tmp_path / "grid")]
-    interrupt_after(monkeypatch, 3)
-    assert main(line) == INTERRUPTED
-    folder = tmp_path / "grid" / "quickstart" / "seed-7"
-    begun = json.loads((folder / "events.jsonl").read_text().splitlines()[0])["time"]
-    assert main(line) == 0
-    first = json.loads((folder / "events.jsonl").read_text().splitlines()[0])
-    assert first["time"] == begun
 
 
 # --- what lies in a worker ---

@@ -17,7 +17,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.cli import main
 from edgeveil_tools.report.page import report_view, write_report
-from edgeveil_tools.result import HOPS, Result, RunEvents, RunFacts, build, privacy_of
+from edgeveil_tools.result import HOPS, Result, RunEvents, build, privacy_of
 
 JOB = Path(__file__).parents[3] / "configs" / "jobs" / "digits_secure.yaml"
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
@@ -80,7 +80,7 @@ def result(course, quote=PROVEN, **changes):
         "bytes": dict.fromkeys(HOPS, 5000),
         "privacy": privacy_of(quote, 20.0),
     }
-    return build(record, RunFacts(**{**facts, **changes}))
+    return build(record, **{**facts, **changes})
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
-from edgeveil_tools.result import RunEvents, RunFacts, build, privacy_of, summary, write_json
+from edgeveil_tools.result import RunEvents, build, privacy_of, summary, write_json
 
 
 def event(name, /, **data):
@@ -40,7 +40,7 @@ CLUSTERS = {
     "vectors": [[0.9, 0.1]] * 4,
 }
 QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))
-FACTS = RunFacts(
+FACTS = dict(  # noqa: C408 - as arguments
     job="digits",
     status="completed",
     reason="",
@@ -78,7 +78,7 @@ def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
 
 
 def test_the_result_has_every_key_that_scripts_read():
-    found = build(course(), FACTS)
+    found = build(course(), **FACTS)
     assert set(found) >= {
         "job", "status", "reason", "rounds", "phases", "final", "reference", "privacy",
         "broker", "devices", "seconds", "memory_peak_bytes", "versions", "bytes",
@@ -96,11 +96,11 @@ def test_the_result_has_every_key_that_scripts_read():
 
 
 def test_cluster_scores_come_without_the_vectors():
-    rows = build(course(), FACTS)["rounds"]
+    rows = build(course(), **FACTS)["rounds"]
     assert rows[0]["cluster_scores"] is None
     wanted = {key: value for key, value in CLUSTERS.items() if key != "vectors"}
     assert rows[1]["cluster_scores"] == wanted
-    shown = dict(summary(build(course(), FACTS)))["clusters"]
+    shown = dict(summary(build(course(), **FACTS)))["clusters"]
     assert shown.startswith(
         f"silhouette score {CLUSTERS['score']:.3f} of {CLUSTERS['used']} uploads"
     )
@@ -110,8 +110,8 @@ def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
     record = course()
     told = privacy_of(replace(QUOTE, training=Guarantee(7.5, 1e-5, "record", "proven")), 20.0)
     record.take(event("job_completed", reason="", privacy=told))
-    assert build(record, FACTS)["privacy"]["training"]["epsilon"] == 7.5
-    failed = build(record, replace(FACTS, status="failed", reason="x"))
+    assert build(record, **FACTS)["privacy"]["training"]["epsilon"] == 7.5
+    failed = build(record, **{**FACTS, "status": "failed", "reason": "x"})
     assert failed["privacy"]["training"]["epsilon"] == 8.0
 
 
@@ -134,7 +134,7 @@ def test_the_end_of_a_job_is_seen_with_its_reason(kind):
 
 def test_the_file_is_strict_json_and_whole(tmp_path):
     unprotected = replace(QUOTE, inference=Guarantee(math.inf, 0.0, "device", "none"))
-    content = build(course(), replace(FACTS, privacy=privacy_of(unprotected, None)))
+    content = build(course(), **{**FACTS, "privacy": privacy_of(unprotected, None)})
     path = tmp_path / "result.json"
     write_json(path, content)
 

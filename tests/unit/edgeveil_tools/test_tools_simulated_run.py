@@ -246,7 +246,6 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
         (["--sweep", "privacy.epsilon=8,-1"], "--sweep privacy.epsilon=-1: privacy.epsilon: must"),
         (["--sweep", "privacy.epsilom=8"], "epsilom: unknown key"),
         (["--seeds", "0"], "--seeds: no seed to run"),
-        (["--seeds", "2", "--resume"], "--resume: is for a single run"),
         (["--seeds", "2", "--track", "neptune:x"], "--track neptune:x: is no tracker"),
     ],
 )

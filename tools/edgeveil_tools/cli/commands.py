@@ -34,10 +34,6 @@ def _within(least: int, most: int) -> Callable[[str], int]:
 _PORT, _DAYS_LONG, _POSITIVE = _within(1, 65535), _within(1, 36500), _within(1, 1 << 31)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(_POSITIVE(side) for side in text.split(","))
-
-
 _CONFIG = arg("--config FILE", "site file", Path, required=True)
 _OWN_CONFIG = arg("--config FILE", "site file", Path, default=argparse.SUPPRESS)
 """Of a process that has sub-commands: their default must not replace what stands before them."""
@@ -163,7 +159,6 @@ COMMANDS = (
         arg("--record", "keep what the cloud sees, for edgeveil attack"),
         arg("--keep", "keep keys, ledgers and stores too"),
         arg("--force", "write over a result that DIR holds"),
-        arg("--resume", "go on with the simulation interrupted in --out"),
         about="""
         Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
         MQTT and writes result, events, model and report to DIR. With --simulate its rounds
@@ -229,23 +224,19 @@ COMMANDS = (
     ),
     row(
         "backbone",
-        "make a frozen backbone: a public encoder, or a module as ONNX",
+        "train a public encoder, as a frozen backbone",
         "cli.learning:backbone",
-        arg("what WHAT", "digits, pictures, or MODULE:FUNCTION"),
-        arg("--weights FILE", "state_dict, .safetensors or .pt; else the module's own", Path),
-        arg("--input-shape N,N,...", "of one record, without the batch axis, as 1,28,28", _shape),
-        arg("--out FILE", "the ONNX file; of an encoder default: the user's cache", Path),
+        arg("what WHAT", choices=("digits", "pictures")),
+        arg("--out FILE", "the ONNX file; default: the user's cache", Path),
         arg("--force", "train again, write over the file"),
-        arg("--seed N", "of an encoder, default 0", int, default=0),
+        arg("--seed N", "default 0", int, default=0),
         about="""
         An encoder learns from public images alone. digits (28 x 28): digits drawn from pen
         strokes, and those of scikit-learn; some minutes. pictures (colour, 32 x 32): drawn
         by a rule, told apart by themselves; about 20 minutes on two cores. Jobs name them
         `file: digits` and `file: pictures`.
-        MODULE:FUNCTION is called without arguments and gives a torch.nn.Module, whose
-        outputs are the features. The code runs here alone: devices run the ONNX file.
+        A module of your own becomes a backbone by torch.onnx.export (docs/models.md).
         edgeveil backbone pictures --seed 3
-        edgeveil backbone mypackage.models:Encoder --input-shape 1,28,28 --out e.onnx
         """,
     ),
     row(

@@ -1,7 +1,4 @@
-"""`edgeveil job …`: jobs of a cloud, by its HTTP control.
-
-For a desk that has the core's libraries alone; rich, where it is there, draws what is watched.
-"""
+"""`edgeveil job …`: jobs of a cloud, by its HTTP control; for a desk with the core's libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +17,6 @@ from edgeveil_tools.cli.common import answer, columns, load_as
 from edgeveil_tools.release_text import counted, release_lines
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgeveil_tools.cloud_client import Cloud
 
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
@@ -221,7 +215,7 @@ def shown(
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
-    """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines
+    """Follow a job until it has ended: a line for each round, or its events as JSON lines
     and the job last.
 
     A pause is shown, and waited out: somebody may resume the job. `track`: log it there too.
@@ -238,8 +232,6 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
         entry = cloud.job(job)
         ok = entry["status"] == "completed"
         print(json.dumps({"command": "job show", "ok": ok, "job": entry}))
-    elif sys.stdout.isatty() and find_spec("rich") and not track:
-        _draw(cloud, job)
     else:
         shown = 0
         for event in events:
@@ -257,18 +249,6 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
             shown = len(rows)
         print(f"{job}: {cloud.job(job)['status']}", flush=True)
     return _outcome(cloud.job(job))
-
-
-def _draw(cloud: Cloud, job: str) -> None:
-    from rich.live import Live
-
-    with Live(_rounds(cloud.job(job)), auto_refresh=False) as live:
-        for event in cloud.watch(job):
-            if event["type"] == "job_waiting":
-                live.console.print(_waiting(event["data"]))
-            live.update(_rounds(cloud.job(job)), refresh=True)
-        live.update(_rounds(cloud.job(job)), refresh=True)
-    print()
 
 
 def _reason(cloud: Cloud, job: Mapping[str, Any]) -> str:
@@ -298,19 +278,6 @@ def _outcome(job: Mapping[str, Any]) -> int:
     if job["status"] == "completed":
         return 0
     raise JobFailed(job["reason"] or job["status"], where=job["id"])
-
-
-def _rounds(job: Mapping[str, Any]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    title = f"{job['id']}: {job['status']}" + (f" ({job['reason']})" if job["reason"] else "")
-    table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for row in _cells(job["exchanges"]):
-        table.add_row(*row)
-    return table
 
 
 def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:

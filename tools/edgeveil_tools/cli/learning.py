@@ -64,12 +64,9 @@ def run(args: argparse.Namespace) -> int:
     if args.seeds is not None or args.sweep:
         from edgeveil_tools.local.grid import run_grid
 
-        if args.resume:
-            what = "is for a single run; a grid goes on by itself"
-            raise UsageError(what, where="--resume", fix="leave it out")
         seeds = 1 if args.seeds is None else args.seeds
         return run_grid(args.job, out, overrides, seeds, args.sweep, **how)
-    return run_local(args.job, out, overrides, resume=args.resume, **how)
+    return run_local(args.job, out, overrides, **how)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -80,20 +77,12 @@ def report(args: argparse.Namespace) -> int:
 
 
 def backbone(args: argparse.Namespace) -> int:
-    """`edgeveil backbone`: train a public encoder, or export a module."""
+    """`edgeveil backbone`: train a public encoder."""
     from dataclasses import asdict
 
     from edgeveil_tools.backbone.command import file_lines
 
-    if ":" in args.what:
-        from edgeveil_tools.backbone.export import export
-
-        if args.input_shape is None or args.out is None:
-            fix = "add --input-shape 1,28,28 --out encoder.onnx"
-            raise UsageError("needs a shape and a file", where=args.what, fix=fix)
-        found = export(args.what, args.input_shape, args.out, args.weights)
-    else:
-        found = _encoder(args)
+    found = _encoder(args)
     return answer(args, file_lines(found), asdict(found))
 
 
@@ -102,12 +91,8 @@ def _encoder(args: argparse.Namespace) -> BackboneFacts:
     from rich.progress import Progress
 
     from edgeveil.parts.features.onnx import cached_backbone
-    from edgeveil.registry import nearest
-    from edgeveil_tools.backbone.command import ENCODERS, train
+    from edgeveil_tools.backbone.command import train
 
-    if args.what not in ENCODERS:
-        fix = f"{nearest(args.what, list(ENCODERS))}, or write MODULE:FUNCTION"
-        raise UsageError("is no encoder", where=args.what, fix=fix)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("training", total=1.0)
         return train(

@@ -8,7 +8,6 @@ Ray: it shows what learning reaches and protects nothing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import queue
@@ -17,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,7 @@ from edgeveil import logs
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
-from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.heads import described
-from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil.sites.addresses import place
@@ -40,12 +36,7 @@ from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
-from edgeveil_tools.simulation.rounds import (
-    CHECKPOINT,
-    Checkpoint,
-    SimulatedRounds,
-    load_checkpoint,
-)
+from edgeveil_tools.simulation.rounds import SimulatedRounds
 from edgeveil_tools.simulation.workers import HERE, RAY_KEY, ProcessWorkers, RayWorkers, Workers
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_processes, provision
@@ -54,7 +45,6 @@ START_S = 60.0
 START_PER_DEVICE_S = 0.5
 REFERENCE_S = 30.0
 WORKERS = 2  # processes that host devices, where nobody says how many
-EVERY_S = 5.0  # between two checkpoints; an interruption costs this and the open round at most
 KEPT_BYTES = 256 << 20  # of a round's uploads in a worker's memory; the rest waits on the disk
 _LOOK_S = 0.25
 _LOOK_ROUNDS_S = 0.1
@@ -81,7 +71,6 @@ class LocalFleet:
         *,
         reference: bool = True,
         record_dir: Path | None = None,
-        resume: bool = False,
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
         self.log = RunLog(job, run, out, hear, stop)
@@ -90,7 +79,7 @@ class LocalFleet:
         self.memory = MemoryPeak(self.children)
         wanted = reference and has_reference(job)
         self.reference = Reference(job, run, self.site) if wanted else None
-        self._players = Simulation(self, resume=resume) if run.simulate else FleetProcesses(self)
+        self._players = Simulation(self) if run.simulate else FleetProcesses(self)
 
     @property
     def progress(self) -> RunReporter:
@@ -301,10 +290,8 @@ class FleetProcesses:
 class Simulation:
     """The same rounds without parties, brokers and encryption; all chance comes from the seed."""
 
-    def __init__(self, run: LocalFleet, *, resume: bool = False) -> None:
-        self._run, self._resume = run, resume
-        self._stamp = checkpoint_stamp(run.job, run.settings)
-        self._earlier_s = self._kept_s = 0.0  # of the run that was interrupted; of the checkpoint
+    def __init__(self, run: LocalFleet) -> None:
+        self._run = run
         self._workers: Workers | None = None
         self._rounds: SimulatedRounds | None = None
         self._events, self._next_look_s = 0, 0.0
@@ -319,7 +306,7 @@ class Simulation:
         # The last bits of a product depend on how many threads compute it.
         with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
             self._play()
-        self._seconds = self._earlier_s + run.progress.elapsed_s
+        self._seconds = run.progress.elapsed_s
         if run.reference:
             run.progress.doing("training the noise-free reference")
             run.reference.start()
@@ -368,11 +355,9 @@ class Simulation:
             tell=self._tell,
             say=self._hear,
             look=self._look,
-            committed=self._committed,
         )
         run.progress.view.online = settings.devices
-        model = rounds.play(self._begin())
-        (run.out / CHECKPOINT).unlink(missing_ok=True)
+        model = rounds.play()
         # What a device told its owner may quote a record: of own records, for this console alone.
         published = is_published(job, settings)
         if self._declined and not published:
@@ -380,36 +365,6 @@ class Simulation:
         run.log.require_completed(job.job, self._declined if published else "")
         if model is not None:
             run.keep_models(*model)
-
-    def _begin(self) -> Checkpoint | None:
-        """Where to go on, with the events until there taken again."""
-        if not self._resume:
-            return None
-        found = load_checkpoint(self._run.out, self._stamp)
-        self._run.log.take_again(found.events)
-        self._events, self._earlier_s = found.events, found.seconds
-        self._run.progress.note(f"Going on after exchange {found.exchange}")
-        return found
-
-    def _committed(
-        self, exchange: int, event: Mapping[str, Any], state: Mapping[str, Array]
-    ) -> None:
-        """Save a checkpoint, at most every EVERY_S."""
-        run, rounds, now_s = self._run, self._rounds, self._run.progress.elapsed_s
-        if rounds is None or now_s - self._kept_s < EVERY_S:
-            return
-        self._kept_s = now_s
-        Checkpoint(
-            self._stamp,
-            exchange,
-            self._events,
-            self._earlier_s + now_s,
-            event["accuracy"],
-            rounds.chance(),
-            pack_tensors(state),
-            rounds.states(),
-            event.get("federated"),
-        ).save(run.out)
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1
@@ -445,13 +400,6 @@ def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
         imported_ray(RAY_KEY)
         if run.ray_address != HERE:
             check_cluster(run.ray_address, RAY_KEY)
-
-
-def checkpoint_stamp(job: Job, run: LocalRun) -> str:
-    """Digest of all that decides a simulation's result: job, settings but for workers, version."""
-    said = run.model_dump_json(exclude={"ray_address", "workers"})
-    version = metadata.version("edgeveil")
-    return hashlib.sha256(job.canonical() + said.encode() + version.encode()).hexdigest()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from edgeveil.evaluation.figures import leading, leading_text
 from edgeveil.jobs import Job
 from edgeveil.units import seconds_text
 from edgeveil_tools.local.data import check_data
-from edgeveil_tools.local.fleet import checkpoint_stamp, refuse_unplayable
+from edgeveil_tools.local.fleet import refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run import run_local
@@ -39,7 +39,6 @@ from edgeveil_tools.report.compare import (
     write_tables,
 )
 from edgeveil_tools.result import Result, writing
-from edgeveil_tools.simulation.rounds import load_checkpoint
 from edgeveil_tools.tracking.feed import check_target
 
 _SHORT = (0, 1, 3, 4, 5)  # columns of the table on a terminal, whose width has no room for all
@@ -70,15 +69,6 @@ class GridRun:
         except (OSError, UsageError):
             return None
         return found if found.status == "completed" else None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the folder holds the checkpoint of this very run."""
-        try:
-            load_checkpoint(self.folder, checkpoint_stamp(self.job, self.run))
-        except UsageError:
-            return False
-        return self.run.simulate
 
 
 def sweep_of(text: str) -> tuple[str, list[Any]]:
@@ -178,7 +168,6 @@ def run_one(
             one.path,
             one.folder,
             one.overrides,
-            resume=not force and one.interrupted,
             force=True,  # what has completed is kept above
             brief=True,
             stream=stream if stream.isatty() else io.StringIO(),  # a line a run is enough in a file

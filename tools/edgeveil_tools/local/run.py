@@ -37,12 +37,11 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
-from edgeveil_tools.local.fleet import LocalFleet, checkpoint_stamp, refuse_unplayable
+from edgeveil_tools.local.fleet import LocalFleet, refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
-from edgeveil_tools.simulation.rounds import CHECKPOINT, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
 from edgeveil_tools.tracking.feed import CLOSE_S, Tracking, check_target
 
@@ -74,7 +73,6 @@ class RunOptions(TypedDict, total=False):
     reference: bool | None
     record: bool
     keep: bool
-    resume: bool
     force: bool
     track: Sequence[str]
     report: bool
@@ -107,7 +105,6 @@ def run(
             other records it is an exact figure without any protection, as is who holds what.
         record: keep what the cloud sees in `out`/recording, for `edgeveil attack`.
         keep: keep keys, ledgers and stores too.
-        resume: go on with the simulation that was interrupted in `out`.
         force: write over the result that `out` holds.
         track: where to log parameters, guarantees, figures by round and files too: `mlflow:URI`,
             `tensorboard:DIR`.
@@ -196,7 +193,6 @@ def play(
     overrides: Overrides,
     *,
     keep: bool = False,
-    resume: bool = False,
     force: bool = False,
     reference: bool | None = None,
     record: bool = False,
@@ -213,7 +209,7 @@ def play(
         command: the command line that asked for it.
     """
     if out is not None:
-        require_unused(out, resume=resume, force=force)
+        require_unused(out, force=force)
     for target in track:
         check_target(target)
     started_s = time.time()
@@ -230,11 +226,9 @@ def play(
         refuse_unplayable(loaded, settings, keep=keep)
     else:
         choose_engine(settings.broker)
-    if resume:
-        _check_resumed(out, loaded, settings, record=record)
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
-    prepare(out, resume=resume)
+    prepare(out)
     with writing(out):
         write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = _recording(out, settings) if record else None
@@ -249,7 +243,6 @@ def play(
             stop,
             reference=published if reference is None else reference,
             record_dir=record_dir,
-            resume=resume,
         )
         plan = fleet.log.plan
         for line in (*(f"Privacy: {note}" for note in plan.notes), plan.adapter_note):
@@ -345,51 +338,28 @@ def _recording(out: Path, settings: LocalRun) -> Path:
 # --- the folder ---
 
 
-def require_unused(out: Path, *, resume: bool = False, force: bool = False) -> None:
-    """Raise UsageError where the folder holds a result, an interrupted run to go on with, or a
-    job.yaml that was written by no run, but by somebody."""
+def require_unused(out: Path, *, force: bool = False) -> None:
+    """Raise UsageError where the folder holds a result, or a job.yaml that no run wrote."""
     if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
         what = "holds a job.yaml that a run would write over"
         raise UsageError(what, where=str(out), fix="name another folder")
-    if resume or force:
+    if force or not (out / "result.json").exists():
         return
     others = (out.with_name(f"{out.name}-{number}") for number in count(2))
     fresh = f"--out {next(one for one in others if not one.exists())}"
-    if (out / CHECKPOINT).exists():
-        what, first = "holds a run that was interrupted", "go on with --resume, name another folder"
-    elif (out / "result.json").exists():
-        what, first = "holds a result already", "name another folder"
-    else:
-        return
-    raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
+    fix = f"name another folder ({fresh}), or write over it with --force"
+    raise UsageError("holds a result already", where=str(out), fix=fix)
 
 
-def prepare(out: Path, *, resume: bool = False) -> None:
-    """Make DIR and its `logs`, and remove what an earlier run left; `resume` keeps its events and
-    checkpoint. Raises UsageError."""
+def prepare(out: Path) -> None:
+    """Make DIR and its `logs`, and remove what an earlier run left. Raises UsageError."""
     with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        for name in (*FILES, CHECKPOINT):
-            if name not in ("events.jsonl", CHECKPOINT) or not resume:
-                (out / name).unlink(missing_ok=True)
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
         for log in (out / "logs").glob("*.log"):
             log.unlink()
-        if not resume:
-            write_whole(out / "events.jsonl", b"")
-
-
-def _check_resumed(out: Path | None, job: Job, run: LocalRun, *, record: bool) -> None:
-    """Raise UsageError where there is nothing to go on with."""
-    why = ""
-    if not run.simulate:
-        why = "goes on with a simulation alone"
-    elif out is None:
-        why = "needs the folder of the run that was interrupted"
-    elif record:
-        why = "would leave a recording without its beginning"
-    if why or out is None:
-        raise UsageError(why, where="--resume", fix="leave it out")
-    load_checkpoint(out, checkpoint_stamp(job, run))
+        write_whole(out / "events.jsonl", b"")
 
 
 @contextmanager
@@ -443,8 +413,7 @@ def run_local(
     with display:
         played = play(path, out, overrides, hear=display, **how)
     if isinstance(played.failure, KeyboardInterrupt):
-        kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
-        display.note(f"Interrupted; what there is so far is in {out}{kept}")
+        display.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED
     if played.failure is not None:
         raise played.failure

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
+from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
@@ -28,7 +28,7 @@ from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
-from edgeveil_tools.result import RunEvents, RunFacts, build, finite, privacy_of, write_whole
+from edgeveil_tools.result import RunEvents, build, finite, privacy_of
 from edgeveil_tools.tracking.feed import Tracking
 
 
@@ -191,26 +191,6 @@ class RunLog:
         event = finite(event)
         with (self._out / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, allow_nan=False) + "\n")
-        self._follow(event, reference)
-
-    def take_again(self, count: int) -> None:
-        """Take the first `count` events that an interrupted run left; those behind are dropped.
-
-        Raises UsageError where there are fewer.
-        """
-        path = self._out / "events.jsonl"
-        lines = path.read_text("utf-8").splitlines()[:count] if path.exists() else []
-        if len(lines) < count:
-            raise UsageError(
-                "has fewer events than its checkpoint", where=str(path), fix="leave out --resume"
-            )
-        write_whole(path, "".join(f"{line}\n" for line in lines).encode())
-        for line in lines:
-            self._follow(json.loads(line), None, tell=False)
-
-    def _follow(
-        self, event: dict[str, Any], reference: Reference | None, *, tell: bool = True
-    ) -> None:
         self.record.take(event)
         if self.tracking:
             self.tracking.take(event)
@@ -241,8 +221,7 @@ class RunLog:
                     f"round {at}: {lost['uploads']} uploads do not count, {lost['why']}; "
                     f"it cost each device {cost} all the same"
                 )
-            if tell:
-                self.progress.committed()
+            self.progress.committed()
         elif event["type"] == "round_repeated":
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
@@ -273,23 +252,21 @@ class RunLog:
 
     def result(self, reason: str, *, seconds: float | None = None, **facts: Any) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed. `facts` are those
-        of `RunFacts` that the players know; `seconds`: None for those until now."""
+        of `build` that the players know; `seconds`: None for those until now."""
         plan, run = self.plan, self._run
         quote = plan.spent(self.record.asked if reason else None)
         return build(
             self.record,
-            RunFacts(
-                job=plan.job.job,
-                status="failed" if reason else "completed",
-                reason=reason,
-                devices=run.devices,
-                infer_only=run.infer_only,
-                seconds=self.progress.elapsed_s if seconds is None else seconds,
-                privacy=self._plain(quote),
-                published=is_published(plan.job, run),
-                aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
-                seen=[asdict(row) for row in who_sees(plan, run.cells)],
-                shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
-                **facts,
-            ),
+            job=plan.job.job,
+            status="failed" if reason else "completed",
+            reason=reason,
+            devices=run.devices,
+            infer_only=run.infer_only,
+            seconds=self.progress.elapsed_s if seconds is None else seconds,
+            privacy=self._plain(quote),
+            published=is_published(plan.job, run),
+            aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
+            seen=[asdict(row) for row in who_sees(plan, run.cells)],
+            shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
+            **facts,
         )

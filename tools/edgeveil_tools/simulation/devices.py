@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from edgeveil.data.records import Records
@@ -30,7 +29,7 @@ from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import JobRequest, check_job
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage
-from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
@@ -48,17 +47,6 @@ from edgeveil_edge.sealing import wire_arrays
 from edgeveil_tools.site.provision import SitePlan
 
 Role = Literal["train", "infer"]
-
-
-class KeptDevice(msgspec.Struct, frozen=True):
-    """One device's part of a checkpoint: the position of its noise, the exchanges that it answered,
-    and packed the releases that later ones build on, and what it keeps."""
-
-    number: int
-    noise: str
-    answered: list[int]
-    released: dict[int, bytes]
-    kept: bytes
 
 
 @dataclass(frozen=True)
@@ -138,27 +126,6 @@ class SimulatedDevices:
         context = self._open_round[0]
         size = context.segments[group].count
         return ExactSum(size, grids).add(self._shelf.all(group, numbers))
-
-    def states(self) -> list[KeptDevice]:
-        """Of all devices that were asked, as they stand between two rounds."""
-        return [
-            KeptDevice(
-                number,
-                one.noise.position,
-                one.answered,
-                one.released,
-                pack_tensors(one.kept) if one.kept else b"",
-            )
-            for number, one in self._devices.items()
-        ]
-
-    def restore(self, states: Sequence[KeptDevice]) -> None:
-        """Go on from there."""
-        for state in states:
-            device = self._device(state.number)
-            device.noise.position = state.noise
-            device.answered, device.released = list(state.answered), dict(state.released)
-            device.kept = unpack_tensors(state.kept) if state.kept else {}
 
     @property
     def _open_round(self) -> tuple[RoundContext, RoundPackage, int]:

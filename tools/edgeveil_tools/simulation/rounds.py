@@ -3,9 +3,6 @@
 Bit for bit the model of the parties themselves over the memory transport (`edgeveil.testing`): the
 same devices are drawn, their noise is the same stream, sums are exact in any parts, and where a
 rule looks at the order of uploads, it is the one of the proxy's shuffle. Nobody is late.
-
-A simulation that is interrupted goes on from its `Checkpoint`: the state after a committed
-exchange, in one file of mode 0600, with what simulated devices keep and the state of all chance.
 """
 
 from __future__ import annotations
@@ -14,14 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, overload
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.broadcast_precision import as_learned_from
@@ -34,7 +29,6 @@ from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package
-from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
@@ -51,8 +45,7 @@ from edgeveil_cloud.round_report import Recorder, summary_of
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
-from edgeveil_tools.result import write_whole
-from edgeveil_tools.simulation.devices import DeviceAnswer, KeptDevice
+from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SitePlan
 
@@ -64,49 +57,6 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 """Takes an event of the job: its type and its data."""
 
 
-CHECKPOINT = "simulation.checkpoint"
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """State after `exchange`, whose event was number `events`: `state` of the method, packed, and
-    `chance`, the positions of the streams drawn here. `stamp` names the job and settings."""
-
-    stamp: str
-    exchange: int
-    events: int
-    seconds: float
-    accuracy: float | None
-    chance: list[str]
-    state: bytes
-    devices: list[KeptDevice]
-    federated: dict[str, Any] | None = None  # of the exchange, where it was an evaluation
-
-    def save(self, folder: Path) -> None:
-        """Replace the folder's. Raises OSError."""
-        write_whole(folder / CHECKPOINT, msgspec.msgpack.encode(self), mode=0o600)
-
-
-def load_checkpoint(folder: Path, stamp: str) -> Checkpoint:
-    """The folder's. Raises UsageError where there is none of this stamp."""
-    path = folder / CHECKPOINT
-    try:
-        found = msgspec.msgpack.decode(path.read_bytes(), type=Checkpoint)
-    except FileNotFoundError:
-        raise UsageError(
-            "holds no interrupted simulation", where=str(folder), fix="leave out --resume"
-        ) from None
-    except (OSError, msgspec.MsgspecError) as error:
-        why = f"cannot be read ({type(error).__name__})"
-        raise UsageError(why, where=str(path), fix="leave out --resume") from None
-    if found.stamp != stamp:
-        raise UsageError(
-            "is of another job, other settings or another version of EdgeVeil",
-            where=str(path),
-            fix="put them back, or leave out --resume and begin anew",
-        )
-    return found
-
-
 class SimulatedRounds:
     """One job from its first exchange to its model. `play` may be called once.
 
@@ -114,7 +64,6 @@ class SimulatedRounds:
         tell: gets the job's events as the cloud would store them.
         say: gets each line that a device (its number) tells its owner.
         look: called some times a second.
-        committed: gets each exchange's number, event and state; it may call `chance` and `states`.
 
     `uploads` and `declined` count the answers of the open round.
     """
@@ -128,32 +77,27 @@ class SimulatedRounds:
         tell: Tell,
         say: Callable[[int, str], object] = lambda _number, _line: None,
         look: Callable[[], object] = lambda: None,
-        committed: Callable[[int, Mapping[str, Any], Mapping[str, Array]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
-        self._committed = committed
         self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
 
-    def play(self, begin: Checkpoint | None = None) -> tuple[bytes, bytes] | None:
+    def play(self) -> tuple[bytes, bytes] | None:
         """The model as (ONNX, safetensors); None where the job did not complete: its last event
-        has the reason. `begin`: go on from there.
+        has the reason.
         """
         plan = self._plan
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
-        if begin is None:
-            accuracy, federated, state = None, None, plan.cloud.initial_state()
-            self._announce()
-        else:
-            accuracy, federated, state = begin.accuracy, begin.federated, self._restored(begin)
-        for exchange in plan.exchanges[begin.exchange if begin else 0 :]:
+        accuracy, federated, state = None, None, plan.cloud.initial_state()
+        self._announce()
+        for exchange in plan.exchanges:
             context = RoundContext.of(plan, exchange.index)
             asked = exchange.index - 1
             try:
@@ -179,8 +123,6 @@ class SimulatedRounds:
                 return None
             accuracy, federated = event["accuracy"], event.get("federated")
             self._tell("exchange_committed", event)
-            if self._committed is not None:
-                self._committed(exchange.index, event, state)
         weights = self._evaluation.weights(plan, state)
         onnx = bake(self._graph, weights, model_card(plan, federated))
         model = onnx, weights_file(plan, weights)
@@ -194,29 +136,6 @@ class SimulatedRounds:
         self._tell("job_running", {})
         self._tell("job_started", {"job_id": wire_id(name).hex(), "rounds": rounds})
         self._tell("broadcast", {"kind": "job", "selected": self._site.devices, "round": "job"})
-
-    # --- interrupted, and gone on with ---
-
-    def chance(self) -> list[str]:
-        """Positions of the streams that are drawn from here."""
-        return [*self._seeds.position, self._draws.position]
-
-    def states(self) -> list[KeptDevice]:
-        """All devices that were asked, by number."""
-        calls: list[list[Call]] = [[("states", ())] for _ in range(self._workers.count)]
-        found = self._workers.each(calls, self._look)
-        return sorted((one for _, of in found for one in of), key=lambda one: one.number)
-
-    def _restored(self, begin: Checkpoint) -> dict[str, Array]:
-        *seeds, self._draws.position = begin.chance
-        self._seeds.position = seeds
-        by_worker: list[list[KeptDevice]] = [[] for _ in range(self._workers.count)]
-        for one in begin.devices:
-            by_worker[(one.number - 1) % self._workers.count].append(one)
-        calls: list[list[Call]] = [[("restore", (of,))] for of in by_worker]
-        for _ in self._workers.each(calls, self._look):
-            pass
-        return unpack_tensors(begin.state)
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
         self._tell(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
