@@ -6,8 +6,6 @@ WORKERS ?= 2
 SPREAD := --dist loadfile --no-loadscope-reorder  # whole systems first: the short files fill up the end
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
-          edgeveil_tools.methods
 unexport PYTHONDONTWRITEBYTECODE   # a process that compiles all it imports starts a second later
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
@@ -39,7 +37,7 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.budgets
-	@for module in $(DRAWN); do $(BIN)/python -m $$module || exit 1; done
+	$(BIN)/python -m tests.drawn
 
 budgets: $(VENV)/.all  ## lines, files, commands, flags, keys and classes beside what .ci/budgets.toml allows
 	$(BIN)/python -m tests.budgets
@@ -80,7 +78,7 @@ long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cel
 	$(BIN)/edgeveil audit
 
 docs: $(VENV)/.all  ## redraw what docs/ draws from the code: states, house, parts, options
-	@for module in $(DRAWN); do $(BIN)/python -m $$module --write || exit 1; done
+	$(BIN)/python -m tests.drawn --write
 
 mosquitto:
 	@command -v mosquitto >/dev/null 2>&1 || { \

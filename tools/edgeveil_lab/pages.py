@@ -108,3 +108,14 @@ def write_page(
     environment.filters.update(filters)
     page = environment.get_template(template).render(**content)
     write_whole(path, page.encode("utf-8"))
+
+
+_DRAWN = re.compile(r"(<!-- drawn: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def placed(page: str, name: str, drawing: str) -> str:
+    """Return the page with this drawing in its place; at the end where it had none."""
+    if f"<!-- drawn: {name} -->\n" not in page:
+        before = page.rstrip("\n") + "\n\n" if page else ""
+        page = f"{before}<!-- drawn: {name} -->\n<!-- end -->\n"
+    return _DRAWN.sub(lambda m: f"{m[1]}{drawing if m[2] == name else m[3]}{m[4]}", page)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from edgeveil import plugins
@@ -237,43 +235,6 @@ def _shown(entry: Entry, width: int) -> str:
     return "\n".join(lines)
 
 
-# The README's table of names: `python -m edgeveil_tools.methods --write`.
-
-PAGE = Path(__file__).parents[2] / "README.md"
-_SHOWN = (
-    "preset",
-    "train.method",
-    "update",
-    "aggregation",
-    "model",
-    "features",
-    "local_run.data.source",
-    "local_run.partition",
-)
-_STATUS = {"proven": "proven", "claimed": "claimed", "none": "without noise", None: ""}
-
-
-def drawing(_name: str) -> str:
-    """The names of EdgeVeil's own parts and presets, by the status of their release."""
-    lines = ["| in a job file | names |", "| --- | --- |"]
-    for family in _SHOWN:
-        mine = [one for one in entries() if one.family == family and one.plugin is None]
-        groups = []
-        for status, said in _STATUS.items():
-            names = ", ".join(f"`{one.name}`" for one in mine if one.privacy == status)
-            if names:
-                groups.append(f"{names}: {said}" if said else names)
-        lines.append(f"| `{family}` | {'; '.join(groups)} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the README is (now) up to date, else 1."""
-    from edgeveil_tools.pages import update
-
-    return update(PAGE, drawing, "edgeveil_tools.methods", arguments)
-
-
 _DELM = "Cao et al. 2023 (DELM)"
 _INFERENCE = "protected inference results of horizontal federated learning"
 _OPEN = "for owners who accept unprotected updates"
@@ -391,7 +352,3 @@ _NAMED: dict[str, dict[str, Said]] = {
     },
     "preset": PRESETS_SAID,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from edgeveil_tools import architecture_page
-from edgeveil_tools.architecture_page import PACKAGES, PAGE, ROOT, arrows, drawing, main
-from edgeveil_tools.pages import redrawn
+from tests.drawn import redrawn
+from tests.drawn.architecture import PACKAGES, PAGE, ROOT, arrows, drawing
 
 TEXT = PAGE.read_text(encoding="utf-8")
 _WAY = TEXT[TEXT.index("## One record's way") :]
 NAMED = re.findall(r"`([a-z_/]+\.py)`(?:[\s\n]*\(((?:`\w+`(?:, )?)+)\))?", _WAY)
 
 
-def test_the_page_is_up_to_date_and_an_old_one_is_noticed(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert redrawn(TEXT, drawing) == TEXT
-    old = tmp_path / "architecture.md"
-    old.write_text(TEXT.replace("| `edgeveil.crypto` |", "| `edgeveil.cryptic` |"), "utf-8")
-    monkeypatch.setattr(architecture_page, "PAGE", old)
-    assert main([]) == 1
-    assert main(["--write"]) == 0
-    assert old.read_text("utf-8") == TEXT
+def test_the_page_is_up_to_date_and_an_old_one_is_noticed() -> None:
+    old = TEXT.replace("| `edgeveil.crypto` |", "| `edgeveil.cryptic` |")
+    assert redrawn(TEXT, drawing) == redrawn(old, drawing) == TEXT != old
 
 
 def test_every_file_on_the_records_way_holds_what_is_named() -> None:

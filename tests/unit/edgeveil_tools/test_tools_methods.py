@@ -19,8 +19,9 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil_tools import cli
-from edgeveil_tools.methods import PAGE, TABLES, digests, drawing, entries
-from edgeveil_tools.pages import redrawn
+from edgeveil_tools.methods import TABLES, digests, entries
+from tests.drawn import redrawn
+from tests.drawn.readme import PAGE, drawing
 
 ENTRIES = entries()
 

@@ -31,12 +31,12 @@ from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.registry import nearest
+from edgeveil_lab.pages import placed
 from edgeveil_lab.reproduce.picture import picture, rows_by
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
 from edgeveil_tools.local.grid import GridRun, grid_of, run_one
 from edgeveil_tools.local.job import Overrides
-from edgeveil_tools.pages import placed
 from edgeveil_tools.result import versions, write_json, write_whole, writing
 
 FOLDER = Path(__file__).parent

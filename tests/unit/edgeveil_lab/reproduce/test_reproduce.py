@@ -7,6 +7,7 @@ import yaml
 
 from edgeveil.errors import UsageError
 from edgeveil.parts.sources import published_files
+from edgeveil_lab.pages import placed
 from edgeveil_lab.reproduce.run import (
     ReproductionOptions,
     agreement,
@@ -18,7 +19,6 @@ from edgeveil_lab.reproduce.run import (
 )
 from edgeveil_tools import cli
 from edgeveil_tools.local.local_run import parse_local_job
-from edgeveil_tools.pages import placed
 
 pytestmark = pytest.mark.slow
 

@@ -1,14 +1,8 @@
-"""State diagrams and field tables of docs/protocol.md, drawn from the code.
-
-`python -m edgeveil_tools.protocol_diagrams` says whether the page is up to date (exit 1 if not);
-with `--write` it redraws what stands between `<!-- drawn: NAME -->` and `<!-- end -->`.
-"""
+"""State diagrams and field tables of docs/protocol.md, drawn from the code."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +15,6 @@ from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_rounds import ProxySettings
-from edgeveil_tools.pages import update
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
@@ -113,12 +106,3 @@ def _number(value: float | tuple[str, ...]) -> str:
         if value in (2**exponent, 2**exponent - 1):
             return f"2^{exponent}" + ("−1" if value == 2**exponent - 1 else "")
     return f"{value:g}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the page is (now) up to date, else 1."""
-    return update(PAGE, drawing, "edgeveil_tools.protocol_diagrams", arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

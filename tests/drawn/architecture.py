@@ -1,18 +1,11 @@
-"""The rooms of docs/architecture.md and what each imports, drawn from the code.
-
-`python -m edgeveil_tools.architecture_page` says whether the page is up to date (exit 1 if not);
-with `--write` it redraws what stands between `<!-- drawn: NAME -->` and `<!-- end -->`.
-"""
+"""The rooms of docs/architecture.md and what each imports, drawn from the code."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-from edgeveil_tools.pages import update
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -120,12 +113,3 @@ def _reached(room: str, without: str, to: dict[str, set[str]]) -> set[str]:
 def drawing(name: str) -> str:
     """`tree` or `picture`."""
     return {"tree": tree, "picture": picture}[name]()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the page is (now) up to date, else 1."""
-    return update(PAGE, drawing, "edgeveil_tools.architecture_page", arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
