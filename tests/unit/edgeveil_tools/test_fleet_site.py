@@ -106,33 +106,11 @@ def test_the_difference_is_whole_before_anything_is_written(
     plan(folder, authentication=authentication)
     opened(folder).apply()
     plan(folder, **changed)
-    before, told = contents(folder), []
-
-    def tell(changes):
-        told.extend((one.what, one.name) for one in changes)
-        assert contents(folder) == before
-
-    done = opened(folder).apply(tell)
-    assert told == [(one.what, one.name) for one in done]
-    assert others <= {name for what, name in told if what == "changed"}
-
-
-def test_an_apply_that_can_write_nothing_has_shown_the_difference(folder):
-    opened(folder).apply()
-    plan(folder, proxy={"min_batch_floor": 5})
     before = contents(folder)
-    program = (
-        "import resource, sys; from edgeveil_tools.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "sys.exit(main(['site', 'apply', sys.argv[1], '--passphrase-file', sys.argv[2]]))"
-    )
-    word = folder.parent / "word"
-    word.write_text("open\n")
-    command = [sys.executable, "-c", program, str(folder), str(word)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert done.stdout == ("changed: proxy\n    -  min_batch_floor: 3\n    +  min_batch_floor: 5\n")
+    told = [(one.what, one.name) for one in opened(folder).changes()]
     assert contents(folder) == before
+    assert told == [(one.what, one.name) for one in opened(folder).apply()]
+    assert others <= {name for what, name in told if what == "changed"}
 
 
 def test_a_second_apply_changes_what_the_plan_changed(folder):

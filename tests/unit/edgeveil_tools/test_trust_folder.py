@@ -137,7 +137,7 @@ def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root: Root, cap
 def test_a_revoked_role_speaks_no_more_and_a_registry_is_named(root: Root, capsys):
     assert root.init() == 0
     before = root.believed().delegated.roles["cloud-releases"].key
-    assert root("revoke", "cloud-releases") == 0
+    assert root("rotate", "cloud-releases", "none") == 0
     assert root.believed().delegated.roles["cloud-releases"].key != before
     assert root("rotate", "registry", "5e" * 16) == 0
     assert root.believed().delegated.lineage == "5e" * 16
@@ -199,7 +199,7 @@ def test_cells_come_and_are_rotated_and_recovered_one_by_one(
     assert (north.rosters.epoch, north.lineage) == (1, "")
     assert (south.rosters.epoch, south.lineage, found.lineage) == (0, "5f" * 16, "")
     assert found.site.key == VerifyKey.load(keys["site"]) and found.site.epoch == 0
-    assert root("revoke", "proxy-rosters", "--cell", "south") == 0
+    assert root("rotate", "proxy-rosters", "none", "--cell", "south") == 0
     assert root.believed().delegated.cell_of(VerifyKey.load(keys["south"])) is None
     capsys.readouterr()
     assert root("show", "--json") == 0

@@ -487,7 +487,7 @@ COMMANDS = (
         bundle with its own files and nobody else's. Apply again after every change of the
         plan: owners' policies, ledgers and keys stay as they are.
         edgeveil site init clinics --host broker.example.org --devices 20
-        edgeveil site plan clinics
+        edgeveil site apply clinics --dry-run
         edgeveil site apply clinics
         edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001
         """,
@@ -507,31 +507,13 @@ COMMANDS = (
         edgeveil site init my-site --local --devices 3
         """,
     ),
-    row("site plan", "say what an apply would change", "cli.fleet:plan", _DIR),
     row(
         "site apply",
         "make the bundles that the plan asks for",
         "cli.fleet:apply",
         _DIR,
+        arg("--dry-run", "print what would change, and write nothing"),
         _PASSPHRASE,
-        about="""
-        The difference, as `site plan` shows it, is printed before anything is written.
-        """,
-    ),
-    row(
-        "site move",
-        "move a device to another cell, and apply",
-        "cli.fleet:move",
-        _DIR,
-        arg("name NAME", "its name, or its id"),
-        arg("--to CELL", "one of the plan's cells", required=True),
-        _PASSPHRASE,
-        about="""
-        Its keys, ledger and budgets stay on the box: its next bundle names the new cell and
-        its broker. The old cell's proxy drops it, the new one's admits it, by a signed note
-        whose number grows. Hand over the bundles that changed, the new proxy's first.
-        edgeveil site move clinics box-0007 --to south
-        """,
     ),
     row(
         "site revoke",
@@ -648,7 +630,7 @@ COMMANDS = (
         "cli.trust:rotate",
         _ROOT,
         arg("what WHAT", choices=(*_ROLES, *_AUTHORITIES, "cell", "registry", "root")),
-        arg("value VALUE", "KEY.pub, PEM, or a registry's lineage", nargs="?"),
+        arg("value VALUE", "KEY.pub, none, PEM, or a registry's lineage", nargs="?"),
         _CELL,
         arg("--without FINGERPRINT", "of the root: leave a lost key out"),
         _KEYS,
@@ -659,7 +641,8 @@ COMMANDS = (
         about="""
           cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub in place of the role's
                              key, whose words count no more: sequence numbers begin anew.
-                             `edgeveil keys --next` makes the next key where it stays
+                             `edgeveil keys --next` makes the next key where it stays.
+                             `none` at once, before there is one: nobody speaks for it
           edge-authority, cloud-authority                   PEM of the new certificates
           cell               KEY.pub of a further cell's proxy, --cell NAME; a fleet's plan
                              names its cells by itself
@@ -670,20 +653,6 @@ COMMANDS = (
         edgeveil trust rotate root root --keys 3 --threshold 2
         edgeveil trust rotate root proxy-rosters proxy-next.pub --cell north
         edgeveil trust rotate root registry 5f0c…
-        """,
-    ),
-    row(
-        "trust revoke",
-        "let nobody speak for a role until it is rotated",
-        "cli.trust:revoke",
-        _ROOT,
-        arg("role ROLE", choices=_ROLES),
-        _CELL,
-        _PASSPHRASE,
-        _DAYS,
-        about="""
-        At once, before there is a new key: jobs pause, and nothing is put in use.
-        edgeveil trust revoke root cloud-releases
         """,
     ),
     row(

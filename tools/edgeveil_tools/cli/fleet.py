@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from edgeveil.errors import UsageError
+from edgeveil.sites.addresses import place
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.cli.trust import asks
-
-if TYPE_CHECKING:
-    from edgeveil_tools.site.fleet_record import Party, PartyChange
-    from edgeveil_tools.site.fleet_site import FleetSite
+from edgeveil_tools.deploy import files_for
+from edgeveil_tools.result import writing
+from edgeveil_tools.site.bundles import install as put
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
+from edgeveil_tools.site.fleet_record import PartyChange
+from edgeveil_tools.site.fleet_site import SITE_KEY, FleetSite
+from edgeveil_tools.site.provision import guide, local_plan, provision
 
 _SHOWN = 5  # names of parties that change in the same way
 
 
 def init(args: argparse.Namespace) -> int:
     """`edgeveil site init`."""
-    from edgeveil.errors import UsageError
-    from edgeveil.sites.addresses import place
-    from edgeveil_tools.result import writing
-    from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
-    from edgeveil_tools.site.provision import local_plan
-
     if args.devices < 1:
         raise UsageError("no device", where="--devices", fix="use 1 or more")
     folder, host = args.dir, args.host.strip("[]")
@@ -56,14 +55,12 @@ def init(args: argparse.Namespace) -> int:
     if args.local:
         return _apply_local(args, folder)
     lines = [f"wrote {folder / PLAN_FILE}; edit it, then:"]
-    lines += [f"  edgeveil site {word} {folder}" for word in ("plan", "apply")]
+    lines += [f"  edgeveil site apply {folder}{option}" for option in (" --dry-run", "")]
     return answer(args, lines, {"plan": str(folder / PLAN_FILE)})
 
 
 def _apply_local(args: argparse.Namespace, folder: Path) -> int:
     """Write the files of a site on this machine; -1 where the folder plans a fleet."""
-    from edgeveil_tools.site.provision import guide, local_plan, provision
-
     plan = local_plan(folder)
     if plan is None:
         return -1
@@ -80,38 +77,18 @@ def _cells_text(names: str) -> str:
 
 
 def _open(args: argparse.Namespace, *, new: bool = False) -> FleetSite:
-    from edgeveil_tools.site.fleet_site import FleetSite
-
     return FleetSite(args.dir, asks(args, new=new))
-
-
-def plan(args: argparse.Namespace) -> int:
-    """`edgeveil site plan`."""
-    from edgeveil_tools.site.fleet_site import FleetSite
-
-    site = FleetSite(args.dir, lambda _path: None)
-    changes = site.changes()
-    return answer(args, _change_lines(changes), {"changes": [vars(one) for one in changes]})
 
 
 def apply(args: argparse.Namespace) -> int:
     """`edgeveil site apply`."""
+    if args.dry_run:
+        changes = FleetSite(args.dir, lambda _path: None).changes()
+        return answer(args, _change_lines(changes), {"changes": [vars(one) for one in changes]})
     if (code := _apply_local(args, args.dir)) >= 0:
         return code
-    from edgeveil_tools.site.fleet_site import SITE_KEY
-
     site = _open(args, new=not (args.dir / SITE_KEY).exists())
-    return _applied(args, site, site.apply(_shown(args)))
-
-
-def _shown(args: argparse.Namespace) -> Callable[[list[PartyChange]], None]:
-    """Prints changes at once, before they are made; with `--json` they stand in the object."""
-
-    def show(changes: list[PartyChange]) -> None:
-        if not args.json:
-            print("\n".join(_change_lines(changes)), flush=True)
-
-    return show
+    return _applied(args, site, site.apply())
 
 
 def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
@@ -132,8 +109,8 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
-    """Say what to do with what was made."""
-    lines = []
+    """Print what was done, and what to do with it."""
+    lines = list(_change_lines(changes))
     if site.awaits_root:
         lines += [
             "\nThe root has to sign what the plan adds, with the missing keys; then apply again:",
@@ -150,63 +127,49 @@ def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChang
     return answer(args, lines, {"changes": [vars(one) for one in changes], **facts})
 
 
-def move(args: argparse.Namespace) -> int:
-    """`edgeveil site move`."""
-    site = _open(args)
-    return _applied(args, site, site.move(args.name, args.to, _shown(args)))
-
-
 def revoke(args: argparse.Namespace) -> int:
     """`edgeveil site revoke`."""
     site = _open(args)
-    changes = site.revoke(args.name)
-    _shown(args)(changes)
-    return _applied(args, site, changes)
+    return _applied(args, site, site.revoke(args.name))
 
 
 def rotate(args: argparse.Namespace) -> int:
     """`edgeveil site rotate`."""
     site = _open(args)
     domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
-    changes = site.rotate_authority(domain, finish=args.finish)
-    _shown(args)(changes)
-    return _applied(args, site, changes)
+    return _applied(args, site, site.rotate_authority(domain, finish=args.finish))
 
 
 def status(args: argparse.Namespace) -> int:
     """`edgeveil site status`."""
-    from edgeveil_tools.site.fleet_site import FleetSite
-
-    rows = [_row(party) for party in FleetSite(args.dir, lambda _path: None).parties]
-    lines = [] if rows else ["nothing was applied yet: edgeveil site apply DIR"]
-    for row in rows:
-        state = f"revoked {row['revoked'][:10]}" if row["revoked"] else "active"
-        ends = (
-            f"certificate until {row['certificate_ends'][:10]}" if row["certificate_ends"] else ""
+    rows, lines = [], []
+    parties = FleetSite(args.dir, lambda _path: None).parties
+    if not parties:
+        lines.append("nothing was applied yet: edgeveil site apply DIR")
+    for party in parties:
+        ends = party.ends()
+        rows.append(
+            {
+                "name": party.name,
+                "kind": party.kind,
+                "cell": party.cell,
+                "device": party.device_id,
+                "revoked": party.revoked,
+                "certificate_ends": ends.isoformat() if ends else None,
+                "bundle": party.sequence,
+            }
         )
-        cell = f"{row['cell']:<12} " if any(one["cell"] for one in rows) else ""
-        text = f"{row['name']:<20} {row['kind']:<7} {cell}{row['device'] or '':<16} {state:<18} "
-        lines.append(f"{text}{ends}".rstrip())
+        state = f"revoked {party.revoked[:10]}" if party.revoked else "active"
+        cell = f"{party.cell:<12} " if any(one.cell for one in parties) else ""
+        until = f"certificate until {ends:%Y-%m-%d}" if ends else ""
+        device = party.device_id or ""
+        text = f"{party.name:<20} {party.kind:<7} {cell}{device:<16} {state:<18} {until}"
+        lines.append(text.rstrip())
     return answer(args, lines, {"parties": rows})
-
-
-def _row(party: Party) -> dict[str, Any]:
-    ends = party.ends()
-    return {
-        "name": party.name,
-        "kind": party.kind,
-        "cell": party.cell,
-        "device": party.device_id,
-        "revoked": party.revoked,
-        "certificate_ends": ends.isoformat() if ends else None,
-        "bundle": party.sequence,
-    }
 
 
 def install(args: argparse.Namespace) -> int:
     """`edgeveil site install`."""
-    from edgeveil_tools.site.bundles import install as put
-
     done = put(args.bundle, args.to, site=args.site)
     said = done.inventory
     wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
@@ -230,11 +193,6 @@ _THEN = {
 
 def deploy(args: argparse.Namespace) -> int:
     """`edgeveil deploy`."""
-    from importlib import metadata
-
-    from edgeveil_tools.deploy import files_for
-    from edgeveil_tools.result import writing
-
     tag = args.tag or metadata.version("edgeveil")
     files = files_for(args.target, args.bundles, tag=tag)
     with writing(args.out, "name a folder that you may write to"):

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import getpass
+import hashlib
+import re
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cryptography import x509
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import UsageError
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import (
+    CELL,
+    Delegated,
+    RoleKey,
+    TrustedMetadata,
+    now_utc,
+    read_document,
+    root_keys,
+)
 from edgeveil_tools.cli.common import answer
-
-if TYPE_CHECKING:
-    from edgeveil.crypto.keys import SigningKey, VerifyKey
-    from edgeveil.trust.metadata import Delegated, TrustedMetadata
-    from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder
+from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder, save_root_key
 
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
 _DOMAINS = ("edge", "cloud")
@@ -20,9 +35,7 @@ _SITE = "site"
 
 
 def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
-    """Asks as the options say, once; `new`: twice, as it is a new one."""
-    from edgeveil.errors import UsageError
-
+    """Ask for a passphrase as the options say, once; twice for a new one."""
     asked: list[bytes] = []
 
     def ask(path: Path) -> bytes | None:
@@ -45,13 +58,7 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
 
 
 def _typed(question: str) -> bytes:
-    """What is typed without being shown; the only question that any command asks. Raises
-    UsageError where nobody is there to answer."""
-    import getpass
-    import warnings
-
-    from edgeveil.errors import UsageError
-
+    """Read without echo. Raises UsageError without a terminal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
@@ -64,15 +71,10 @@ def _typed(question: str) -> bytes:
 
 
 def _open(args: argparse.Namespace) -> TrustFolder:
-    from edgeveil_tools.site.trust_folder import TrustFolder
-
     return TrustFolder(args.dir, asks(args))
 
 
 def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
-    from edgeveil.crypto.keys import SigningKey
-    from edgeveil.errors import UsageError
-
     if not 1 <= args.threshold <= args.keys <= 16:
         raise UsageError(
             f"{args.threshold} of {args.keys} keys cannot sign",
@@ -83,9 +85,6 @@ def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
 
 
 def init(args: argparse.Namespace) -> int:
-    from edgeveil.crypto.keys import VerifyKey
-    from edgeveil_tools.site.trust_folder import TrustFolder
-
     roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in _ROLES}
     files = {domain: getattr(args, f"{domain}_authority") for domain in _DOMAINS}
     made = TrustFolder.init(
@@ -110,9 +109,6 @@ def init(args: argparse.Namespace) -> int:
 
 
 def _given_cells(texts: list[str]) -> dict[str, VerifyKey]:
-    from edgeveil.crypto.keys import VerifyKey
-    from edgeveil.errors import UsageError
-
     found = {}
     for text in texts:
         name, sign, path = text.partition("=")
@@ -124,19 +120,12 @@ def _given_cells(texts: list[str]) -> dict[str, VerifyKey]:
 
 
 def _check_name(cell: str) -> None:
-    from edgeveil.errors import UsageError
-    from edgeveil.trust.metadata import CELL
-
     if not CELL.fullmatch(cell):
         fix = "use 1 to 32 small letters, digits and '-', not '-' first"
         raise UsageError("is no name for a cell", where=cell[:64], fix=fix)
 
 
 def _pem(path: Path) -> str:
-    from cryptography import x509
-
-    from edgeveil.errors import UsageError
-
     try:
         raw = path.read_bytes()
         x509.load_pem_x509_certificates(raw)
@@ -149,11 +138,6 @@ def _pem(path: Path) -> str:
 
 def rotate(args: argparse.Namespace) -> int:
     """`edgeveil trust rotate`: whatever the root vouches for, and its own keys."""
-    import re
-
-    from edgeveil.crypto.keys import VerifyKey
-    from edgeveil.errors import UsageError
-
     folder = _open(args)
     if args.what == "root":
         return _rotate_root(args, folder)
@@ -170,9 +154,10 @@ def rotate(args: argparse.Namespace) -> int:
         new_cell = {args.cell: VerifyKey.load(file)}
         return _told(args, folder, folder.extend(new_cell, days=args.days))
     if args.what in (*_ROLES, _SITE):
-        new = VerifyKey.load(file)
-        done = folder.rotate_role(args.what, new, cell=args.cell, days=args.days)
-        return _told(args, folder, done)
+        place = {"cell": args.cell, "days": args.days}
+        if args.value == "none":
+            return _told(args, folder, folder.revoke_role(args.what, **place))
+        return _told(args, folder, folder.rotate_role(args.what, VerifyKey.load(file), **place))
     domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
     if args.cell:
         folder.delegated().proxy_of(args.cell)  # refuses what is no cell
@@ -180,10 +165,6 @@ def rotate(args: argparse.Namespace) -> int:
 
 
 def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
-    from edgeveil.errors import UsageError
-    from edgeveil.trust.metadata import root_keys
-    from edgeveil_tools.site.trust_folder import save_root_key
-
     days = {"root_days": args.root_days, "days": args.days}
     if args.without:
         keys, threshold = root_keys(folder.trusted().roots[-1])
@@ -200,12 +181,6 @@ def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
         save_root_key(path, key, asks(args))
     public = [key.public() for key in made]
     return _told(args, folder, folder.new_root(public, args.threshold, "rotate", **days))
-
-
-def revoke(args: argparse.Namespace) -> int:
-    folder = _open(args)
-    done = folder.revoke_role(args.role, cell=args.cell, days=args.days)
-    return _told(args, folder, done)
 
 
 def sign(args: argparse.Namespace) -> int:
@@ -233,9 +208,6 @@ def _told(args: argparse.Namespace, folder: TrustFolder, done: Published) -> int
 
 def show(args: argparse.Namespace) -> int:
     """`edgeveil trust show`."""
-    from edgeveil.trust.bundle import TrustBundle
-    from edgeveil_tools.site.trust_folder import TrustFolder
-
     folder = TrustFolder(args.dir, lambda _path: None) if args.dir.is_dir() else None
     found = TrustBundle.load(folder.bundle_file if folder else args.dir).verified()
     return answer(
@@ -245,8 +217,6 @@ def show(args: argparse.Namespace) -> int:
 
 def _pending_lines(folder: TrustFolder) -> list[str]:
     """What awaits signatures, line by line beside what is in effect."""
-    import difflib
-
     root, said = folder.pending()
     held = folder.trusted() if folder.bundle_file.exists() else None
     now = [*_root_lines(held.roots[-1]), *_delegated_lines(held.delegated)] if held else []
@@ -259,8 +229,6 @@ def _pending_lines(folder: TrustFolder) -> list[str]:
 
 
 def _plain(found: TrustedMetadata) -> dict[str, Any]:
-    from edgeveil.trust.metadata import now_utc, root_keys
-
     keys, threshold = root_keys(found.roots[-1])
     said = found.delegated
     plain: dict[str, Any] = {
@@ -273,27 +241,21 @@ def _plain(found: TrustedMetadata) -> dict[str, Any]:
         "problem": found.problem(now_utc()),
     }
     if said is not None:
-        roles = {
-            name: {"key": one.key.fingerprint(), "epoch": one.epoch}
-            for name, one in said.roles.items()
-        }
+        cells = {n: {**_key(c.rosters), "lineage": c.lineage} for n, c in said.cells.items()}
         plain["delegations"] = {
             "version": said.version,
             "expires": said.expires.isoformat(),
-            "roles": roles,
+            "roles": {name: _key(one) for name, one in said.roles.items()},
             "lineage": said.lineage,
             "authorities": sorted(said.authorities),
-            "cells": {
-                name: {
-                    "key": one.rosters.key.fingerprint(),
-                    "epoch": one.rosters.epoch,
-                    "lineage": one.lineage,
-                }
-                for name, one in said.cells.items()
-            },
-            "site": said.site and {"key": said.site.key.fingerprint(), "epoch": said.site.epoch},
+            "cells": cells,
+            "site": said.site and _key(said.site),
         }
     return plain
+
+
+def _key(role: RoleKey) -> dict[str, Any]:
+    return {"key": role.key.fingerprint(), "epoch": role.epoch}
 
 
 def _lines(found: TrustedMetadata) -> list[str]:
@@ -301,38 +263,26 @@ def _lines(found: TrustedMetadata) -> list[str]:
 
 
 def _root_lines(raw: bytes) -> list[str]:
-    from edgeveil.trust.metadata import read_document, root_keys
-
     said, (keys, threshold) = read_document(raw).signed, root_keys(raw)
     named = ", ".join(key.fingerprint() for key in keys)
     return [f"root {said.version}, until {said.expires:%Y-%m-%d}: {threshold} of {named}"]
 
 
 def _delegated_lines(said: Delegated | None) -> list[str]:
-    import hashlib
-
     if said is None:
         return []
-    roles = [
-        f"  {name:<15} {one.key.fingerprint()}  epoch {one.epoch}"
-        for name, one in said.roles.items()
-    ]
-    authorities = [
-        f"  authority of the {domain} broker: {hashlib.sha256(pem.encode()).hexdigest()[:16]}"
-        for domain, pem in sorted(said.authorities.items())
-    ]
-    cells = [
-        f"  cell {name:<10} {one.rosters.key.fingerprint()}  epoch {one.rosters.epoch}"
-        f"  registry {one.lineage or 'the first one that is seen'}"
-        for name, one in said.cells.items()
-    ]
-    site = said.site
-    movers = [f"  {_SITE:<15} {site.key.fingerprint()}  epoch {site.epoch}"] if site else []
-    return [
-        f"delegations {said.version}, until {said.expires:%Y-%m-%d}",
-        *roles,
-        *movers,
-        f"  registry        {said.lineage or 'the first one that is seen'}",
-        *cells,
-        *authorities,
-    ]
+    unseen = "the first one that is seen"
+    lines = [f"delegations {said.version}, until {said.expires:%Y-%m-%d}"]
+    for name, one in [*said.roles.items(), *([(_SITE, said.site)] if said.site else [])]:
+        lines.append(f"  {name:<15} {one.key.fingerprint()}  epoch {one.epoch}")
+    lines.append(f"  registry        {said.lineage or unseen}")
+    for name, cell in said.cells.items():
+        key = cell.rosters
+        lines.append(
+            f"  cell {name:<10} {key.key.fingerprint()}  epoch {key.epoch}"
+            f"  registry {cell.lineage or unseen}"
+        )
+    for domain, pem in sorted(said.authorities.items()):
+        digest = hashlib.sha256(pem.encode()).hexdigest()[:16]
+        lines.append(f"  authority of the {domain} broker: {digest}")
+    return lines

@@ -1,9 +1,7 @@
-"""`fleet.yaml`: a fleet in words, from which every party's bundle is made.
+"""`fleet.yaml`: the plan of a fleet, from which every party's bundle is made.
 
-What listens and what others call it stand apart; devices come by list, from a table (CSV), or by
-count; what all devices share is a template, whose `{name}`, `{number}` and further columns of the
-table are filled in for each. A fleet of several cells has an edge side for each: what a cell's
-block does not say is as the blocks beside `cells` do.
+Devices come by list, from a table (CSV) or by count; their shared data block is a template, whose
+`{name}`, `{number}` and further columns of the table are filled in for each.
 
 A *domain* is one broker and who may connect to it: `edge` and `cloud`, which cells without a broker
 of their own share, and `edge-north`.
@@ -52,7 +50,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Of `host:port`, an IPv6 address in brackets. Raises ValueError."""
+    """Split `host:port`, an IPv6 address in brackets. Raises ValueError."""
     found = split_place(text)
     if found is None:
         fix = "write broker.example.org:8883, or [2001:db8::1]:8883"
@@ -66,34 +64,28 @@ def _listen(text: str) -> str:
 
 
 def _public(text: str) -> str:
-    _named(host_and_port(text)[0])
+    _certified(host_and_port(text)[0])
     return text
 
 
 def _certified(name: str) -> str:
-    _named(name.removeprefix("*."))
-    return name
-
-
-def _named(host: str) -> None:
-    """Raise ValueError for what nobody can be called."""
-    address = _host(host)
+    """Raise ValueError for what no client can call a server."""
+    address = _host(name.removeprefix("*."))
     mapped = getattr(address, "ipv4_mapped", None)
     if address is not None and (mapped or address).is_unspecified:
         raise ValueError(
-            f"{host} is where a server listens, not what others call it; write its public name"
+            f"{name} is where a server listens, not what others call it; write its public name"
         )
+    return name
 
 
 def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address; None: it is a name. ValueError: neither, or an address in an odd form."""
+    """Parse an address; None for a name. Raises ValueError for neither."""
     with suppress(ValueError):
         return ipaddress.ip_address(text)
     if not _HOST_NAME.fullmatch(text):  # what ends with a number would be read as an address
-        shown = text[:100]
-        raise ValueError(
-            f"'{shown}' is no host name or address; write broker.example.org"
-        ) from None
+        what = f"'{text[:100]}' is no host name or address; write broker.example.org"
+        raise ValueError(what) from None
     return None
 
 
@@ -247,7 +239,7 @@ class PlannedDevices(Block):
     name: str = Field(default="box-{number:04}", min_length=1, max_length=64)
     """Names of those by count."""
     list: tuple[ListedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
-    """Devices one by one."""
+    """Devices one by one; one with the name of a counted device says what is its own."""
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
     """A table with a first line of column names: `name`, and where it is wanted `role`, `host`,
     `cell` and further ones for the template."""
@@ -316,17 +308,17 @@ class FleetPlan(Block):
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """All cells, in their order; the one without a name is empty."""
+        """All cells in their order; the one without a name is empty."""
         return tuple(self.cells) or ("",)
 
     def domain(self, side: str, cell: str) -> str:
-        """The domain of a cell's devices, or of its cloud side."""
+        """Domain of a cell's edge or cloud side."""
         own = self.cells.get(cell)
         return f"{side}-{cell}" if own and getattr(own, f"{side}_broker") else side
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All that there are, shared ones first."""
+        """All domains, shared ones first."""
         found = [self.domain(side, cell) for side in SIDES for cell in self.cell_names]
         return tuple(dict.fromkeys(sorted(found, key=lambda domain: domain not in SIDES)))
 
@@ -371,12 +363,9 @@ class FleetPlan(Block):
             text = f"there is no cell '{known}'; add it to cells, or use one of them"
             yield Mix(("devices.cell", "cells"), text)
         yield from self._claim_mixes()
-        blocks = {"devices.data": self.devices.data}
-        blocks |= {
-            f"devices.list.{n}.data": one.data or {} for n, one in enumerate(self.devices.list)
-        }
-        for at, data in blocks.items():
-            if said := unstated_header(data):
+        listed = [(f"devices.list.{n}.data", d.data) for n, d in enumerate(self.devices.list)]
+        for at, data in (("devices.data", self.devices.data), *listed):
+            if said := unstated_header(data or {}):
                 yield Mix((f"{at}.header", f"{at}.source"), said)
         if self.renew_days >= self.certificate_days:
             text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
@@ -425,7 +414,7 @@ class FleetPlan(Block):
 
 
 def of_cell(name: str, cell: str) -> str:
-    """What a cell's party is called: `proxy`, of a named cell `proxy-north`."""
+    """Name of a cell's party: `proxy`, of a named cell `proxy-north`."""
     return f"{name}-{cell}" if cell else name
 
 
@@ -436,7 +425,7 @@ def _said(block: Block) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """One device, its data block filled in. `cell` None: the plan does not say."""
+    """One device, its data block filled in. `cell` None: the plan names none."""
 
     name: str
     role: Literal["train", "infer"]
@@ -446,7 +435,7 @@ class DevicePlan:
 
 
 def load_plan(folder: Path) -> FleetPlan:
-    """The plan of a site's folder. Raises UsageError without one, and as `read_plan` does."""
+    """Load a site folder's plan. Raises UsageError without one, and as `read_plan` does."""
     path = folder / PLAN_FILE
     if not path.exists():
         fix = "make one: edgeveil site init DIR"
@@ -455,7 +444,7 @@ def load_plan(folder: Path) -> FleetPlan:
 
 
 def read_plan(path: Path) -> FleetPlan:
-    """A plan by itself. Raises ConfigError with all problems."""
+    """Load a plan file. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
     if isinstance(tree.value, dict) and "local" in tree.value:
         fix = "change fleet.yaml, and run edgeveil site apply"
@@ -468,59 +457,60 @@ def read_plan(path: Path) -> FleetPlan:
 
 def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
     """All devices in their order: by list, by table, by count. Raises UsageError, ConfigError."""
-    found: list[DevicePlan] = []
+    found: dict[str, DevicePlan] = {}
     rows = list(_rows(plan.devices, where))
-    names: set[str] = set()
     reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *plan.servers}
-    for number, row in enumerate(rows, 1):
-        name = row.values["name"]
-        place = row.place
+    for number, (place, values, own_data) in enumerate(rows, 1):
+        name = values["name"]
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", name):
             fix = "use letters, digits, '.', '-' and '_'"
             raise UsageError(f"'{name[:64]}' is no name for a device", where=place, fix=fix)
-        if name in names or name in reserved:
-            taken = "two parties have this name"
-            raise UsageError(f"{taken}: {name}", where=place, fix="name one of them otherwise")
-        names.add(name)
-        said = row.values.get("role") or plan.devices.role
+        if name in found or name in reserved:
+            what, fix = f"two parties have this name: {name}", "name one of them otherwise"
+            raise UsageError(what, where=place, fix=fix)
+        said = values.get("role") or plan.devices.role
         role = _ROLES.get(said)
         if role is None:
             raise UsageError(f"role '{said[:64]}'", where=place, fix="write train or infer")
-        facts = {**row.values, "number": str(number), "devices": str(len(rows))}
+        facts = {**values, "number": str(number), "devices": str(len(rows))}
         facts["index"] = str(number - 1)
-        template = row.data if row.data is not None else plan.devices.data
-        data = _filled(template, facts, place)
+        data = _filled(plan.devices.data if own_data is None else own_data, facts, place)
         _check_data(data, f"{place}, device {name}")
-        cell = row.values.get("cell") or plan.devices.cell
+        cell = values.get("cell") or plan.devices.cell
         if cell is not None and cell not in plan.cell_names:
             known = ", ".join(one for one in plan.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        found.append(DevicePlan(name, role, row.values.get("host") or None, data, cell))
+        found[name] = DevicePlan(name, role, values.get("host") or None, data, cell)
     if not found and plan.devices.claims is None:
         fix = "set devices.count, devices.list, devices.csv or devices.claims"
         raise UsageError("has no devices", where=where, fix=fix)
-    return found
+    return list(found.values())
 
 
-@dataclass(frozen=True)
-class _Row:
-    place: str
-    values: dict[str, str]
-    data: dict[str, Any] | None = None
+_Row = tuple[str, dict[str, str], dict[str, Any] | None]  # place, columns, own data block
 
 
 def _rows(devices: PlannedDevices, where: str) -> Iterator[_Row]:
-    for one in devices.list:
-        values = {"name": one.name, "role": one.role or "", "host": one.host or ""}
-        values["cell"] = one.cell or ""
-        yield _Row(f"{where} devices.list", values, one.data)
-    if devices.csv is not None:
-        yield from _table(devices.csv)
+    """A listed device with the name of a counted one stands in its place."""
+    counted: dict[str, _Row] = {}
     for number in range(1, devices.count + 1):
         place = f"{where} devices.name"
-        name = _filled(devices.name, {"number": str(number)}, place)
-        yield _Row(place, {"name": str(name)})
+        name = str(_filled(devices.name, {"number": str(number)}, place))
+        if name in counted:
+            what = f"two parties have this name: {name}"
+            raise UsageError(what, where=place, fix="write {number} in it")
+        counted[name] = (place, {"name": name}, None)
+    for one in devices.list:
+        values = one.model_dump(include={"name", "role", "host", "cell"}, exclude_none=True)
+        row = (f"{where} devices.list", values, one.data)
+        if one.name in counted:
+            counted[one.name] = row
+        else:
+            yield row
+    if devices.csv is not None:
+        yield from _table(devices.csv)
+    yield from counted.values()
 
 
 def _table(path: Path) -> Iterator[_Row]:
@@ -543,11 +533,11 @@ def _table(path: Path) -> Iterator[_Row]:
         if None in row or None in row.values():
             fix = f"give it {len(columns)} values, as the first line has"
             raise UsageError("has another number of values", where=place, fix=fix)
-        yield _Row(place, {key: value.strip() for key, value in row.items()})
+        yield place, {key: value.strip() for key, value in row.items()}, None
 
 
 def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
-    """The template with every `{column}` filled in; one that stands alone may become a number."""
+    """Fill in every `{column}`; one that stands alone may become a number."""
     if isinstance(template, dict):
         return {key: _filled(value, facts, where) for key, value in template.items()}
     if isinstance(template, list):
@@ -569,7 +559,6 @@ def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
 
 
 def _check_data(data: dict[str, Any], where: str) -> None:
-
     try:
         DataSource.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:

@@ -1,15 +1,12 @@
-"""The folder of who plans a fleet: a plan becomes bundles, again and again.
+"""A fleet's site folder: makes bundles from the plan, and changes what the plan changed.
 
-    DIR/fleet.yaml        the plan
-    DIR/trust/            the offline root (see trust_folder)
-    DIR/authorities/      the certificate authorities of both broker domains, encrypted
-    DIR/site.key          signs bundles and the audit log, encrypted; site.pub: its public half
-    DIR/record.json       what was applied: public facts of every party, and no secret
-    DIR/audit.jsonl       what was done, chained and signed
-    DIR/bundles/NAME/     what to hand to each party
-
-A new party's own keys are made in its bundle and stand nowhere else. Take the bundles away once
-they are handed over: a later one holds none of the keys, and the record needs none.
+DIR/fleet.yaml        the plan
+DIR/trust/            the offline root (see trust_folder)
+DIR/authorities/      the certificate authorities of both broker domains, encrypted
+DIR/site.key          signs bundles and the audit log, encrypted; site.pub: its public half
+DIR/record.json       public facts of every party as applied, no secret
+DIR/audit.jsonl       what was done, chained and signed
+DIR/bundles/NAME/     what to hand to each party; a new party's keys are nowhere else
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -98,41 +95,35 @@ RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
 _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
 _SECRET_WORD_BYTES = 24
 _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
-Told = Callable[[list[PartyChange]], None]
 
 
 class FleetSite:
-    """A site's folder. Everything may raise UsageError, ConfigError, CryptoError or OSError."""
+    """A site's folder. Methods raise UsageError, ConfigError, CryptoError or OSError."""
 
     def __init__(self, folder: Path, passphrase: Passphrase) -> None:
         self.folder, self._passphrase = folder, passphrase
+        self.bundles = folder / "bundles"
         self._record = FleetRecord.load(folder / RECORD)
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
-        self._to: dict[str, str] = {}  # devices that are to move, by name
-        self._preview = False  # with keys and certificates made up, and nothing written
-        self.awaits_root = False  # what the plan adds lacks signatures of the root's keys
+        self._preview = False  # keys and certificates are made up, nothing is written
+        self.awaits_root = False  # what the plan adds lacks signatures of root keys
 
     # --- what is there ---
 
     @property
-    def bundles(self) -> Path:
-        """The folder of all bundles."""
-        return self.folder / "bundles"
-
-    @property
     def parties(self) -> tuple[Party, ...]:
-        """All that were ever made, revoked ones too, in the order of their making."""
+        """All parties ever made, revoked ones too, oldest first."""
         return tuple(self._record.parties.values())
 
     @property
     def fingerprint(self) -> str:
-        """Of the key that signs the bundles: what a first installation may ask for."""
+        """Fingerprint of the key that signs the bundles."""
         return self._site_key().public().fingerprint()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No other command changes the folder meanwhile."""
+        """Lock the folder against other commands."""
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,8 +137,7 @@ class FleetSite:
             os.close(handle)
 
     def changes(self) -> list[PartyChange]:
-        """What `apply` would do. Keys and certificates are made up for it: they settle *that* the
-        files of others differ, and no difference shows more of such a file."""
+        """Compute what `apply` would do, on a copy of the record, with keys made up."""
         plan, devices = self._planned()
         record, self._record, self._preview = self._record, deepcopy(self._record), True
         try:
@@ -158,7 +148,7 @@ class FleetSite:
     def _digests(
         self, plan: FleetPlan, party: Party, files: Mapping[str, bytes], facts: Facts
     ) -> dict[str, str]:
-        """Of the party's files; metadata that tell it nothing new are those of before."""
+        """Digests of a party's files; those that say nothing new count as unchanged."""
         found = {path: digest(raw) for path, raw in files.items()}
         if TRUST_FILE in party.files and party.believes == believes(plan, party, facts):
             found[TRUST_FILE] = party.files[TRUST_FILE]
@@ -168,65 +158,41 @@ class FleetSite:
 
     # --- changes ---
 
-    def apply(self, told: Told = lambda _changes: None) -> list[PartyChange]:
-        """Make what the plan says. Bundles of parties that nothing changes stay as they are.
-
-        `told` gets what `changes` says before anything is written.
-        """
+    def apply(self) -> list[PartyChange]:
+        """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
         with self.alone():
-            return self._apply(told)
-
-    def move(self, name: str, to: str, told: Told = lambda _changes: None) -> list[PartyChange]:
-        """A device to another cell, and what an apply makes of it."""
-        with self.alone():
-            plan = load_plan(self.folder)
-            devices = {one.name: one for one in devices_of(plan, str(self.folder / PLAN_FILE))}
-            party = self._record.parties.get(name) or self._by_device(name)
-            where = str(self.folder / PLAN_FILE)
-            if party is None or not party.active or party.name not in devices:
-                what, fix = f"there is no device '{name[:64]}'", "see edgeveil site status"
-                raise UsageError(what, where=where, fix=fix)
-            if to not in plan.cell_names:
-                fix = f"use one of {', '.join(one or '(none)' for one in plan.cell_names)}"
-                raise UsageError(f"there is no cell '{to[:64]}'", where=where, fix=fix)
-            if party.cell == to:
-                what = f"{party.name} is in this cell already"
-                raise UsageError(what, where=to or "--to", fix="name another cell")
-            if devices[party.name].cell not in (None, to):
-                what = f"the plan says where {party.name} is: {devices[party.name].cell}"
-                fix = "change its cell there (devices.list, the table, or devices.cell), and apply"
-                raise UsageError(what, where=where, fix=fix)
-            self._to = {party.name: to}
-            return self._apply(told)
-
-    def _apply(self, told: Told) -> list[PartyChange]:
-        told(self.changes())
-        done = self._changed(*self._planned())
-        os.sync()
-        changed = [one for one in done if one.what != "unplanned"]
-        if changed:
-            self._log("apply", {"changes": len(changed), "sequence": self._record.sequence})
-        self._record.save(self.folder / RECORD)
-        return done
+            self.changes()  # refuses a plan that cannot work before anything is written
+            done = self._changed(*self._planned())
+            os.sync()
+            changed = [one for one in done if one.what != "unplanned"]
+            if changed:
+                self._log("apply", {"changes": len(changed), "sequence": self._record.sequence})
+            self._record.save(self.folder / RECORD)
+            return done
 
     def _changed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        done, ending = self._news(plan, devices), self._ending(plan)
-        self._prepare(plan, devices)
-        new = [change.name for change in done if change.what == "new"]
-        by_name = {device.name: device for device in devices}
+        by_name, held = {one.name: one for one in devices}, set(self._record.parties)
+        names = [*plan.servers, *by_name]
+        new = [name for name in names if name not in held]
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=plan.renew_days)
+        active = [party for party in self.parties if party.active]
+        done = [PartyChange(name, "new") for name in new]
+        done += [PartyChange(one.name, "unplanned") for one in active if one.name not in {*names}]
+        self._prepare(plan, names)
         for name in new:
             self._make(plan, name, by_name.get(name))
         if not self._preview:
             self._trust(plan)
-        done += self._move(plan, devices)
-        for name in ending:
-            if not self._preview:
-                self._certify(plan, name)
-            done.append(PartyChange(name, "renewed"))
-        return done + self._write(plan, devices, new)
+        done += self._move(plan, names, by_name)
+        for party in active:
+            if (ends := party.ends()) is not None and ends <= soon:
+                if not self._preview:
+                    self._certify(plan, party.name)
+                done.append(PartyChange(party.name, "renewed"))
+        return done + self._write(plan, names, by_name, set(new))
 
     def revoke(self, name: str) -> list[PartyChange]:
-        """Take a device out for good; what is known of it stays. Its history is not removed."""
+        """Take a device out for good; its record stays."""
         plan, _ = self._planned()
         with self.alone():
             party = self._record.parties.get(name) or self._by_device(name)
@@ -249,11 +215,9 @@ class FleetSite:
         return [PartyChange(party.name, "revoked"), *self.apply()]
 
     def rotate_authority(self, domain: str, *, finish: bool = False) -> list[PartyChange]:
-        """A new authority beside the one before, which goes on counting until the rotation is
-        finished: once every party has its newest bundle.
+        """Add a new authority beside the one before, which counts until `finish`.
 
-        Clients get new certificates; the broker keeps its own until everybody knows the new one.
-        Of `claims`, the proxy gives boxes theirs from then on, and the image's is a new one.
+        Clients get new certificates; the broker keeps its own until all know the new authority.
         """
         plan, _ = self._planned()
         if domain not in self._record.authorities:
@@ -300,64 +264,32 @@ class FleetSite:
         return plan, self._placed(plan, devices_of(plan, str(self.folder / PLAN_FILE)))
 
     def _placed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[DevicePlan]:
-        """All with their cells: where the plan does not say, as before, and new ones where the
-        fewest are."""
-        held: dict[str, str | None] = {
-            one.name: party.cell
-            for one in devices
-            if (party := self._record.parties.get(one.name)) is not None
-        }
-        silent = [one.name for one in devices if one.cell is None and one.name not in self._to]
-        gone = [
-            name for name in silent if held.get(name, plan.cell_names[0]) not in plan.cell_names
-        ]
-        if gone:
-            where, cell = str(self.folder / PLAN_FILE), held[gone[0]]
-            what = f"{gone[0]} is in the cell " + (f"'{cell}'" if cell else "without a name")
-            fix = (
-                f"edgeveil site move {self.folder} {gone[0]} --to CELL; or keep that cell in cells"
-            )
-            raise UsageError(f"{what}, which the plan no longer has", where=where, fix=fix)
-        cells: dict[str, str | None] = {
-            one.name: one.cell
-            if one.cell is not None
-            else self._to.get(one.name, held.get(one.name))
-            for one in devices
-        }
-        counts: Counter[str | None] = Counter(cell for cell in cells.values() if cell is not None)
+        """Complete the cells: those of before where the plan has none, and for new devices the
+        cells with the fewest."""
+        held = {party.name: party.cell for party in self.parties}
+        cells = {d.name: held.get(d.name) if d.cell is None else d.cell for d in devices}
+        for name, cell in cells.items():
+            if cell is not None and cell not in plan.cell_names:
+                raise UsageError(
+                    f"{name} is in the cell {repr(cell) if cell else 'without a name'}, which the"
+                    " plan no longer has",
+                    where=str(self.folder / PLAN_FILE),
+                    fix=f"keep that cell, or give {name} another in devices.list or the table",
+                )
+        counts = Counter(cells.values())
         for name, cell in cells.items():
             if cell is None:
                 cells[name] = min(plan.cell_names, key=lambda one: counts[one])
                 counts[cells[name]] += 1
         return [replace(one, cell=cells[one.name]) for one in devices]
 
-    def _names(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[str]:
-        return [*plan.servers, *(device.name for device in devices)]
-
-    def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        """Who is new, and whom the plan names no more; who was revoked stays out."""
-        names, held = self._names(plan, devices), self._record.parties
-        found = [PartyChange(name, "new") for name in names if name not in held]
-        gone = [one for one in held.values() if one.active and one.name not in set(names)]
-        return found + [PartyChange(one.name, "unplanned") for one in gone]
-
-    def _still(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[Party]:
+    def _still(self, names: Iterable[str]) -> list[Party]:
         held = self._record.parties
-        names = self._names(plan, devices)
         return [held[name] for name in names if name in held and held[name].active]
-
-    def _ending(self, plan: FleetPlan) -> list[str]:
-        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=plan.renew_days)
-        found = []
-        for party in self.parties:
-            ends = party.ends() if party.active else None
-            if ends is not None and ends <= soon:
-                found.append(party.name)
-        return found
 
     # --- inside: making ---
 
-    def _prepare(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
+    def _prepare(self, plan: FleetPlan, names: list[str]) -> None:
         record = self._record
         record.fleet = plan.name
         claims = plan.cell_names if plan.devices.claims is not None else ()
@@ -365,15 +297,14 @@ class FleetSite:
             if domain not in record.authorities:
                 self._new_authority(domain)
                 self._list_revoked(domain)
-        if self._preview:
-            return
-        self._site_key()
-        record.save(self.folder / RECORD)  # the root names these authorities from its first day on
-        for name in self._names(plan, devices):
-            settle(self.bundles / name)
+        if not self._preview:
+            self._site_key()
+            record.save(self.folder / RECORD)  # the root names these authorities from now on
+            for name in names:
+                settle(self.bundles / name)
 
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
-        """The keys of a new party, in its bundle alone."""
+        """Make the keys of a new party, in its bundle alone."""
         folder = self.bundles / name
         what, _, rest = name.partition("-")
         kind = "edge" if device is not None or what == IMAGE else what
@@ -409,14 +340,14 @@ class FleetSite:
             self._issue(plan, name, domain, key.public_key())
 
     def _account(self, domain: str, user: str, word: str) -> None:
-        """To be registered where others run the broker, and then removed."""
+        """Note a password that is to be registered where others run the broker."""
         path = self.folder / f"accounts-{domain}.csv"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(f"{user},{word}\n")
 
     def _certify(self, plan: FleetPlan, name: str, *, only: str | None = None) -> None:
-        """New certificates for the keys that the ones before hold."""
+        """Issue new certificates for the same keys."""
         for domain, pem in dict(self._record.parties[name].certificates).items():
             if only in (None, domain):
                 self._issue(plan, name, domain, _public_key(pem))
@@ -446,16 +377,15 @@ class FleetSite:
         self._record.parties[name] = replace(party, certificates=pems, issues=issues)
 
     def _list_revoked(self, *domains: str) -> None:
-        """Of devices that were taken out, and of those whose cell meets elsewhere by now."""
-        known = [one for one in self.parties if one.device_id]
+        """List certificates of devices that were revoked or whose cell left the domain."""
         if self._preview:
             self._record.revocations.update(dict.fromkeys(domains, TO_BE_MADE))
             return
         for domain in domains:
             names = [
                 one.device_id or ""
-                for one in known
-                if side_of(domain) != "cloud"
+                for one in self.parties
+                if one.device_id and side_of(domain) != "cloud"
                 if not one.active or (domain in one.issues and domain not in one.certificates)
             ]
             count = len(self._record.authorities[domain])
@@ -463,8 +393,7 @@ class FleetSite:
             self._record.revocations[domain] = b"".join(lists).decode()
 
     def _trust(self, plan: FleetPlan) -> None:
-        """Make the root at the first time; its keys are new, and so are those that it names. Later
-        it names what came since: further cells, and who moves devices."""
+        """Make the root the first time; later delegate to cells and domains that came since."""
         folder = self.folder / "trust"
         if (folder / BUNDLE_FILE).exists():
             self._extend_trust(plan)
@@ -513,36 +442,29 @@ class FleetSite:
 
     # --- inside: moving ---
 
-    def _move(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        """Devices to their new cells, each with a signed note, and everybody to the brokers that
-        they meet at by now."""
-        wanted = {one.name: one.cell or "" for one in devices}
-        moving = [
-            one for one in self._still(plan, devices) if wanted.get(one.name, one.cell) != one.cell
-        ]
-        for party in moving:
-            number = (party.move["number"] if party.move else 0) + 1
+    def _move(
+        self, plan: FleetPlan, names: list[str], by_name: Mapping[str, DevicePlan]
+    ) -> list[PartyChange]:
+        """Move devices to their planned cells by signed notes, and parties to their brokers."""
+        done = []
+        for party in self._still(by_name):
+            cell = by_name[party.name].cell or ""
+            if cell == party.cell:
+                continue
+            done.append(PartyChange(party.name, "moved", f"- cell: {party.cell}\n+ cell: {cell}"))
             left = tuple(dict.fromkeys((*party.left, party.cell)))
-            move = {"cell": wanted[party.name], "number": number}
-            self._record.parties[party.name] = replace(
-                party, cell=wanted[party.name], left=left, move=move
-            )
-        if self._preview:
-            for party in moving:
+            move = {"cell": cell, "number": (party.move["number"] if party.move else 0) + 1}
+            if self._preview:
                 sealing = Enrolment.from_json((party.enrolment or "").encode()).sealing
-                note = Move(sealing, wanted[party.name], 0, 0, b"").to_plain()
-                after = self._record.parties[party.name]
-                self._record.parties[party.name] = replace(after, move=note)
-        else:
-            self._sign_moves(bool(moving))
-        self._resettle(plan, devices)
-        return [
-            PartyChange(one.name, "moved", f"- cell: {one.cell}\n+ cell: {wanted[one.name]}")
-            for one in moving
-        ]
+                move = Move(sealing, cell, 0, 0, b"").to_plain()
+            self._record.parties[party.name] = replace(party, cell=cell, left=left, move=move)
+        if not self._preview:
+            self._sign_moves(bool(done))
+        self._resettle(plan, names)
+        return done
 
     def _sign_moves(self, required: bool) -> None:
-        """Notes of all that ever moved, by the site's key in its present epoch."""
+        """Sign the notes of all moved devices in the site key's present epoch."""
         site = TrustFolder(self.folder / "trust", self._passphrase).delegated().site
         own = self._site_key()
         if site is None or site.key != own.public():
@@ -561,10 +483,10 @@ class FleetSite:
                 note = Move.make(own, site.epoch, enrolled, cell, number).to_plain()
                 self._record.parties[party.name] = replace(party, move=note)
 
-    def _resettle(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
-        """Certificates and accounts of the domains that a party is in by now, and of no other."""
+    def _resettle(self, plan: FleetPlan, names: list[str]) -> None:
+        """Give parties certificates and accounts of the domains they are in, and of no other."""
         left: set[str] = set()
-        for party in self._still(plan, devices):
+        for party in self._still(names):
             if party.kind == "broker":
                 continue
             for domain in tls_keys(plan, party):
@@ -585,25 +507,33 @@ class FleetSite:
         self._list_revoked(*left)
 
     def _write(
-        self, plan: FleetPlan, devices: list[DevicePlan], new: list[str]
+        self, plan: FleetPlan, names: list[str], by_name: Mapping[str, DevicePlan], new: set[str]
     ) -> list[PartyChange]:
         record, found = self._record, []
-        number = max(record.sequence, self._applied()) + 1
-        fresh, parties = set(new), self._still(plan, devices)
-        planned, facts = {device.name: device for device in devices}, self._facts()
-        for party in parties:
-            if self._preview and party.name in fresh:
+        path = self.folder / AUDIT_FILE  # the record may come from a backup
+        lines = read_audit(path) if path.exists() else []
+        number = max([record.sequence, *(one["what"].get("sequence", 0) for one in lines)]) + 1
+        trust = self.folder / "trust" / BUNDLE_FILE
+        facts = Facts(
+            authorities={domain: "".join(pems) for domain, pems in record.authorities.items()},
+            revocations=record.revocations,
+            trust=trust.read_bytes() if trust.exists() else b"",
+            parties=record.parties,
+        )
+        for party in self._still(names):
+            if self._preview and party.name in new:
                 continue
-            files = files_of(plan, party, planned.get(party.name), facts)
+            device = by_name.get(party.name)
+            files = files_of(plan, party, device, facts)
             if self._digests(plan, party, files, facts) == dict(party.files):
                 continue
-            digests = {path: digest(raw) for path, raw in files.items()}
-            if party.name not in fresh:
+            if party.name not in new:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
             if self._preview:
                 continue
+            digests = {path: digest(raw) for path, raw in files.items()}
             folder = self.bundles / party.name
-            given = self._given(folder, party)
+            given = _given(folder)
             claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
             if claims_key and claims_key not in party.text:  # the proxy's, to sign
                 signer = self._authority(of_cell("claims", party.cell))
@@ -616,49 +546,19 @@ class FleetSite:
                 sequence=number,
                 files=digests,
                 given=given,
-                host=host(plan, party, planned.get(party.name)),
+                host=host(plan, party, device),
                 device_id=party.device_id,
             )
             write_bundle(folder, inventory, files, self._site_key())
-            text = files["edgeveil.yaml"].decode()
+            record.sequence = number
             record.parties[party.name] = replace(
                 party,
                 files=digests,
                 sequence=number,
-                text=text,
+                text=files[SITE_FILE].decode(),
                 believes=believes(plan, party, facts),
             )
-            record.sequence = number
         return found
-
-    def _applied(self) -> int:
-        """The last bundle's number that was written down; the record may come from a backup."""
-        path = self.folder / AUDIT_FILE
-        lines = read_audit(path) if path.exists() else []
-        return max((one["what"].get("sequence", 0) for one in lines), default=0)
-
-    def _given(self, folder: Path, party: Party) -> dict[str, str]:
-        """What a party gets once, where its bundle still holds it."""
-        if not folder.exists():
-            return {}
-        if (folder / INVENTORY).exists():  # nobody may have changed it meanwhile
-            return dict(Bundle.open(folder).inventory.given)
-        return {
-            path.relative_to(folder).as_posix(): digest(path.read_bytes())
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-
-    def _facts(self) -> Facts:
-        trust = self.folder / "trust" / BUNDLE_FILE
-        return Facts(
-            authorities={
-                domain: "".join(pems) for domain, pems in self._record.authorities.items()
-            },
-            revocations=self._record.revocations,
-            trust=trust.read_bytes() if trust.exists() else b"",
-            parties=self._record.parties,
-        )
 
     # --- inside: keys ---
 
@@ -673,7 +573,7 @@ class FleetSite:
         return self._key
 
     def _authority(self, domain: str, at: int = 0) -> Authority:
-        """The newest, or the one before."""
+        """Load the newest authority of a domain, or the one before."""
         pem = self._record.authorities[domain][at]
         number = hashlib.sha256(pem.encode()).hexdigest()[:16]
         if number not in self._authorities:
@@ -709,13 +609,21 @@ def _public_key(pem: str) -> object:
     return x509.load_pem_x509_certificate(pem.encode()).public_key()
 
 
+def _given(folder: Path) -> dict[str, str]:
+    """Digests of what a party gets once, where its bundle still holds it."""
+    if (folder / INVENTORY).exists():  # nobody may have changed it meanwhile
+        return dict(Bundle.open(folder).inventory.given)
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest(path.read_bytes()) for path in paths}
+
+
 def _of_side(found: Mapping[str, str], domain: str) -> str:
-    """What a party has for another broker of the same side."""
+    """A party's certificate or word for another broker of the same side."""
     return next(one for known, one in found.items() if side_of(known) == side_of(domain))
 
 
 def _give(path: Path, content: bytes) -> bytes:
-    """What a new party gets once; an apply that was cut short goes on with what it made."""
+    """Write a new party's secret unless an apply that was cut short has made it."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}")
@@ -728,7 +636,7 @@ def _give(path: Path, content: bytes) -> bytes:
 
 
 def _same_settings(text: str, raw: bytes) -> bool:
-    """Whether two site files differ in keys alone that an earlier version wrote as constants."""
+    """Whether site files differ only in keys that an earlier version wrote as constants."""
     before, after = yaml.safe_load(text) or {}, yaml.safe_load(raw)
     for kind, block in before.items():
         drop_retired(kind, block)
@@ -736,7 +644,7 @@ def _same_settings(text: str, raw: bytes) -> bool:
 
 
 def _difference(party: Party, files: Mapping[str, bytes]) -> str:
-    """In the party's site file line by line, in other files by their names."""
+    """The site file's changed lines, and the names of other changed files."""
     before, after = party.text.splitlines(), files[SITE_FILE].decode().splitlines()
     lines = [
         line
@@ -754,7 +662,7 @@ def _difference(party: Party, files: Mapping[str, bytes]) -> str:
 
 
 def signers(folder: Path, fingerprint: str | None) -> frozenset[VerifyKey]:
-    """Who signs the audit log. Raises UsageError where that is not the key of `fingerprint`."""
+    """Keys that sign the audit log. Raises UsageError unless of `fingerprint`, where given."""
     path = folder / PUBLIC_KEY
     if not path.exists():
         fix = "edgeveil site apply DIR"

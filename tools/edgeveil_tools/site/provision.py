@@ -1,15 +1,12 @@
-"""A whole site on one machine: what `site init --local` plans, and every file of it.
+"""A whole site on one machine, of `site init --local`, of runs and of load tests.
 
-    DIR/fleet.yaml              the plan, `local: …`; `site apply` writes all below anew from it
-    DIR/broker-edge.yaml broker-cloud.yaml cloud.yaml proxy.yaml edge-1.yaml …   site files
-    DIR/job.yaml                a job that this site can run
-    DIR/keys/                   public keys that the parties pin of each other
-    DIR/passwords/              broker passwords (0600); *.users hold them hashed
-    DIR/tls/                    with `tls`: each broker's certificate, and the authority behind it
-    DIR/state/                  keys, ledger and store of each process
-
-Secret keys are made where they stay: in the state folder of their owner. A run on this machine, and
-the load test, make their sites with the same functions.
+DIR/fleet.yaml              the plan, `local: …`; `site apply` writes all below from it
+DIR/broker-edge.yaml broker-cloud.yaml cloud.yaml proxy.yaml edge-1.yaml …   site files
+DIR/job.yaml                a job that this site can run
+DIR/keys/                   public keys that the parties pin of each other
+DIR/passwords/              broker passwords (0600); *.users hold them hashed
+DIR/tls/                    with `tls`: each broker's certificate, and the authority behind it
+DIR/state/                  keys, ledger and store of each process
 """
 
 from __future__ import annotations
@@ -32,13 +29,12 @@ from edgeveil.settings.file import only_block, parsed, read
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
-from edgeveil.sites.cloud import CloudLimits, CloudSite
+from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition
 from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
-from edgeveil.sites.proxy import ProxyLimits, ProxySite
-from edgeveil.storage import write_durably
+from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import make_signing_key, refuse_lost_state
 from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity
@@ -46,11 +42,11 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, write_private
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, SIDES, of_cell
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, of_cell
 from edgeveil_tools.site.owners_word import site_text, with_owners_word
 
 Settings = dict[str, Any]
-SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
+SPOOLED_BATCHES = 3  # uploads, their batch, and what is kept of the round before
 _RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
 _FEWEST_SHARING = 3  # devices for which a job shares its noise
 _TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -84,15 +80,11 @@ class CellPorts:
 class SitePlan:
     """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
 
-    With `cells`, each of them has an edge broker and a proxy on ports of its own, and the devices
-    take turns: device k of n belongs to cell k − 1 modulo their number. They share the cloud's
-    broker. A site's one cell has the empty name.
-
-    The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
-    the data set `source`. Limits are raised, where the usual ones
-    are too small, so that all devices may upload `upload_bytes` in one round. With `websockets` the
-    brokers listen for them too, and every link uses them; with a `profile` every link keeps to it.
-    With `blobs` what is large goes beside the brokers, over plain HTTP.
+    Each of `cells` has an edge broker and a proxy on ports of its own, and shares the cloud's
+    broker; device k (from 1) belongs to cell k − 1 modulo their number, and takes share k − 1 of
+    `source`. The last `infer_only` devices only evaluate. Limits are raised so that all devices
+    may upload `upload_bytes` in one round. With `websockets` every link uses them; with `blobs`
+    what is large goes beside the brokers, over plain HTTP.
     """
 
     folder: Path
@@ -118,7 +110,7 @@ class SitePlan:
 
     @property
     def url(self) -> str:
-        """The cloud's HTTP control."""
+        """URL of the cloud's HTTP control."""
         return f"http://{place(self.host, self.ports.cloud_http)}"
 
     def edge_file(self, number: int) -> Path:
@@ -131,7 +123,7 @@ class SitePlan:
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """All cells."""
+        """All cells; a site's one cell has the empty name."""
         return tuple(self.cells) or ("",)
 
     def cell_of(self, number: int) -> str:
@@ -151,20 +143,18 @@ class SitePlan:
 
     def port(self, domain: str, *, websockets: bool = False) -> int:
         """Where a broker listens."""
-        side, _, cell = domain.partition("-")
-        if side == "cloud":
+        if domain == "cloud":
             return self.ports.cloud_websockets if websockets else self.ports.cloud
-        ports = self.ports_of(cell)
+        ports = self.ports_of(domain.partition("-")[2])
         return ports.edge_websockets if websockets else ports.edge
 
     def cells_at(self, domain: str) -> tuple[str, ...]:
         """The cells that meet at a broker."""
-        side, _, cell = domain.partition("-")
-        return self.cell_names if side == "cloud" else (cell,)
+        return self.cell_names if domain == "cloud" else (domain.partition("-")[2],)
 
     @property
     def queued_bytes(self) -> int:
-        """What may wait at a broker for the proxy: each device's credit in parts, at most."""
+        """Bound of what waits at a broker for the proxy: each device's credit in parts."""
         credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
         return max(BrokerLimits().max_queued_bytes, credit)
 
@@ -398,52 +388,30 @@ class LocalPlan(Block):
 
 
 def local_plan(folder: Path) -> LocalPlan | None:
-    """The plan of a local site; None where the folder plans a fleet. One without a plan, which
-    `edgeveil provision` wrote, gets it from its site files."""
+    """Load the plan of a local site; None where the folder plans a fleet. Raises UsageError for a
+    folder of `edgeveil provision`, which has no plan."""
     path = folder / PLAN_FILE
     if path.exists():
         tree = parsed(read(path), str(path))
         local = isinstance(tree.value, dict) and "local" in tree.value
         return only_block(LocalPlan, "local", tree, path) if local else None
-    if not all((folder / f"{name}.yaml").exists() for name in ("broker-edge", "cloud", "edge-1")):
-        return None
-    files = [folder / f"broker-{side}.yaml" for side in SIDES]  # read plain: they are written anew
-    edge, of_cloud = (parsed(read(file), str(file)).value["broker"] for file in files)
-    cloud, proxy = load_site(folder / "cloud.yaml"), load_site(folder / "proxy.yaml")
-    boxes = [load_site(file) for file in folder.glob("edge-*.yaml")]
-    if not isinstance(cloud, CloudSite) or not isinstance(proxy, ProxySite):
-        return None
-    usual = Ports()
-    plan = LocalPlan(
-        devices=len(boxes),
-        infer_only=sum(getattr(box, "role", "") == "infer" for box in boxes),
-        host=edge.get("host", "127.0.0.1"),
-        ports=Ports(
-            *(edge["port"], of_cloud["port"], cloud.http.port, proxy.http.port),
-            edge.get("websockets_port") or usual.edge_websockets,
-            of_cloud.get("websockets_port") or usual.cloud_websockets,
-        ),
-        tls="tls" in edge,
-        websockets="websockets_port" in edge,
-        profile=cloud.broker.profile,
-        engine=edge.get("engine", "auto"),
-        protocol=cloud.broker.protocol,
-    )
-    text = site_text({"local": plan.model_dump(mode="json")})
-    write_durably(path, text.encode(), mode=0o644)
-    return plan
+    boxes = list(folder.glob("edge-*.yaml"))
+    if boxes and (folder / "broker-edge.yaml").exists():
+        fix = f"write in it: local: {{devices: {len(boxes)}}}, with ports, tls and infer_only where"
+        fix += " they are not the usual ones; keys, ledgers and owners' blocks stay"
+        raise UsageError("is missing: edgeveil provision wrote none", where=str(path), fix=fix)
+    return None
 
 
 # --- every file ---
 
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
-    """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
-    ledgers, passwords, the authority and what is its owner's in each device's file stay, and a
-    proxy's larger `min_batch_floor`.
+    """Write the site; with `force` over a folder in use, whose keys, ledgers, passwords, authority,
+    owners' blocks of devices' files and larger `min_batch_floor` stay.
 
     Raises UsageError when the folder is not empty or cannot be written; ConfigError for a device's
-    or proxy's file that cannot be read: its owner's word would be lost.
+    or proxy's file that cannot be read.
     """
     folder = plan.folder
     with writing(folder, "name a folder that you may write to"):
@@ -495,7 +463,7 @@ def _write(plan: SitePlan) -> Site:
 
 
 def _cloud(plan: SitePlan) -> Settings:
-    """The cloud's, whose operator may test jobs on other records since."""
+    """The cloud's settings, with the operator's own test records."""
     new, file = plan.cloud(), plan.folder / "cloud.yaml"
     found = parsed(read(file), str(file)).value.get("cloud") if file.exists() else None
     kept = {"test_data": found["test_data"]} if found and found.get("test_data") else {}
@@ -503,7 +471,7 @@ def _cloud(plan: SitePlan) -> Settings:
 
 
 def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
-    """A device's, whose owner may have changed it since."""
+    """A device's settings, with its owner's blocks."""
     new = plan.edge(number, device_id)
     found = with_owners_word(new, plan.edge_file(number))
     shard = found["edge"]["data"].get("shard")
@@ -522,7 +490,7 @@ def _site_file(path: Path, settings: Settings) -> Path:
 
 
 def _devices(plan: SitePlan) -> list[str]:
-    """Each device makes its keys in its own state folder; the proxy of its cell admits them."""
+    """Make each device's keys in its state folder, and admit them at their cells' proxies."""
     numbers = range(1, plan.devices + 1)
     for number in numbers:
         refuse_lost_state(plan.edge_state(number) / IDENTITY_FILE, plan.edge_file(number))
@@ -542,7 +510,7 @@ def _devices(plan: SitePlan) -> list[str]:
 
 
 def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str]]:
-    """By domain and user, those that are there already as they are."""
+    """Passwords by domain and user; those that exist are kept."""
     folder, found = plan.folder / "passwords", dict[str, dict[str, str]]()
     for domain in plan.domains:
         side, cells = domain.partition("-")[0], plan.cells_at(domain)
@@ -562,8 +530,7 @@ def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str
 
 
 def _job(plan: SitePlan) -> str:
-    """A job that learns the digits; its ε of inference is of a device, in one evaluation in which a
-    record pays less than 2."""
+    """A job that learns the digits, with inference at less than ε = 2 a record."""
     nominal, trainers = plan.nominal_digits, plan.devices - plan.infer_only
     shared = trainers == plan.devices >= _FEWEST_SHARING
     evaluated = math.ceil(0.1 * nominal)
@@ -592,12 +559,9 @@ def commands(site: Site) -> list[tuple[str, str]]:
     found.append(("the cloud", "cloud", site.cloud))
     for cell, config in site.proxies.items():
         found.append(("the proxy" + (f" of {cell}" if cell else ""), "proxy", config))
-    for number, edge in enumerate(site.edges, start=1):
-        found.append((f"device {number} ({site.device_ids[number - 1]})", "edge", edge))
-    return [
-        (what, shlex.join(["edgeveil", role, "--config", str(config)]))
-        for what, role, config in found
-    ]
+    for number, (edge, device) in enumerate(zip(site.edges, site.device_ids, strict=True), start=1):
+        found.append((f"device {number} ({device})", "edge", edge))
+    return [(what, shlex.join(["edgeveil", role, "--config", str(at)])) for what, role, at in found]
 
 
 def guide(site: Site) -> str:
