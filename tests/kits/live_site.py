@@ -15,10 +15,11 @@ from pathlib import Path
 import yaml
 
 from edgeveil.errors import UsageError
+from edgeveil.sites.broker import BrokerTls
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, SitePlan, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
@@ -109,7 +110,9 @@ class LiveSite:
                 websockets_port=self.plan.port(domain, websockets=True) if websockets else None,
                 acl=domain.partition("-")[0],
                 cells=self.plan.cells_at(domain),
-                tls=ListenerTls(certificate, certificate.with_suffix(".key")) if tls else None,
+                tls=BrokerTls(cert_file=certificate, key_file=certificate.with_suffix(".key"))
+                if tls
+                else None,
                 wiretap=True,
             )
             users = {**self.site.passwords[domain], "wiretap": "tap-word"}

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from edgeveil_tools.site.broker_rules import (
     rules_for,
     users_text,
 )
+from edgeveil_tools.site.brokers import defer_accepts
 
 LEVEL = st.sampled_from(["a", "b", "up", "", "+"])
 FILTER = st.builds(
@@ -175,3 +177,26 @@ def test_a_missing_users_file_is_named(tmp_path):
 def test_a_name_unfit_for_topics_is_refused(name):
     with pytest.raises(UsageError, match="cannot stand in a topic"):
         users_text({name: "word"})
+
+
+# It listens, and opens and closes something else all the time, as a broker does that is starting.
+BUSY = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+while True:
+    socket.socket().close()
+    open("/dev/null").close()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's own")
+def test_what_is_closed_meanwhile_is_passed_over() -> None:
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert {defer_accepts(child.pid) for _ in range(2000)} == {1}
+    finally:
+        child.kill()
+        child.communicate()

@@ -21,6 +21,7 @@ from edgeveil.errors import BrokerError, JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
 from edgeveil.sites.addresses import place
+from edgeveil.sites.broker import BrokerTls
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
@@ -36,7 +37,6 @@ from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import (
     BrokerPlan,
     BrokerProcess,
-    ListenerTls,
     choose_engine,
     free_ports,
     write_private,
@@ -314,7 +314,7 @@ class LocalSite:
         plan, tls = self._plan, None
         if plan.tls:
             certificate = self.folder / "tls" / f"broker-{domain}.crt"
-            tls = ListenerTls(certificate, certificate.with_suffix(".key"))
+            tls = BrokerTls(cert_file=certificate, key_file=certificate.with_suffix(".key"))
         broker = BrokerProcess(
             BrokerPlan(
                 engine=plan.engine,  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """amqtt in a process of its own, `python -m edgeveil_tools.site.broker_amqtt CONFIG`.
 
-It ends at SIGTERM or EOF. Adds to the library what it lacks: a bound on packets, an answer to
-MQTT 5 that clients understand, and the same users file and rules that mosquitto gets. No plugin
-writes a log.
+Ends at SIGTERM or EOF. Adds what the library lacks: a bound on packets, an answer to MQTT 5 that
+clients understand, and mosquitto's users file and rules.
 """
 
 from __future__ import annotations
@@ -61,16 +60,12 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
         """Whether the session may connect."""
         if self._path is None:
             return True
-        hashed = self._current(self._path).get(session.username or "")
-        return hashed is not None and password_matches(hashed, session.password or "")
-
-    def _current(self, path: Path) -> dict[str, str]:
         with contextlib.suppress(OSError, BrokerError):  # being replaced: the old list holds
-            found = path.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
-            if stamp != self._read_at:
-                self._users, self._read_at = read_users(path), stamp
-        return self._users
+            found = self._path.stat()
+            if (stamp := (found.st_mtime_ns, found.st_size)) != self._read_at:
+                self._users, self._read_at = read_users(self._path), stamp
+        hashed = self._users.get(session.username or "")
+        return hashed is not None and password_matches(hashed, session.password or "")
 
 
 class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
@@ -197,20 +192,18 @@ async def first_bytes(reader: asyncio.StreamReader | WebSocketBytes) -> bytes:
 
 def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
-    host = settings["host"]
     every: dict[str, Any] = {"max_connections": settings["max_connections"]}
     if settings["cert_file"]:
-        every |= {
-            "ssl": True,
-            "certfile": settings["cert_file"],
-            "keyfile": settings["key_file"],
-        }
-    # The library splits at the last colon, and takes no brackets for an IPv6 address.
-    bind = f"{host}:{settings['port']}"
-    listeners = {"default": {"type": "tcp", "bind": bind, **every}}
-    if settings["websockets_port"] is not None:
-        bind = f"{host}:{settings['websockets_port']}"
-        listeners["websockets"] = {"type": "ws", "bind": bind, **every}
+        every |= {"ssl": True, "certfile": settings["cert_file"], "keyfile": settings["key_file"]}
+    listeners = {}
+    for name, kind, port in (("default", "tcp", "port"), ("websockets", "ws", "websockets_port")):
+        if settings[port] is not None:
+            # The library splits at the last colon, and takes no brackets for an IPv6 address.
+            listeners[name] = {
+                "type": kind,
+                "bind": f"{settings['host']}:{settings[port]}",
+                **every,
+            }
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
     }

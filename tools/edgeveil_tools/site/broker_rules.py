@@ -1,4 +1,4 @@
-"""Who may say what at a broker, and the list of users: one source for both engines.
+"""Access rules and users of a broker, for both engines.
 
 Passwords are kept as mosquitto keeps them: `$7$iterations$salt$PBKDF2-HMAC-SHA512`.
 """
@@ -78,11 +78,10 @@ def _cloud_rules(cell: str) -> tuple[Rule, ...]:
 def rules_for(
     acl: str | None, cells: Sequence[str] = ("",), *, wiretap: bool = False
 ) -> tuple[Rule, ...] | None:
-    """The access list of that side, for these cells; None when there is none.
+    """The access list of a side, for these cells; None when there is none.
 
     Patterns know a device's id and not its cell: where cells share a broker, a device may speak in
-    its own name in each, and hear what all of a cell's devices hear, which is sealed. A proxy and
-    its topics are its cell's alone. `wiretap` adds a reader of all.
+    its own name in each, and hear what a cell's devices hear, which is sealed.
     """
     if acl is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import json
 import logging
@@ -28,40 +29,34 @@ from typing import Literal
 
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
-from edgeveil.sites.broker import BrokerSite
+from edgeveil.sites.broker import BrokerSite, BrokerTls
 from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.process import stop_signals, tell
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
-from edgeveil_tools.site.deferred_accept import defer_accepts
 
 LOG = logging.getLogger("edgeveil.broker")
 
 Engine = Literal["auto", "amqtt", "mosquitto"]
 
 _OTHER_FILES = 64  # of a broker: listeners, log, lists, what is being accepted
-_MAX_INFLIGHT = 200
-_MAX_QUEUED = 100_000
-
-
-@dataclass(frozen=True)
-class ListenerTls:
-    """PEM files of the listener. With `ca_file`, clients must show a certificate of that CA, which
-    `crl_file` may list as revoked."""
-
-    cert_file: Path
-    key_file: Path
-    ca_file: Path | None = None
-    crl_file: Path | None = None
+START_TIMEOUT_S = 10.0
+_START_AGAIN_S = 30.0
+_STOP_TIMEOUT_S = 5.0
+_TLS_S = 0.2
+_SERVER_PORTS = range(22_000, 32_000)
+_CHOSEN = deque[int](maxlen=200)  # ports of late, whose servers may not listen yet
+_PIDFD_GETFD = 438  # the same number on every processor
+_DEFER_S = 60
+_BACKLOG = 4096
+_CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF, errno.ENOTSOCK)
 
 
 @dataclass(frozen=True)
 class BrokerPlan:
-    """What to start. `port` None: a free one. `acl` `edge` or `cloud`, for these `cells`; None: no
-    access list.
+    """What to start. `port` None and `websockets_port` 0: a free one; `acl` None: no access list.
 
-    `websockets_port`: of a second listener, WebSockets with the same TLS; 0: a free one.
     `wiretap` adds a user of that name who may read everything: for tests alone.
     """
 
@@ -71,7 +66,7 @@ class BrokerPlan:
     websockets_port: int | None = None
     acl: Literal["edge", "cloud"] | None = None
     cells: tuple[str, ...] = ("",)
-    tls: ListenerTls | None = None
+    tls: BrokerTls | None = None
     packet_bytes: int = 65536
     max_queued_bytes: int = 1 << 26
     max_connections: int = 20_000
@@ -79,18 +74,12 @@ class BrokerPlan:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write whole and 0600: a broker may read it at any moment."""
+    """Replace a file, mode 0600: a broker may read it at any moment."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.unlink(missing_ok=True)
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     scratch.replace(path)
-
-
-START_TIMEOUT_S = 10.0
-_START_AGAIN_S = 30.0
-_STOP_TIMEOUT_S = 5.0
-_TLS_S = 0.2
 
 
 def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
@@ -121,15 +110,10 @@ def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
     return choose_engine(plan.engine)
 
 
-_SERVER_PORTS = range(22_000, 32_000)
-_CHOSEN = deque[int](maxlen=200)  # of late by this process; their servers may not listen yet
-
-
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody uses at this moment, nor was it chosen here of late.
+    """Find a TCP port that nobody uses at this moment, below those of outgoing connections.
 
-    Below those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere):
-    one of these could take it before its server listens. Raises OSError if none is free.
+    Raises OSError if none is free.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
@@ -142,18 +126,61 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones."""
+    """Find several different free ports."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())
     return list(found)
 
 
-class BrokerProcess:
-    """One broker, which ends with its starter, however that ends. Its files go to `directory`.
+def defer_accepts(pid: int) -> int:
+    """Let the kernel hold back silent connections of a child's TCP listeners; count the listeners.
 
-    `users` (name to password) or `users_file` log in.
-    Neither given: everyone on this machine may connect.
+    mosquitto 2.0 keeps a connection without a CONNECT for 90 s, so that a crowd of idle ones would
+    take all its places; `TCP_DEFER_ACCEPT` (tcp(7)) is set on descriptors taken by `pidfd_getfd`.
+    Raises OSError where the system cannot do so.
+    """
+    if not sys.platform.startswith("linux"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    process, deferred = os.pidfd_open(pid), 0
+    try:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                if path.readlink().name.startswith("socket:"):
+                    deferred += _defer(process, int(path.name))
+            except OSError as error:
+                if error.errno not in _CLOSED_MEANWHILE:
+                    raise
+    finally:
+        os.close(process)
+    return deferred
+
+
+def _defer(process: int, number: int) -> bool:
+    """Whether the process's descriptor is a listening TCP socket, which is then deferred."""
+    library = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(library.syscall(_PIDFD_GETFD, process, number, 0))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with found:
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
+        found.listen(_BACKLOG)
+        return True
+
+
+class BrokerProcess:
+    """One broker, which ends with its starter. Its files go to `directory`.
+
+    `users` (name to password) or `users_file` log in; without either everyone may connect.
     """
 
     def __init__(
@@ -171,6 +198,9 @@ class BrokerProcess:
             self.websockets_port = free_port(plan.host)
         self._plan, self._directory = plan, directory.absolute()
         self._users, self._users_file = users, users_file
+        self._authenticated = users is not None or users_file is not None
+        self._log = self._directory / "broker.log"
+        self._ports = [p for p in (self.port, self.websockets_port) if p is not None]
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -223,7 +253,11 @@ class BrokerProcess:
             )
         atexit.register(self.stop)
         self._wait_until_open()
-        self._hold_back()
+        if self.engine == "mosquitto":
+            try:
+                defer_accepts(self._child.pid)
+            except OSError as error:
+                LOG.warning("idle_connections_are_taken", extra={"reason": error.strerror})
 
     def stop(self) -> None:
         """Terminate, and kill if that takes too long. Does nothing when it is not running."""
@@ -247,10 +281,7 @@ class BrokerProcess:
         self.stop()
 
     def start_again(self) -> None:
-        """The same where it ran just now: its old connections may hold the port for a moment.
-
-        Raises BrokerError.
-        """
+        """Start where old connections may hold the port for a moment. Raises BrokerError."""
         end_s = time.monotonic() + _START_AGAIN_S
         while True:
             try:
@@ -285,18 +316,6 @@ class BrokerProcess:
         """What it wrote so far, to read where it misbehaves."""
         return self._log.read_text("utf-8", "replace")
 
-    @property
-    def _log(self) -> Path:
-        return self._directory / "broker.log"
-
-    @property
-    def _authenticated(self) -> bool:
-        return self._users is not None or self._users_file is not None
-
-    @property
-    def _ports(self) -> list[int]:
-        return [port for port in (self.port, self.websockets_port) if port is not None]
-
     def _check_ports(self) -> None:
         family = socket.AF_INET6 if ":" in self._plan.host else socket.AF_INET
         for port in self._ports:
@@ -330,15 +349,6 @@ class BrokerProcess:
             fix=f"see {self._log}",
         )
 
-    def _hold_back(self) -> None:
-        """Who says nothing takes nobody's place at mosquitto."""
-        if self.engine != "mosquitto" or self._child is None:
-            return
-        try:
-            defer_accepts(self._child.pid)
-        except OSError as error:
-            LOG.warning("idle_connections_are_taken", extra={"reason": error.strerror})
-
     def _stays(self) -> bool:
         """mosquitto listens first, and then ends where it cannot read its certificate."""
         with suppress(subprocess.TimeoutExpired):
@@ -348,15 +358,16 @@ class BrokerProcess:
 
     def _mosquitto(self) -> list[str]:
         plan, tls = self._plan, self._plan.tls
-        certificates = tls is not None and tls.ca_file is not None
-        to_all = not self._authenticated
+        anonymous = not self._authenticated and not (tls and tls.ca_file)
         of_listener = [f"max_connections {plan.max_connections}"]
         if tls is not None:
             of_listener += [f"certfile {tls.cert_file}", f"keyfile {tls.key_file}"]
-        if tls is not None and tls.ca_file is not None:
-            of_listener += [f"cafile {tls.ca_file}", "require_certificate true"]
-            of_listener += [f"crlfile {tls.crl_file}"] if tls.crl_file is not None else []
-            of_listener += ["use_identity_as_username true"] if to_all else []
+            if tls.ca_file is not None:
+                of_listener += [f"cafile {tls.ca_file}", "require_certificate true"]
+                if not self._authenticated:
+                    of_listener.append("use_identity_as_username true")
+            if tls.crl_file is not None:
+                of_listener.append(f"crlfile {tls.crl_file}")
         lines = []
         rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
         if rules is not None:
@@ -366,14 +377,14 @@ class BrokerProcess:
             lines.append(f"password_file {self._directory / 'users'}")
         lines += [
             f"listener {self.port} {plan.host}",
-            f"allow_anonymous {'true' if to_all and not certificates else 'false'}",
+            f"allow_anonymous {str(anonymous).lower()}",
             f"user {pwd.getpwuid(os.getuid()).pw_name}",
             "persistence false",
             "retain_available false",
             "sys_interval 0",
             "set_tcp_nodelay true",
-            f"max_inflight_messages {_MAX_INFLIGHT}",
-            f"max_queued_messages {_MAX_QUEUED}",
+            "max_inflight_messages 200",
+            "max_queued_messages 100000",
             f"max_queued_bytes {plan.max_queued_bytes}",
             f"max_packet_size {plan.packet_bytes}",
             "log_dest stderr",
@@ -407,30 +418,21 @@ class BrokerProcess:
             "max_connections": plan.max_connections,
         }
         write_private(self._directory / "amqtt.json", json.dumps(settings))
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "edgeveil_tools.site.broker_amqtt",
-            str(self._directory / "amqtt.json"),
-        ]
+        module = ["-P", "-m", "edgeveil_tools.site.broker_amqtt"]
+        return [sys.executable, *module, str(self._directory / "amqtt.json")]
 
 
 def run_broker(site: BrokerSite) -> int:
     """Run the broker of a site file until one of `stop_signals`; the exit code.
 
-    A changed `users_file` takes effect within two seconds, and so do changed TLS files, for which
-    the broker starts anew: it reads them then alone, and a revoked certificate's connection ends.
-    Raises BrokerError.
+    A changed `users_file` takes effect within two seconds; changed TLS files start the broker
+    anew, which ends a revoked certificate's connection. Raises BrokerError.
     """
     os.umask(0o077)  # as of every process that serves (`run_until_stopped`)
     # A broker without files left takes nobody, for minutes: it refuses the last ones instead.
     files = raise_file_limit() - _OTHER_FILES
-    tls = None
     if site.tls is not None:
-        given = site.tls
-        _check_key(given.key_file)
-        tls = ListenerTls(given.cert_file, given.key_file, given.ca_file, given.crl_file)
+        _check_key(site.tls.key_file)
     plan = BrokerPlan(
         engine=site.engine,
         host=site.host,
@@ -438,7 +440,7 @@ def run_broker(site: BrokerSite) -> int:
         websockets_port=site.websockets_port,
         acl=site.acl,
         cells=site.cells or ("",),
-        tls=tls,
+        tls=site.tls,
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,
         max_connections=min(site.limits.max_connections, files),
@@ -476,7 +478,10 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
                 tell("WATCHDOG=1")
                 if (stamp := _stamp(users_file)) != known:
                     known = stamp
-                    _refresh(broker)
+                    try:
+                        broker.refresh_users()
+                    except BrokerError as error:  # half edited: the users that were known go on
+                        sys.stderr.write(f"{error}\n")
                 before, seen = seen, _tls_stamps(plan.tls)
                 if seen != read and seen == before:  # whoever replaces them has done so
                     read = seen
@@ -492,7 +497,7 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
     return 0
 
 
-def _start_anew(broker: BrokerProcess, tls: ListenerTls | None) -> None:
+def _start_anew(broker: BrokerProcess, tls: BrokerTls | None) -> None:
     if tls is not None and (problem := _problem(tls)):  # half edited: those that it read go on
         sys.stderr.write(f"{problem}; those before are used. install its newest bundle\n")
         return
@@ -502,7 +507,7 @@ def _start_anew(broker: BrokerProcess, tls: ListenerTls | None) -> None:
     sys.stdout.flush()
 
 
-def _problem(tls: ListenerTls) -> str:
+def _problem(tls: BrokerTls) -> str:
     """Why a broker would not start with these files, or ""."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     path = tls.cert_file
@@ -515,17 +520,10 @@ def _problem(tls: ListenerTls) -> str:
     return ""
 
 
-def _tls_stamps(tls: ListenerTls | None) -> list[tuple[int, int]]:
+def _tls_stamps(tls: BrokerTls | None) -> list[tuple[int, int]]:
     if tls is None:
         return []
     return [_stamp(path) for path in (tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file)]
-
-
-def _refresh(broker: BrokerProcess) -> None:
-    try:
-        broker.refresh_users()
-    except BrokerError as error:  # half edited: the users that were known go on
-        sys.stderr.write(f"{error}\n")
 
 
 def _stamp(path: Path | None) -> tuple[int, int]:

@@ -1,15 +1,12 @@
-"""One archive of what a process must not lose, made while it runs; and the way back.
+"""Back up a running process's state in one archive, and restore it.
 
     manifest.json      role, whose it is, when, and the SHA-256 digest of each file
-    state/…            the state folder: SQLite files each as of one moment, the rest as it is
+    state/…            the state folder, with secret keys: SQLite files each as of one moment
 
-It holds secret keys: keep it as one does (mode 0600, never on another party's machine).
-
-Going back is where promises break, so each role has its rule. A *device* never gets an older ledger
-than the one in place, and on an empty disk only where its owner says that it has answered nothing
-since: what the archive does not know of was still paid for. A *proxy* may have forgotten who was
-revoked: its registry comes back as a new lineage, which root or operator must vouch for, and unused
-claims end. A *cloud* numbers what it signs by its clock, so that nothing counts as a replay.
+A *device* never gets an older ledger than the one in place, and on an empty disk only where its
+owner vouches that it has answered nothing since. A *proxy* may have forgotten who was revoked: its
+registry comes back as a new lineage, which root or operator must vouch for, and unused claims end.
+A *cloud* numbers what it signs by its clock, so that nothing counts as a replay.
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
-import io
 import os
+import re
 import shutil
 import sqlite3
 import tarfile
@@ -26,7 +23,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Literal
 
 import msgspec
 
@@ -45,19 +41,18 @@ from edgeveil_tools.site.bundles import inside
 FORMAT = 1
 MANIFEST, STATE = "manifest.json", "state"
 MANIFEST_BYTES = 64 << 20
-_CHUNK_BYTES = 1 << 20
 _TRIES = 20
 _SQLITE = b"SQLite format 3\0"
-_LEFT_OUT = (LOCK_FILE, "health.probe")
-_BESIDE = ("-wal", "-shm", "-journal")
+_LEFT_OUT = re.compile(
+    rf"^{re.escape(LOCK_FILE)}$|^\.|\.before-|\.sqlite-(wal|shm|journal)$|^health\.probe$"
+)
 _KEYS = {"cloud": "cloud.key", "proxy": "proxy.key", "edge": "identity.key"}
 
 BackedUp = CloudSite | ProxySite | EdgeSite
-Role = Literal["cloud", "proxy", "edge"]
 
 
 class BackupError(EdgeVeilError):
-    """An archive is damaged, another party's, or older than what must not go back."""
+    """An archive is damaged, another party's, or older than the ledger in place."""
 
     exit_code = 2
 
@@ -80,13 +75,8 @@ def backed_up(site: object) -> BackedUp:
     raise UsageError("keeps no state", where="broker", fix=fix)
 
 
-def _role(site: BackedUp) -> Role:
-    if isinstance(site, CloudSite):
-        return "cloud"
-    return "proxy" if isinstance(site, ProxySite) else "edge"
-
-
-# --- there ----------------------------------------------------------------------------------
+def _role(site: BackedUp) -> str:
+    return type(site).__name__.removesuffix("Site").lower()
 
 
 def back_up(site: BackedUp, archive: Path) -> BackupManifest:
@@ -100,27 +90,24 @@ def back_up(site: BackedUp, archive: Path) -> BackupManifest:
         files = {path: _digest(file) for path, file in sorted(copies.items())}
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
         manifest = BackupManifest(role=role, owner=owner, made=now, files=files)
-        made = Path(scratch) / "archive"
-        with made.open("xb") as out:
+        listed, made = Path(scratch) / MANIFEST, Path(scratch) / "archive"
+        listed.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        with tarfile.open(made, "x", format=tarfile.PAX_FORMAT) as tar:
             made.chmod(0o600)
-            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-                _add(tar, MANIFEST, io.BytesIO(raw), len(raw))
-                for path, file in sorted(copies.items()):
-                    with file.open("rb") as content:
-                        _add(tar, f"{STATE}/{path}", content, file.stat().st_size)
+            tar.add(listed, MANIFEST, filter=_plain)
+            for path in files:
+                tar.add(copies[path], f"{STATE}/{path}", filter=_plain)
         made.rename(archive)
     sync_folder(archive.absolute().parent)
     return manifest
 
 
-def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o600
-    tar.addfile(info, content)
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.mode, info.uid, info.gid, info.uname, info.gname, info.mtime = 0o600, 0, 0, "", "", 0
+    return info
 
 
-def _owner(state: Path, role: Role) -> str:
+def _owner(state: Path, role: str) -> str:
     path = state / _KEYS[role]
     try:
         return SigningKey.load(path).public().fingerprint()
@@ -130,25 +117,21 @@ def _owner(state: Path, role: Role) -> str:
 
 
 def _copied(state: Path, scratch: Path) -> dict[str, Path]:
-    """Every file of the state folder, as copies that belong together."""
+    """Copy every file of the state folder, the ledger and its head as of one moment."""
     for _ in range(_TRIES):
-        head = _head(state)
+        path = (state / LEDGER_FILE).with_suffix(".head")
+        head = path.read_bytes() if path.exists() else b""
         found = dict(_copies(state, scratch))
-        if _head(state) == head:  # else a link came between the ledger and its head
+        if (path.read_bytes() if path.exists() else b"") == head:  # else a link came between
             return found
     fix = "try again when the device is not in a round"
     raise BackupError("its ledger changes all the time", where=str(state), fix=fix)
 
 
-def _head(state: Path) -> bytes:
-    path = (state / LEDGER_FILE).with_suffix(".head")
-    return path.read_bytes() if path.exists() else b""
-
-
 def _copies(state: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(state.rglob("*")):
         name = path.relative_to(state).as_posix()
-        if path.is_symlink() or not path.is_file() or _left_out(path):
+        if path.is_symlink() or not path.is_file() or _LEFT_OUT.search(path.name):
             continue
         copy = scratch / STATE / name
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,22 +148,9 @@ def _copies(state: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
         yield name, copy
 
 
-def _left_out(path: Path) -> bool:
-    name = path.name
-    return (
-        name in _LEFT_OUT
-        or name.startswith(".")
-        or ".before-" in name
-        or any(name.endswith(f".sqlite{end}") for end in _BESIDE)
-    )
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- and back -------------------------------------------------------------------------------
 
 
 def restore(
@@ -191,13 +161,12 @@ def restore(
     nothing_since: bool = False,
     ask_proxy: bool = False,
 ) -> BackupManifest:
-    """Put an archive in place of the state folder; what is there is kept beside it, with `replace`.
+    """Put an archive in place of the state folder; with `replace` the one there is kept beside.
 
     `nothing_since`: a device's owner vouches that it has answered nothing since the backup;
-    `ask_proxy`: that its proxy, which has counted its answers, will say what it was. All is
-    checked before anything changes. Raises BackupError: damaged, of another party or role, older
-    than the ledger in place, or without the owner's word where no ledger is; UsageError: the
-    process runs, or the folder is in use and `replace` is not given.
+    `ask_proxy`: that its proxy, which has counted its answers, will say what it was. Raises
+    BackupError: damaged, of another party or role, older than the ledger in place, or not vouched
+    for where no ledger is; UsageError: the process runs, or the folder is in use.
     """
     role, state = _role(site), site.state_dir
     state.parent.mkdir(parents=True, exist_ok=True)
@@ -235,8 +204,7 @@ def _in_use(state: Path) -> UsageError:
 
 @contextmanager
 def _scratch(state: Path) -> Iterator[Path]:
-    """An empty folder beside the state, for this restore alone. One that was cut short is undone
-    first: what it had unpacked holds secret keys."""
+    """Lock an empty folder beside the state, after undoing a restore that was cut short."""
     folder = state.absolute().with_name(f".restore-{state.name}")
     folder.mkdir(mode=0o700, exist_ok=True)
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -261,30 +229,34 @@ def _scratch(state: Path) -> Iterator[Path]:
 
 
 def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
-    """Every file of the archive below `scratch`, whole and as its manifest says."""
+    """Unpack every file below `scratch`, checked against the manifest."""
     (scratch / STATE).mkdir(mode=0o700)
     try:
         with tarfile.open(archive, "r:") as tar:
-            manifest = _manifest(tar.next(), tar, archive)
-            found: dict[str, str] = {}
-            while (member := tar.next()) is not None:
-                name = member.name.removeprefix(f"{STATE}/")
-                if not member.isreg() or name not in manifest.files or name in found:
+            first, *members = tar.getmembers() or [tarfile.TarInfo()]
+            manifest = _manifest(first, tar, archive)
+            left = {f"{STATE}/{name}" for name in manifest.files}
+            for member in members:
+                if not member.isreg() or member.name not in left:
                     raise _damaged(archive, f"holds {member.name[:200]}, which is not in its list")
-                found[name] = _unpack(tar, member, scratch / STATE / name)
+                left.remove(member.name)
+                to, content = scratch / member.name, tar.extractfile(member)
+                to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with to.open("xb") as out:
+                    to.chmod(0o600)
+                    if content is not None:
+                        shutil.copyfileobj(content, out)
     except (tarfile.TarError, EOFError) as error:
         raise _damaged(archive, "is no whole archive") from error
     for name, wanted in manifest.files.items():
-        if found.get(name) != wanted:
+        if f"{STATE}/{name}" in left or _digest(scratch / STATE / name) != wanted:
             raise _damaged(archive, f"{name} is missing or not what was backed up")
     return manifest
 
 
-def _manifest(
-    member: tarfile.TarInfo | None, tar: tarfile.TarFile, archive: Path
-) -> BackupManifest:
-    content = tar.extractfile(member) if member is not None and member.isreg() else None
-    if member is None or content is None or member.name != MANIFEST:
+def _manifest(member: tarfile.TarInfo, tar: tarfile.TarFile, archive: Path) -> BackupManifest:
+    content = tar.extractfile(member) if member.isreg() and member.name == MANIFEST else None
+    if content is None:
         raise _damaged(archive, "is no backup")
     if member.size > MANIFEST_BYTES:
         raise _damaged(archive, f"has a list of over {MANIFEST_BYTES} bytes")
@@ -300,36 +272,22 @@ def _manifest(
     return manifest
 
 
-def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> str:
-    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content, digest = tar.extractfile(member), hashlib.sha256()
-    with to.open("xb") as out:
-        to.chmod(0o600)
-        while content is not None and (chunk := content.read(_CHUNK_BYTES)):
-            digest.update(chunk)
-            out.write(chunk)
-    return digest.hexdigest()
-
-
 def _damaged(archive: Path, what: str) -> BackupError:
     return BackupError(what, where=str(archive), fix="take another archive")
 
 
-def _check_party(manifest: BackupManifest, role: Role, state: Path | None, where: str) -> None:
+def _check_party(manifest: BackupManifest, role: str, state: Path | None, where: str) -> None:
     if manifest.role != role:
         fix = f"name the {manifest.role}'s site file"
         raise BackupError(f"is a backup of the {manifest.role}", where=where, fix=fix)
-    if (
-        state is not None
-        and (state / _KEYS[role]).exists()
-        and manifest.owner != _owner(state, role)
-    ):
+    there = state is not None and (state / _KEYS[role]).exists()
+    if state is not None and there and manifest.owner != _owner(state, role):
         fix = "restore it to a folder of its own"
         raise BackupError("is another party's than the one in place", where=where, fix=fix)
 
 
 def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
-    """A ledger never goes back under a device that went on."""
+    """Refuse an older ledger under a device that went on."""
     archived, here = new / LEDGER_FILE, state / LEDGER_FILE
     if archived.exists():
         read_ledger(archived)  # its whole chain
@@ -354,7 +312,7 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
 
 
 def _check_links(archived: Path, here: Path) -> None:
-    """A ledger that lost its head alone still shows whether the device went on."""
+    """Refuse an older ledger than one in place that lost only its head."""
     try:
         with closing(sqlite3.connect(f"file:{here}?mode=ro", uri=True)) as db:
             query = "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1"
@@ -370,7 +328,7 @@ def _check_links(archived: Path, here: Path) -> None:
 
 
 def _newest_link(ledger: Path) -> ChainHead | None:
-    """Of the ledger in place, by its head: the database itself may be what was lost."""
+    """Read the head of the ledger in place; the database itself may be lost."""
     try:
         return ChainHead.load(ledger.with_suffix(".head"))
     except (OSError, CryptoError, PrivacyError):
@@ -383,17 +341,18 @@ def _has_link(ledger: Path, head: ChainHead) -> bool:
         return db.execute(query, (head.number, head.mac)).fetchone() is not None
 
 
-def _go_on(role: Role, new: Path) -> None:
-    """What a role must change in what comes back, so that others can tell and nothing repeats."""
-    if role == "proxy":
-        if (new / SPOOL_FILE).exists():
-            with closing(Spool(new / SPOOL_FILE)) as spool:
-                spool.put_back()
-            for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
-                earlier.unlink()
-        _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
-        if (new / "claims.sqlite").exists():
-            _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")
+def _go_on(role: str, new: Path) -> None:
+    """Begin a proxy's new lineage, end unused claims, and put its uploads back."""
+    if role != "proxy":
+        return
+    if (new / SPOOL_FILE).exists():
+        with closing(Spool(new / SPOOL_FILE)) as spool:
+            spool.put_back()
+        for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
+            earlier.unlink()
+    _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
+    if (new / "claims.sqlite").exists():
+        _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")
 
 
 def _change(database: Path, statement: str) -> None:
