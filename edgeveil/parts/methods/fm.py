@@ -159,7 +159,8 @@ class FmDevice:
         self.check(exchange, tensors)
         total = self.sums(exchange, tensors, records)
         result = noised(total, self.budget.events[exchange.phase], random_bytes)
-        return Answer(self.finish(exchange, tensors, result), self.price(exchange))
+        segments = self.finish(exchange, tensors, result, processor)
+        return Answer(segments, self.price(exchange))
 
     @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
@@ -210,6 +211,7 @@ class FmDevice:
         exchange: Exchange,
         tensors: Tensors,
         noised_sum: NDArray[np.generic],
+        processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment to upload, by post-processing; where uploads are summed the noised
         integers."""
@@ -219,7 +221,7 @@ class FmDevice:
             return {exchange.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
         linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
-        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting)}
+        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting, processor)}
 
 
 def local_minimum(
@@ -227,6 +229,7 @@ def local_minimum(
     tensors: Tensors,
     parameters: FmParameters,
     setting: MethodContext,
+    processor: str = "auto",
 ) -> NDArray[np.float32]:
     """ΔW after the steps on a noised polynomial: a linear image of its coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
@@ -234,7 +237,8 @@ def local_minimum(
         return (linear / -high).astype(np.float32)
     rows = head_shape(parameters, setting)[0]
     curvature = unpacked(np.asarray(tensors["curvature"], np.float32), rows)
-    return minimise_quadratic(linear, curvature, (low, high), parameters.local_steps)
+    steps = parameters.local_steps
+    return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
 
 # Cloud half of `fm`: curvature and ridge from the noised sums, and the weights' averages.
@@ -316,7 +320,7 @@ class FmCloud(CloudMethod):
         if not self.setting.summed:
             return mean[HEAD].astype(np.float64)
         linear = self._in_units(mean, TRAIN, HEAD)
-        change = local_minimum(linear, state, self.parameters, self.setting)
+        change = local_minimum(linear, state, self.parameters, self.setting, "cpu")
         return change.astype(np.float64)
 
     def _stepped(

@@ -133,7 +133,11 @@ class PcaResidualDevice(FmDevice):
         return quadratic_sum(z)
 
     def finish(
-        self, exchange: Exchange, tensors: Tensors, noised_sum: NDArray[np.generic]
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        noised_sum: NDArray[np.generic],
+        processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if exchange.phase == TRAIN else CENTRE

@@ -64,7 +64,8 @@ class LdpFl(BaseStage):
 
     @property
     def _round_epsilon(self) -> Fraction:
-        return Fraction(self.setting.epsilon) * Fraction(HAIR) / self.setting.max_participations
+        times = self.setting.max_participations
+        return Fraction(self.setting.epsilon) * Fraction(HAIR) / Fraction(times)
 
 
 PART = StagePart(

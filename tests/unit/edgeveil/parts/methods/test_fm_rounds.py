@@ -5,6 +5,7 @@ What a device refuses before it reads a record, so that no record makes it fail 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.data.records import Records
-from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.methods import local_steps
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
@@ -118,9 +120,63 @@ def test_enough_local_steps_reach_the_minimum():
     assert np.abs(few - exact).max() > 0.1
 
 
+def quadratic(d, classes, low=0.1):
+    """(linear (d, c), curvature (d, d) float32, its spectrum)."""
+    rng = np.random.default_rng(d)
+    basis, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    a = (basis * np.linspace(low, 1.0, d)) @ basis.T
+    return rng.normal(size=(d, classes)), a.astype(np.float32), (low, 1.0)
+
+
+@pytest.mark.parametrize("d", [1, 64, 300])
+def test_steps_in_numpy_and_in_torch_come_to_the_same(d, monkeypatch):
+    linear, a, spectrum = quadratic(d, 10)
+    steps, played = local_steps._chebyshev, []
+
+    def watched(residual, *problem):
+        played.append(type(residual).__module__)
+        return steps(residual, *problem)
+
+    monkeypatch.setattr(local_steps, "_chebyshev", watched)
+    here = minimise_quadratic(linear, a, spectrum, 20, "cpu")
+    # torch as on a GPU, with the processor that every machine has
+    monkeypatch.setattr(local_steps, "_processor", lambda _wanted: "cpu:0")
+    there = minimise_quadratic(linear, a, spectrum, 20)
+    assert (here.dtype, here.shape) == (there.dtype, there.shape) == (np.float32, (d, 10))
+    assert played == ["numpy", "torch"]  # on some processors the same to the last bit
+    np.testing.assert_allclose(here, there, rtol=0, atol=1e-6 * np.abs(there).max())
+
+
+def test_without_torch_steps_run_on_the_cpu_alone(monkeypatch):
+    problem = quadratic(8, 2)
+    expected = minimise_quadratic(*problem, 20, "cpu")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for seen in (False, True):
+        monkeypatch.setattr(local_steps, "gpu_in_sight", lambda seen=seen: seen)
+        np.testing.assert_array_equal(minimise_quadratic(*problem, 20), expected)
+    with pytest.raises(UsageError, match="torch, which is not installed, finds no cuda"):
+        minimise_quadratic(*problem, 20, "cuda")
+
+
+def test_torch_is_asked_for_a_gpu_only_where_one_is_in_sight(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(local_steps, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(local_steps, "chosen_processor", lambda one: asked.append(one) or "cpu")
+    (tmp_path / "nvme0").touch()  # a disk
+    minimise_quadratic(*quadratic(8, 2), 20)
+    assert asked == []
+    (tmp_path / "nvidia0").touch()
+    minimise_quadratic(*quadratic(8, 2), 20, "cpu")
+    assert asked == []
+    minimise_quadratic(*quadratic(8, 2), 20)
+    assert asked == ["auto"]
+
+
 def test_a_curvature_from_anybody_ends_no_round(recwarn):
+    linear, _, spectrum = quadratic(8, 2)
     wild = np.full((8, 8), 3e38, np.float32)
-    assert not np.isfinite(minimise_quadratic(np.ones((8, 2)), wild, (0.1, 1.0), 20)).all()
+    assert not np.isfinite(minimise_quadratic(linear, wild, spectrum, 20, "cpu")).all()
     assert not recwarn.list
 
 
