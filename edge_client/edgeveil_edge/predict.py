@@ -189,15 +189,21 @@ def _verdict(label: int) -> dict[str, Any]:
 
 
 @needs_extra("infer")
-def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Predictions:
+def predict(
+    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
+) -> Predictions:
     """Answers of a released model on records, computed on this machine.
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
     array (records, …), one record without its axis, or a file: .npz (array `x`), .npy or .csv
     (values alone); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
     of pictures, with labels or without. A release that does not run any more is left for the one
-    before it. Raises DataError or UsageError.
+    before it; `personal` takes what `edge personalise` made of it. Raises DataError or UsageError.
     """
+    if personal and not Path(model).is_dir():
+        raise UsageError(
+            "is no device's state folder", where=str(model), fix="name it, or leave out --personal"
+        )
     if not Path(model).is_dir():
         path = require_file(Path(model), "the model")
         return _predicted(path, path.name, records)
@@ -210,6 +216,11 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
             where=str(model),
             fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
         )
+    if personal:
+        from edgeveil_edge.personal import personal_model  # most predictions are the release's
+
+        path, about = personal_model(Path(model), release)
+        return replace(_predicted(path, f"{about.release}, personal", records), stale=stale)
     try:
         found = _predicted(release.path, release.version, records)
     except Exception as error:

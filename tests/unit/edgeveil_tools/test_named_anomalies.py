@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil.errors import ConfigError, UsageError
+from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
@@ -142,6 +143,11 @@ def test_a_served_model_tells_what_it_takes_and_what_it_finds(learned, tmp_path)
     found = served.run(np.full((2, 8), 0.15, np.float32))
     assert [one["name"] for one in found.plain()] == ["normal"] * 2
     assert OnnxModel(model.read_bytes()).output == "score"
+
+
+def test_a_head_of_its_own_is_refused_clearly(learned):
+    with pytest.raises(DataError, match="it tells anomalies"):
+        find_head((learned / "out" / "model.onnx").read_bytes())
 
 
 def test_a_model_that_gives_no_scores_is_refused(learned, tmp_path):

@@ -192,6 +192,7 @@ COMMANDS = (
         arg("model MODEL", "", Path),
         arg("input FILE", "of records", Path, nargs="?"),
         arg("--rollback", "put the release before in use"),
+        arg("--personal", "use what `edge personalise` made of the release on this box"),
         about="""
         Prints label and probability of each record. MODEL is an ONNX file or a device's
         state folder, whose release in use is then taken; either is held to the rules by
@@ -466,6 +467,20 @@ COMMANDS = (
         about="""
         It comes back at its next change of presence.
         """,
+    ),
+    row(
+        "edge personalise",
+        "learn this box's own model from the release in use",
+        "cli.parties:personalise",
+        _PART_CONFIG,
+        about="""
+        Learns the release's last layer further on this box's training records, without
+        noise, and compares both on its evaluation records, which it does not learn from.
+        For the owner alone: model and figures stay in the state folder, nothing is sent.
+        edgeveil edge personalise --config configs/edge.yaml
+        edgeveil predict --personal site/state/edge-1 records.npz
+        """,
+        extra="infer",
     ),
     row(
         "health",

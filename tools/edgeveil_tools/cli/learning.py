@@ -114,7 +114,7 @@ def predict(args: argparse.Namespace) -> int:
         return answer(args, [f"now in use: {release}"], {"model": str(release)})
     if args.input is None:
         raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
-    found = use(args.model, args.input)
+    found = use(args.model, args.input, personal=args.personal)
     if found.stale:
         print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,17 @@ def _new_sealing_key(folder: Path) -> str:
         store.tell_sealing(device, sealing.to_bytes(), time.time())
         store.close()
     return device
+
+
+def personalise(args: argparse.Namespace) -> int:
+    """`edgeveil edge personalise`."""
+    from edgeveil_edge.personal import personalise as learn
+    from edgeveil_edge.personal import told
+    from edgeveil_edge.predict import RELEASES
+
+    site = load_edge(args.config)
+    found = learn(site, site.state_dir / RELEASES)
+    return answer(args, told(found, site.state_dir), asdict(found))
 
 
 def log(args: argparse.Namespace) -> int:

@@ -55,8 +55,6 @@ SUCCESSORS = {
     "proxy keys": "edgeveil keys --config PROXY.yaml [--next]",
     "edge enrol": "edgeveil keys --config EDGE.yaml [--out FILE]",
     "edge rekey": "edgeveil keys --config EDGE.yaml --next",
-    "edge personalise": "tools of your own, on the ONNX file below STATE/releases/versions",
-    "predict --personal": "edgeveil predict MODEL FILE, with a model of your own",
     "edge page": "edgeveil edge status --config EDGE.yaml --page",
     "cloud accept-registry": "edgeveil cloud --config CLOUD.yaml --accept-registry",
     "cloud log": "edgeveil log CLOUD.yaml",

@@ -11,6 +11,7 @@ from fm_kit import digits_setting, setting
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, compile_canonical, parse_job
 from edgeveil.parts.features import IdentityParameters, build_features
@@ -114,6 +115,10 @@ def test_the_released_graph_computes_what_the_head_does(kept):
     x = rng.normal(size=(40, 5)).astype(np.float32)
     found = OnnxModel(onnx).answers(x, {})
     np.testing.assert_allclose(found, probabilities(features, x, weights), atol=1e-5)
+    head = find_head(onnx)  # what a device learns further on
+    np.testing.assert_allclose(head.bias, weights["bias"])
+    moved = find_head(head.replaced(onnx, head.weight, head.bias + 1))
+    np.testing.assert_allclose(moved.bias, weights["bias"] + 1)
 
 
 JOB = """\

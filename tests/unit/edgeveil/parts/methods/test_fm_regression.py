@@ -11,6 +11,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import PART, FmCloud, FmDevice
@@ -124,6 +125,8 @@ def test_the_released_graph_computes_the_same_and_stays_in_the_range(kept):
     assert (OnnxModel(far).answers(x, {}) == 30).all()
     with pytest.raises(DataError, match="gives a value, and classes"):
         OnnxModel(onnx).probabilities(x, {})
+    with pytest.raises(DataError, match="tells a number"):
+        find_head(onnx)
 
 
 def test_the_cloud_s_model_is_what_the_devices_learned_on():

@@ -1,0 +1,293 @@
+"""A model of this box's own: the head of the release in use, learned further on its own records.
+
+It is learned without noise, so no guarantee covers it and it never leaves the state folder.
+Its distance from the release is chosen by cross-validation on the training records; its accuracy is
+measured on the evaluation records, which it never sees.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.data.schema import schema_in
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
+from edgeveil.errors import DataError, UsageError
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    classification_figures,
+    guessing,
+    leading_text,
+)
+from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
+from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
+from edgeveil.parts.own_records import device_records, of_shape
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.storage import StorageError, write_durably
+from edgeveil_edge.releases import InstalledRelease, ReleaseStore
+from edgeveil_edge.round_work import USUAL_SHARE
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, split_fact
+
+PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, the strongest first
+FOLDS = 5
+LEAST_RECORDS = 10  # to learn from
+_STEPS = 300
+FOLDER = "personal"  # inside a device's state folder
+_ABOUT = "about.json"
+_LEAST = 1e-12  # probability whose logarithm is taken
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """What a box made of a release, and how both do on its evaluation records. Private."""
+
+    release: str  # the version it began with
+    digest: str  # that release's, SHA-256 in hex
+    training_records: int
+    evaluation_records: int
+    pull: float | None  # None: the release's own head did best, and stands
+    shared_accuracy: float | None
+    personal_accuracy: float | None
+    shared_loss: float | None
+    personal_loss: float | None
+    largest_class_rate: float | None = None  # of the evaluation records
+    shared_balanced_accuracy: float | None = None  # accuracy, where their classes are uneven
+    personal_balanced_accuracy: float | None = None
+
+
+def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
+    """The file of the box's own model, which must be of the release in use. Raises UsageError."""
+    try:
+        about = PersonalModel(**json.loads((state_dir / FOLDER / _ABOUT).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise UsageError(
+            "holds no personal model",
+            where=str(state_dir),
+            fix="edgeveil edge personalise --config edge.yaml makes one",
+        ) from None
+    if about.digest != release.digest:
+        raise UsageError(
+            f"the personal model is of the release {about.release}, in use is {release.version}",
+            where=str(state_dir / FOLDER),
+            fix="make it anew: edgeveil edge personalise --config edge.yaml",
+        )
+    return state_dir / FOLDER / "model.onnx", about
+
+
+def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
+    """Learn the personal model of the release in use and put it in its folder, durably.
+
+    `releases` is the folder of models. Raises UsageError where there is no release, DataError where
+    it has no head to learn or the records do not fit.
+    """
+    release = ReleaseStore(releases).current()
+    if release is None:
+        raise UsageError(
+            "holds no released model yet", where=str(releases), fix="wait until a job is completed"
+        )
+    graph = release.path.read_bytes()
+    head = find_head(graph)
+    features = HeadFeatures(graph, head)
+    key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
+    fixed = _split_share(site.state_dir, site.data.name)  # no job learned from what it keeps apart
+    share = USUAL_SHARE if fixed is None else fixed
+    halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
+    training, evaluation = (features.of(half) for half in halves)
+    if len(training.y) < LEAST_RECORDS:
+        raise DataError(
+            f"has {len(training.y)} usable records to learn from, {LEAST_RECORDS} are needed",
+            where="data",
+            fix="use the shared model, or collect more",
+        )
+    pull = chosen_pull(head, training)
+    learned = head if pull is None else fine_tuned(head, training, pull)
+    shared, own = _score(head, evaluation), _score(learned, evaluation)
+    found = PersonalModel(
+        release.version,
+        release.digest,
+        len(training.y),
+        len(evaluation.y),
+        pull,
+        shared[0],
+        own[0],
+        shared[1],
+        own[1],
+        shared[2].get("largest_class_rate"),
+        shared[2].get("balanced_accuracy"),
+        own[2].get("balanced_accuracy"),
+    )
+    folder = site.state_dir / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = head.replaced(graph, learned.weight, learned.bias)
+    write_durably(folder / "model.onnx", content, mode=0o600)
+    write_durably(folder / _ABOUT, json.dumps(asdict(found), indent=2).encode(), mode=0o600)
+    return found
+
+
+# --- learning ---
+
+
+@dataclass(frozen=True)
+class HeadRecords:
+    """Records as the head sees them: features (n, d), labels (n,)."""
+
+    phi: Float64
+    y: NDArray[np.int64]
+
+    def at(self, where: NDArray[np.bool_]) -> HeadRecords:
+        return HeadRecords(self.phi[where], self.y[where])
+
+
+class HeadFeatures:
+    """What a release computes of a record before its last layer."""
+
+    def __init__(self, graph: bytes, head: LinearHead) -> None:
+        self._session = open_session(with_output(graph, head.features))
+        (given,) = (one for one in self._session.get_inputs() if one.name == "x")
+        self._shape = tuple(axis if isinstance(axis, int) else 0 for axis in given.shape[1:])
+        self._head = head
+        self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map, self._shape)
+        """By which the release reads records; None: they are numbers."""
+
+    def of(self, records: Records) -> HeadRecords:
+        """Of the usable ones among them. Raises DataError for records of another shape."""
+        fitting = of_shape(records, self._shape)
+        x = fitting.x.reshape(len(fitting), *self._shape)
+        classes, width = self._head.weight.shape[1], self._head.weight.shape[0]
+        parts = [
+            run_session(
+                self._session,
+                self._head.features,
+                {"x": aligned(x[start : start + BATCH_RECORDS])},
+            )
+            for start in range(0, len(x), BATCH_RECORDS)
+        ]
+        phi = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, width))
+        sound = np.isfinite(phi).all(axis=1) & (fitting.y >= 0) & (fitting.y < classes)
+        return HeadRecords(phi[sound], fitting.y[sound])
+
+
+def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
+    """The strength with the least mean loss over FOLDS parts of the records, each left out once;
+    None where that is not better than the release's own head by a standard error.
+    """
+    part = np.random.default_rng(0).permutation(len(records.y)) % FOLDS
+    shared = _losses(head, records)
+    best, least = None, 0.0
+    for pull in PULLS:
+        gained = np.empty(len(records.y))
+        for fold in range(FOLDS):
+            learned = fine_tuned(head, records.at(part != fold), pull)
+            left_out = part == fold
+            gained[left_out] = _losses(learned, records.at(left_out)) - shared[left_out]
+        error = float(gained.std(ddof=1) / np.sqrt(len(gained)))
+        if gained.mean() < min(least, -error):
+            best, least = pull, float(gained.mean())
+    return best
+
+
+def fine_tuned(head: LinearHead, records: HeadRecords, pull: float) -> LinearHead:
+    """The head that minimises the mean cross-entropy plus pull/2 · (size of the features) · the
+    squared distance to the release's, by accelerated gradient descent (Nesterov 1983).
+
+    The size is the mean squared norm of the features, so that a strength means the same for all.
+    """
+    phi, n = _with_bias(head, records.phi), len(records.y)
+    begin = np.vstack([head.weight, *([head.bias] if head.bias is not None else [])])
+    target = np.eye(begin.shape[1])[records.y]
+    size = float(np.square(phi).sum() / max(n, 1)) or 1.0
+    strength = pull * size
+    # The softmax's curvature is at most half of that of the features (Böhning 1992).
+    largest = float(np.linalg.norm(phi.T @ phi, 2)) / (2 * max(n, 1)) + strength
+    here, ahead, speed = begin, begin, 1.0
+    for _ in range(_STEPS):
+        slope = phi.T @ (_softmax(phi @ ahead) - target) / max(n, 1) + strength * (ahead - begin)
+        after = ahead - slope / largest
+        faster = (1 + np.sqrt(1 + 4 * speed * speed)) / 2
+        ahead = after + (speed - 1) / faster * (after - here)
+        here, speed = after, faster
+    width = head.weight.shape[0]
+    bias = here[width] if head.bias is not None else None
+    return LinearHead(head.features, here[:width], bias, -1, -1, _transposed=False)
+
+
+def _with_bias(head: LinearHead, phi: Float64) -> Float64:
+    return phi if head.bias is None else np.hstack([phi, np.ones((len(phi), 1))])
+
+
+def _probabilities(head: LinearHead, phi: Float64) -> Float64:
+    return _softmax(phi @ head.weight + (0.0 if head.bias is None else head.bias))
+
+
+def _softmax(logits: Float64) -> Float64:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float64)
+
+
+def _losses(head: LinearHead, records: HeadRecords) -> Float64:
+    found = _probabilities(head, records.phi)[np.arange(len(records.y)), records.y]
+    return np.asarray(-np.log(np.maximum(found, _LEAST)), np.float64)
+
+
+def _score(
+    head: LinearHead, records: HeadRecords
+) -> tuple[float | None, float | None, Mapping[str, float]]:
+    """(accuracy, mean cross-entropy, what the first is read against); None of no records."""
+    if not len(records.y):
+        return None, None, {}
+    found = _probabilities(head, records.phi)
+    right, beside = np.argmax(found, axis=1) == records.y, classification_figures(found, records.y)
+    return float(right.mean()), float(_losses(head, records).mean()), guessing(beside)
+
+
+def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
+    """Lines for the owner, on the box's console."""
+
+    def text(accuracy: float | None, balanced: float | None) -> str:
+        beside = {"largest_class_rate": found.largest_class_rate, "balanced_accuracy": balanced}
+        return leading_text(ACCURACY, accuracy, beside)
+
+    records = f"{found.training_records} records of this box"
+    lines = [f"release {found.release}: its head learned further on {records}"]
+    if found.pull is None:
+        lines = [f"release {found.release}: on {records} its own head does best, and stands"]
+    if found.evaluation_records and found.shared_loss is not None:
+        shared = text(found.shared_accuracy, found.shared_balanced_accuracy)
+        personal = text(found.personal_accuracy, found.personal_balanced_accuracy)
+        lines.append(
+            f"on {found.evaluation_records} evaluation records of this box, which neither learned"
+            f" from: shared model accuracy {shared}, loss {found.shared_loss:.3f}; personal model"
+            f" accuracy {personal}, loss {found.personal_loss:.3f}"
+        )
+    else:
+        lines.append("no evaluation record is there to compare them on")
+    lines.append("for your eyes: learned without noise, no guarantee covers it; it stays here")
+    lines.append(f"use it: edgeveil predict --personal {state_dir} RECORDS")
+    return lines
+
+
+def _split_share(state_dir: Path, dataset: str) -> float | None:
+    """The share of a data set's records that is kept apart for evaluation, read beside the process
+    that owns the store; None before its first job. Raises StorageError."""
+    path = state_dir / STORE_FILE
+    if not path.exists():
+        return None
+    names = (split_fact(SPLIT_SHARE, dataset), split_fact(SPLIT_SHARE, ""), SPLIT_SHARE)
+    query = "SELECT value FROM facts WHERE name IN (?, ?, ?) ORDER BY name DESC"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            row = db.execute(query, names).fetchone()
+            return None if row is None else float(row[0])
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        fix = "see edgeveil check"
+        raise StorageError(f"cannot be read ({error})", where=str(path), fix=fix) from error

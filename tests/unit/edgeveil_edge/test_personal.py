@@ -1,0 +1,287 @@
+"""A box's own model: the release's head learned further, seen by its owner alone."""
+
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeveil.data.schema import DataSchema, schema_metadata
+from edgeveil.data.split import SPLIT_KEY_FILE, split_once
+from edgeveil.errors import DataError, UsageError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.model_head import find_head, with_output
+from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_session
+from edgeveil.jobs.job import JobData
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.convolutional import CnnParameters
+from edgeveil.parts.models.heads import bake, build_graph
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.storage import StorageError
+from edgeveil_edge.personal import personalise, told
+from edgeveil_edge.predict import RELEASES, predict
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.round_work import USUAL_SHARE
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore, split_fact
+from edgeveil_tools.cli import main
+
+CHANCE = np.random.default_rng(4)
+
+
+def of_features() -> bytes:
+    weights = {
+        "centre": np.full(64, 0.1, np.float32),
+        "radius": np.full(1, 0.5, np.float32),
+        "weight": CHANCE.normal(0, 0.3, (64, 10)).astype(np.float32),
+    }
+    return bake(build_graph(Identity(IdentityParameters(input_scale=16)), (64,), 10), weights)
+
+
+def of_network(parameters: object, shape: tuple[int, ...]) -> bytes:
+    network = build_network(parameters, shape, 10)
+    return bake(network.graph(), network.initial())
+
+
+MODELS = {
+    "features": (of_features, (64,)),
+    "mlp": (lambda: of_network(MlpParameters(hidden=(12,)), (64,)), (64,)),
+    "cnn": (lambda: of_network(CnnParameters(), (1, 8, 8)), (1, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_head_is_what_the_graph_computes_last(name: str) -> None:
+    made, shape = MODELS[name]
+    graph = made()
+    head = find_head(graph)
+    x = CHANCE.normal(4, 4, (5, *shape)).astype(np.float32)
+    session = open_session(with_output(graph, head.features))
+    phi = run_session(session, head.features, {"x": x}).astype(np.float64)
+    logits = phi @ head.weight + (0 if head.bias is None else head.bias)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found = OnnxModel(graph).probabilities(x, {})
+    np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), found, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_replaced_head_changes_the_head_alone(name: str) -> None:
+    made, shape = MODELS[name]
+    graph = made()
+    head = find_head(graph)
+    assert head.replaced(graph, head.weight, head.bias) == graph
+    turned = head.replaced(
+        graph,
+        np.roll(head.weight, 1, axis=1),
+        None if head.bias is None else np.roll(head.bias, 1),
+    )
+    check_graph(turned, released=True)
+    x = CHANCE.normal(4, 4, (5, *shape)).astype(np.float32)
+    before, after = (OnnxModel(one).probabilities(x, {}) for one in (graph, turned))
+    np.testing.assert_allclose(np.roll(before, 1, axis=1), after, atol=1e-6)
+
+
+def test_a_model_without_a_linear_head_is_refused() -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    node = helper.make_node("Softmax", ["x"], ["probabilities"], axis=1)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3])
+        for name in ("x", "probabilities")
+    ]
+    model = helper.make_model(helper.make_graph([node], "bare", ends[:1], ends[1:]))
+    assert isinstance(model, onnx.ModelProto)
+    with pytest.raises(DataError, match="no softmax of a linear layer"):
+        find_head(model.SerializeToString())
+
+
+# --- on a box ---
+
+
+def a_box(folder: Path, x: np.ndarray, y: np.ndarray) -> EdgeSite:
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / SPLIT_KEY_FILE).write_bytes(bytes(32))  # the same halves in each run
+    np.savez(folder / "records.npz", x=x, y=y)
+    return EdgeSite.model_validate(
+        {
+            "name": "box",
+            "state_dir": folder / "state",
+            "broker": {"url": "mqtt://127.0.0.1:1"},
+            "cloud_key_file": folder / "cloud.pub",
+            "proxy_key_file": folder / "proxy.pub",
+            "data": {"name": "own", "source": "npz", "path": folder / "records.npz"},
+        }
+    )
+
+
+def two_digits() -> tuple[np.ndarray, np.ndarray]:
+    """A box that sees threes and eights alone."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    mine = np.isin(digits.target, (3, 8))
+    return digits.data[mine].astype(np.float32), digits.target[mine]
+
+
+def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    site = a_box(tmp_path, *two_digits())
+    graph = of_features()
+    store = ReleaseStore(site.state_dir / RELEASES)
+    store.install("a", graph, {})
+    found = personalise(site, store.folder)
+    assert found.personal_accuracy is not None and found.shared_accuracy is not None
+    assert found.personal_accuracy > max(0.85, found.shared_accuracy + 0.2)
+    release = store.current()
+    assert release is not None and release.path.read_bytes() == graph
+    personal = site.state_dir / "personal"
+    assert {one.stat().st_mode & 0o777 for one in personal.iterdir()} == {0o600}
+    x, y = two_digits()
+    shared = predict(site.state_dir, x).labels
+    own = predict(site.state_dir, x, personal=True)
+    assert own.model == "0001-a, personal"
+    assert np.mean(own.labels == y) > np.mean(shared == y) + 0.2
+
+
+def test_records_are_read_as_the_release_reads_them(tmp_path: Path) -> None:
+    schema = {
+        "origin": "public",
+        "label": {"column": "kind", "classes": ["low", "high"]},
+        "columns": [{"name": "size", "number": [0, 1000]}, {"name": "age", "number": [0, 10]}],
+    }
+    weights = {
+        "centre": np.zeros(2, np.float32),
+        "radius": np.ones(1, np.float32),
+        "weight": np.array([[-9, 9], [0, 0]], np.float32),
+    }
+    features = Identity(IdentityParameters(input_scale=1))
+    entries = schema_metadata(DataSchema.model_validate_json(json.dumps(schema)))
+    site = a_box(tmp_path, np.zeros((1, 2)), np.zeros(1))
+    ReleaseStore(site.state_dir / RELEASES).install(
+        "a", bake(build_graph(features, (2,), 2), weights, entries), {}
+    )
+    rows = [f"{k},5,{'low' if k < 500 else 'high'}" for k in range(5, 1000, 10)]
+    (tmp_path / "records.csv").write_text("\n".join(["size,age,kind", *rows]))
+    data = site.data.model_copy(
+        update={"source": "csv", "path": tmp_path / "records.csv", "header": True}
+    )
+    found = personalise(site.model_copy(update={"data": data}), site.state_dir / RELEASES)
+    assert found.training_records + found.evaluation_records == len(rows)
+    assert found.shared_accuracy == 1
+
+
+def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
+    x, y = two_digits()
+    site = a_box(tmp_path, x, y)
+    store = ReleaseStore(site.state_dir / RELEASES)
+    store.install("a", of_features(), {})
+    first = personalise(site, store.folder)
+    learned = (site.state_dir / "personal" / "model.onnx").read_bytes()
+    key = (site.state_dir / SPLIT_KEY_FILE).read_bytes()
+    _, evaluation = split_once(x, USUAL_SHARE, key)
+    turned = y.copy()
+    turned[evaluation] = 11 - turned[evaluation]
+    np.savez(tmp_path / "records.npz", x=x, y=turned)
+    second = personalise(site, store.folder)
+    assert (site.state_dir / "personal" / "model.onnx").read_bytes() == learned
+    assert first.personal_accuracy is not None and second.personal_accuracy is not None
+    assert second.personal_accuracy < 0.2 < first.personal_accuracy
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
+    """As its first job had it: what is compared on was learned from by no job."""
+    x, y = two_digits()
+    site = a_box(tmp_path, x, y)
+    with closing(DeviceStore(site.state_dir / STORE_FILE)) as running:  # the device's process
+        running.put_fact(split_fact(SPLIT_SHARE, site.data.name), repr(share))
+        store = ReleaseStore(site.state_dir / RELEASES)
+        store.install("a", of_features(), {})
+        found = personalise(site, store.folder)
+    _, evaluation = split_once(x, share, (site.state_dir / SPLIT_KEY_FILE).read_bytes())
+    assert found.evaluation_records == len(evaluation)
+    assert JobData.model_fields["evaluation_share"].default == USUAL_SHARE
+    assert (found.shared_accuracy is None) == (share == 0)
+    assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
+
+
+def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+    site = a_box(tmp_path, *two_digits())
+    ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
+    (site.state_dir / STORE_FILE).write_bytes(b"no database, and long enough to be one" * 9)
+    with pytest.raises(StorageError, match="cannot be read"):
+        personalise(site, site.state_dir / RELEASES)
+
+
+def test_records_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
+    x, y = two_digits()
+    x[0], y[1], y[2] = np.nan, 10, -1
+    site = a_box(tmp_path, x, y)
+    store = ReleaseStore(site.state_dir / RELEASES)
+    store.install("a", of_features(), {})
+    found = personalise(site, store.folder)
+    assert found.training_records + found.evaluation_records == len(y) - 3
+
+
+def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path: Path) -> None:
+    chance = np.random.default_rng(8)
+    x = chance.normal(size=(40, 64)).astype(np.float32)
+    site = a_box(tmp_path, x, np.arange(40) % 10)  # nothing can be learned
+    flat = find_head(of_features())
+    graph = flat.replaced(of_features(), np.zeros((64, 10)), None)
+    store = ReleaseStore(site.state_dir / RELEASES)
+    store.install("a", graph, {})
+    found = personalise(site, store.folder)
+    assert found.pull is None
+    assert found.personal_loss == found.shared_loss == pytest.approx(np.log(10))
+    assert (site.state_dir / "personal" / "model.onnx").read_bytes() == graph
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    x, y = two_digits()
+    site = a_box(tmp_path, x, y)
+    store = ReleaseStore(site.state_dir / RELEASES)
+    with pytest.raises(UsageError, match="no released model yet"):
+        personalise(site, store.folder)
+    store.install("a", of_features(), {})
+    with pytest.raises(UsageError, match="edge personalise"):
+        predict(site.state_dir, x, personal=True)
+    personalise(site, store.folder)
+    store.install("b", of_network(MlpParameters(hidden=(12,)), (64,)), {})
+    with pytest.raises(UsageError, match=r"of the release 0001-a, in use is 0002-b"):
+        predict(site.state_dir, x, personal=True)
+    np.savez(tmp_path / "records.npz", x=x[:9], y=y[:9])
+    with pytest.raises(DataError, match="10 are needed"):
+        personalise(site, store.folder)
+
+
+def test_the_owner_reads_both_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = two_digits()
+    site = a_box(tmp_path, x, y)
+    ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
+    config = tmp_path / "edge.yaml"
+    config.write_text(
+        f"edge:\n  name: box\n  state_dir: {site.state_dir}\n"
+        "  broker: {url: 'mqtt://127.0.0.1:1'}\n  cloud_key_file: cloud.pub\n"
+        "  proxy_key_file: proxy.pub\n"
+        f"  data: {{name: own, source: npz, path: {tmp_path / 'records.npz'}}}\n"
+    )
+    assert main(["edge", "personalise", "--config", str(config)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"shared model accuracy 0\.\d+ \(always the largest class 0\.\d+.*\), loss", said
+    )
+    assert re.search(
+        r"personal model accuracy 1\.000 \(always the largest class 0\.\d+\), loss", said
+    )
+    assert "no guarantee covers it" in said
+    assert main(["edge", "personalise", "--config", str(config), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["release"] == "0001-a"
+    np.savez(tmp_path / "some.npz", x=x[:2])
+    assert main(["predict", "--personal", str(site.state_dir), str(tmp_path / "some.npz")]) == 0
+    assert "0001-a, personal" in capsys.readouterr().out
