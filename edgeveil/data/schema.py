@@ -178,8 +178,6 @@ class DataSchema(Block):
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
-# --- what a released model says of its records ---
-
 SCHEMA, NAMES = "edgeveil.schema", "edgeveil.labels"
 METADATA_BYTES = 1 << 17
 
@@ -217,9 +215,6 @@ def schema_in(
         what = f"holds no schema that this version knows ({str(error)[:100]})"
         raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None
     return schema
-
-
-# --- what is impossible together ---
 
 
 def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:

@@ -211,6 +211,7 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         "train.auxiliary": 64,
         "train.teacher": None,
         "model.dense": 1024,
+        "model.groups": 16,
         "model.shortcut": "thin",
         "update.*.dtype": "float16",
         "update.*.clip_rate": 0.2,

@@ -48,9 +48,6 @@ NEIGHBOUR = st.one_of(st.none(), ROW, st.lists(st.sampled_from(HOSTILE), max_siz
 """One record: gone, another one, or one of another width."""
 
 
-# --- files, written as people's tools write them: a type follows from what a column holds ---
-
-
 def _csv(folder: Path, rows: Rows, header: list[str] | None) -> None:
     with (folder / "records").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([*([header] if header else ()), *rows])
@@ -174,9 +171,6 @@ def test_every_source_of_own_records_is_played(tmp_path: Path) -> None:
     assert played == {name for name in SOURCES if not brings_its_test(name)}
 
 
-# --- jobs ---
-
-
 @st.composite
 def schemas(draw: st.DrawFn, form: str) -> dict[str, Any] | None:
     """What a cloud may write of records, with names and lists taken from guesses at them; of three
@@ -228,9 +222,6 @@ def plan_of(schema: dict[str, Any] | None) -> Plan | None:
     with suppress(ImpossibleMixError):
         return compile_job(job(**changes))
     return None
-
-
-# --- the device ---
 
 
 def answered(
@@ -290,8 +281,6 @@ def test_one_record_changes_neither_whether_nor_when_nor_in_what_form_a_device_a
     one = answered(folders / str(number), form, rows, plan)
     assert one == answered(folders / f"{number}n", form, neighbour, plan)
 
-
-# --- the case that was found, and those like it ---
 
 FIRST_CELL = {
     "origin": "public",
@@ -378,8 +367,6 @@ def test_one_text_among_numbers_makes_no_table_unreadable(tmp_path: Path) -> Non
         text = answered(tmp_path / f"{form} text", form, [*rows, ["secret", "x", "y"]], plan)
         assert plain == text and plain[0] == "answered"
 
-
-# --- how many there are ---
 
 COLUMNS = {
     "origin": "public",

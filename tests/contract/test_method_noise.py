@@ -12,8 +12,6 @@ from scipy.stats import chi2
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, dp_sgd
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
@@ -21,20 +19,11 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 from edgeveil.privacy.laplace_mechanism import noise_law
+from tests.kits.method_context import context
 
 SURE = 1e-9  # of both tails, so that no run of these tests in a lifetime fails by chance
 ROUND = Exchange(1, TRAIN, 1)
-SETTING = MethodContext(
-    epsilon=4.0,
-    delta=1e-5,
-    max_participations=2,
-    classes=3,
-    input_shape=(6,),
-    features=build_features([IdentityParameters()]),
-    nominal_records=20,
-    devices=4,
-    summed=4,
-)
+SETTING = context(input_shape=(6,), summed=4)
 SUMS = [
     ("fm", {"rounds": 2}),
     ("fm", {"rounds": 2, "noise": "laplace"}),

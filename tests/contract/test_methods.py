@@ -9,8 +9,7 @@ import pytest
 from edgeveil import subnormals
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
-from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import WEIGHTS
@@ -19,18 +18,10 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.subnormals import subnormals_flushed
+from tests.kits.method_context import context
 
 ROUNDS = 3
-SETTING = MethodContext(
-    epsilon=4.0,
-    delta=1e-5,
-    max_participations=ROUNDS,
-    classes=3,
-    input_shape=(2, 3),
-    features=build_features([IdentityParameters()]),
-    nominal_records=20,
-    devices=4,
-)
+SETTING = context(max_participations=ROUNDS, input_shape=(2, 3))
 
 
 def some_records(n=23):

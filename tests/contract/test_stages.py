@@ -10,8 +10,6 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.stages import STAGES
@@ -19,20 +17,11 @@ from edgeveil.parts.update import Task
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
+from tests.kits.method_context import context
 
 NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)
-SETTING = MethodContext(
-    epsilon=6.0,
-    delta=1e-5,
-    max_participations=2,
-    classes=3,
-    input_shape=(2, 2),
-    features=build_features([]),
-    nominal_records=20,
-    devices=4,
-    network=NETWORK,
-)
+SETTING = context(epsilon=6.0, input_shape=(2, 2), network=NETWORK)
 ROUND = Exchange(1, TRAIN, 1)
 OPTIONS = {"upload_top_k": {"share": 0.2}, "stc": {"share": 0.2}}
 HUGE = float(np.finfo(np.float32).max)
@@ -152,9 +141,6 @@ def test_its_memory_survives_being_written_down(name):
     back = unpack_tensors(pack_tensors(memory)) if memory else {}
     ends = [built(name).apply(task(1, memory=dict(kept)), some(1)) for kept in (memory, back)]
     assert same(*ends)
-
-
-# --- what may stand where -----------------------------------------------------------------------
 
 
 def job(names, method="sgd", **privacy):

@@ -4,24 +4,15 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
 NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # softmax regression
-SETTING = MethodContext(
-    epsilon=1.0,
-    delta=1e-5,
-    max_participations=2,
-    classes=2,
-    input_shape=(2,),
-    features=build_features(()),
-    nominal_records=10,
-    devices=2,
-    network=NETWORK,
+SETTING = context(
+    epsilon=1.0, classes=2, input_shape=(2,), nominal_records=10, devices=2, network=NETWORK
 )
 ROUND = Exchange(1, TRAIN, 1)
 ONE = Records(np.array([[1.0, 2.0]], np.float32), np.array([0]))

@@ -130,8 +130,6 @@ def blocks(
         yield part, block
 
 
-# Which k of n uploads count, by a score: the best, or drawn by the exponential mechanism.
-
 Int64 = NDArray[np.int64]
 
 

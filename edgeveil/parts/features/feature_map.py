@@ -112,9 +112,6 @@ def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
             ready(input_shape)
 
 
-# Several maps side by side, each with its share of the norm.
-
-
 class Concatenation:
     """φ = (√(w₁/Σw)·φ₁, √(w₂/Σw)·φ₂, …): of norm 1 at most."""
 

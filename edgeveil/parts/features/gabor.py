@@ -146,8 +146,6 @@ class Windows:
         return sums.reshape(n, c, self.windows)
 
 
-# Gabor wavelets with whole taps, and their modulus over images in whole levels.
-
 LEVELS = 255
 TAP_STEPS = 1 << 12
 ASPECT = 0.49  # the envelope is longer across the wave

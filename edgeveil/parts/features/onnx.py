@@ -140,8 +140,6 @@ class OnnxMap:
         return self._graph
 
 
-# Frozen feature extractors as ONNX files: what they take and give, and where they lie.
-
 CACHED = ("digits", "pictures")
 MAX_BACKBONE_BYTES = 32 << 20
 LARGEST_OUTPUT = 1 << 14
@@ -244,8 +242,6 @@ def _refused(what: str, fix: str) -> DataError:
     return DataError(what, where="backbone", fix=fix)
 
 
-# A backbone's graph inside another: names of their own, one opset, any number of records.
-
 _PROBES = 3
 _TOLERANCE = 1e-3
 
@@ -329,8 +325,6 @@ def _features(backbone: Backbone, record: NDArray[np.float32]) -> NDArray[np.flo
         raise DataError("cannot be run", where="backbone")
     return found
 
-
-# The backbones that a job's features name: read, matched by digest, checked.
 
 NONE: Artifacts = MappingProxyType({})
 _ARTIFACTS = "backbones and weights"

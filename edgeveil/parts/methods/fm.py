@@ -73,8 +73,6 @@ from edgeveil.subnormals import flushed
 __all__ = ["FmCloud", "FmDevice", "FmParameters", "Shares"]
 
 
-# The form of what `fm` broadcasts, checked before any record is read.
-
 Form = tuple[tuple[int, ...], str]
 
 
@@ -122,8 +120,6 @@ def check_package(
         if not 0 < low <= high:
             raise ProtocolError("bad_package", "the spectrum must satisfy 0 < low <= high")
 
-
-# Device half of `fm`: exact sums over records, noise, then steps on the noised polynomial.
 
 HEAD = "head.weight"
 
@@ -240,8 +236,6 @@ def local_minimum(
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
-
-# Cloud half of `fm`: curvature and ridge from the noised sums, and the weights' averages.
 
 UNIT = 2.0**GRID_BITS
 

@@ -195,9 +195,6 @@ def wishart_event(epsilon: float) -> ClaimedEvent:
     )
 
 
-# How a job's budget is shared among the releases of `fm`, and what each then costs.
-
-
 @dataclass(frozen=True)
 class Budget:
     """The event of each released phase in order; TRAIN is one round's. `tainted` goes with every

@@ -109,8 +109,6 @@ def check_package(
         required(tensors, name, shape, dtype)
 
 
-# Device half of `fm_paper`: gradient steps on polynomials that are noised anew.
-
 NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, then scaled
 
 
@@ -180,8 +178,6 @@ def coefficients(z: Bounded, classes: int) -> tuple[Float64, Float64]:
     linear = exact_matmul(z.steps.T, signs).astype(np.float64) * (-(2.0**-GRID_BITS) / 2)
     return linear, exact_gram(z.steps).astype(np.float64) * (4.0**-GRID_BITS / 8)
 
-
-# Cloud half of `fm_paper`: the average of the devices' weights (FedAvg).
 
 START_SEED = 0  # of the first weights, which are public and the same in every job
 

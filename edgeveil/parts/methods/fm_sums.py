@@ -282,9 +282,6 @@ def _softmax(logits: Float64) -> Float64:
     return powers / np.maximum(total, 1.0)[:, None]
 
 
-# The noise that an event of `fm` states, added to the exact sum.
-
-
 def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
     """`total`, in steps, plus the event's noise; of shared noise the device's own part."""
     event = as_single(event)
@@ -306,8 +303,6 @@ def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
     z = discrete_gaussian(variance, (d, d + 1), random_bytes)
     return np.asarray(upper(exact_matmul(z, z.T)), dtype=np.int64)
 
-
-# The basis of a PCA, from a covariance that has been noised or that never leaves its device.
 
 BASIS_BITS = 14  # entries of an orthonormal basis are at most 1, so they fit int16
 AXES_SEED = 0  # of public axes, by no means a secret
@@ -344,9 +339,6 @@ def as_weights(basis: Basis) -> NDArray[np.float32]:
 def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
     """Orthonormal columns (D, d) in random directions, the same for all."""
     return np.linalg.qr(np.random.default_rng(AXES_SEED).normal(size=(features, kept)))[0]
-
-
-# A party's own PCA basis, where a job has no common one (`local_pca`).
 
 
 def own_weights(setting: MethodContext, records: Records | None) -> Mapping[str, Array]:

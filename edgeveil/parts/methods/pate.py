@@ -208,9 +208,6 @@ def refusals(
     return found
 
 
-# What a round costs: one Gaussian release of all its votes.
-
-
 def vote_event(parameters: PateParameters, setting: MethodContext) -> Event:
     """Of one round, such that all rounds of a device are (ε, δ)-DP. Raises PrivacyError."""
     m, times = parameters.per_round, min(setting.max_participations, parameters.rounds)
@@ -224,9 +221,6 @@ def vote_event(parameters: PateParameters, setting: MethodContext) -> Event:
         times,
     )
     return shared_gaussian(one, setting.honest)
-
-
-# The head that teachers and the student have: softmax regression on bounded features.
 
 
 def head_weights(

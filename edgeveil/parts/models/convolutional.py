@@ -111,6 +111,7 @@ def build_alexnet(parameters: AlexnetParameters, input_shape: Shape, classes: in
 
 STAGES = (16, 32, 64)  # channels; the picture's sides are halved from stage to stage
 BLOCKS = 3  # a stage, of two convolutions each
+GROUPS = 16  # of channels that are normalised together
 
 
 class Resnet20Parameters(WithSettled, ModelParameters):
@@ -118,49 +119,43 @@ class Resnet20Parameters(WithSettled, ModelParameters):
 
     name: Literal["resnet20"] = "resnet20"
     """ResNet-20 for small pictures, with group normalisation in place of batch normalisation."""
-    groups: Literal[1, 2, 4, 8, 16] = 16
-    """Groups of channels that are normalised together."""
-    settled: ClassVar = {
-        "shortcut": "thin"
-    }  # where channels grow: every second place, channels of 0 more
+    settled: ClassVar = {"groups": GROUPS, "shortcut": "thin"}
 
 
 def build_resnet20(parameters: Resnet20Parameters, input_shape: Shape, classes: int) -> Network:
     """One convolution, nine residual blocks, each channel's mean, one dense layer."""
     layers: list[tuple[str, Layer]] = [("picture", Picture())]
-    layers += _normalised("0", STAGES[0], Window(3, padding=1), parameters.groups)
+    layers += _normalised("0", STAGES[0], Window(3, padding=1))
     layers.append(("relu0", Relu()))
     before = STAGES[0]
     for stage, channels in enumerate(STAGES, start=1):
         for block in range(1, BLOCKS + 1):
             stride = 2 if block == 1 and stage > 1 else 1
             name = f"block{stage}.{block}"
-            block_layers = _block(parameters.groups, before, channels, stride)
+            block_layers = _block(before, channels, stride)
             layers += [(name, block_layers), (f"{name}.relu", Relu())]
             before = channels
     layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
 
-def _block(groups: int, before: int, channels: int, stride: int) -> Residual:
+def _block(before: int, channels: int, stride: int) -> Residual:
     body = Chain(
         (
-            *_normalised("1", channels, Window(3, stride, padding=1), groups),
+            *_normalised("1", channels, Window(3, stride, padding=1)),
             ("relu", Relu()),
-            *_normalised("2", channels, Window(3, padding=1), groups),
+            *_normalised("2", channels, Window(3, padding=1)),
         )
     )
     thin = () if before == channels else (("thin", Thin(channels, stride)),)
     return Residual(body, Chain(thin))
 
 
-def _normalised(
-    name: str, channels: int, window: Window, groups: int
-) -> tuple[tuple[str, Layer], ...]:
+def _normalised(name: str, channels: int, window: Window) -> tuple[tuple[str, Layer], ...]:
     # The shift of the normalisation does a bias's work.
     return (
         (f"conv{name}", Conv(channels, window, bias=False)),
-        (f"norm{name}", GroupNorm(groups)),
+        (f"norm{name}", GroupNorm(GROUPS)),
     )
 
 
@@ -191,6 +186,6 @@ PARTS = (
         build=build_resnet20,
         source="He et al. 2016, section 4.2; Zhang, Wu and Dong (PSO-DP)",
         needs="records of [channels, height, width] or [height, width]",
-        example="model: {name: resnet20, groups: 16}",
+        example="model: {name: resnet20}",
     ),
 )

@@ -110,8 +110,6 @@ class Relu(Layer):
         return graph.add("Relu", x)
 
 
-# Layers for pictures (channels, height, width): convolution, pooling, normalisation.
-
 NORM_EPSILON = 1e-5  # added to a variance
 _NO_PICTURE = "set data.input_shape to [height, width] or [channels, height, width], or use `mlp`"
 
@@ -266,9 +264,6 @@ class GroupNorm(Layer):
 def _values(given: Shape, groups: int) -> int:
     channels, height, width = given
     return channels * height * width // groups
-
-
-# Layers side by side: what a residual network is made of (He et al. 2016).
 
 
 @dataclass(frozen=True)

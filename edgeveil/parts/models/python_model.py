@@ -241,8 +241,6 @@ def _asked(request: bytes, classes: int) -> Module:
     return Module(PythonParameters.model_validate(json.loads(request)["parameters"]), classes)
 
 
-# A torch.nn.Module as ONNX nodes among others.
-
 _RECORDS = 2  # of the traced batch
 _PRINTS = "_jit_onnx_log"
 _CHANCE = frozenset(  # operators without one value

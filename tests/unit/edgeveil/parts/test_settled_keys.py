@@ -16,7 +16,7 @@ BLOCKS = {
     "swarm": {"train": {"method": "pso_dp_sgd", "c1": 1.0, "inertia": 0.1, "moves": 2}},
     "gep": {"train": {"method": "gep", "auxiliary": 64}},
     "alexnet": {"model": {"name": "alexnet", "dense": 1024}},
-    "resnet20": {"model": {"name": "resnet20", "shortcut": "thin"}},
+    "resnet20": {"model": {"name": "resnet20", "groups": 16}},
     "cast": {"train": {"method": "sgd"}, "update": [{"name": "cast", "dtype": "float16"}]},
 }
 

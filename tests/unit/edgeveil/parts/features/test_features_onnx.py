@@ -40,9 +40,6 @@ def written(folder, graph=BACKBONE, file="backbone.onnx"):
     return folder / "job.yaml"
 
 
-# --- the map ---
-
-
 def test_features_are_the_models_output_at_unit_norm():
     x = np.arange(128, dtype=np.float32).reshape(2, 64)
     found = build_features([entry(input_scale=255.0)], {sha256_hex(BACKBONE): BACKBONE})(x)
@@ -87,9 +84,6 @@ def test_another_backbone_than_named_does_not_run():
     with pytest.raises(DataError, match="another form"):
         check_backbones([entry(features=7)], {digest: BACKBONE})
     check_backbones([entry()], {digest: BACKBONE})
-
-
-# --- what is no backbone ---
 
 
 def odd(name):
@@ -148,9 +142,6 @@ def test_what_is_no_backbone_is_refused_with_a_fix(name, said):
     assert caught.value.fix
 
 
-# --- inside the job's graph ---
-
-
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 20])
 def test_opsets_around_are_brought_to_the_jobs(opset):
     check_batches(small_backbone(opset=opset))
@@ -181,9 +172,6 @@ def test_a_model_that_mixes_records_is_refused():
     )
     with pytest.raises(DataError, match="several records"):
         check_batches(graph)
-
-
-# --- in a job ---
 
 
 def test_a_job_file_names_a_file_and_the_job_its_digest(tmp_path):
@@ -247,9 +235,6 @@ def test_the_trained_encoder_is_named_by_its_name(tmp_path, monkeypatch):
     place.parent.mkdir(parents=True)
     place.write_bytes(BACKBONE)
     assert load_job(tmp_path / "job.yaml").features[0].sha256 == sha256_hex(BACKBONE)
-
-
-# --- what comes with a job ---
 
 
 def test_backbones_are_matched_by_digest():

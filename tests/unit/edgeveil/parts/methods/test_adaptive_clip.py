@@ -34,14 +34,12 @@ def package(norm):
 def test_one_device_moves_the_sum_by_the_sensitivity_at_most():
     """Against none, whose part is 0: the norm of everything it sends, for any update."""
     rng = np.random.default_rng(1)
-    for share in (0.001, 0.05, 0.5):
-        clip = replace(CLIP, share=share)
-        for _ in range(300):
-            size = int(rng.integers(1, 200))
-            values = rng.normal(size=size) * 10.0 ** rng.uniform(-8, 30)
-            total = clip.steps(values, float(10.0 ** rng.uniform(-6, 6)))
-            assert total.dtype == np.int64 and len(total) == size + 1
-            assert int((total**2).sum()) <= STEPS**2
+    for _ in range(900):
+        size = int(rng.integers(1, 200))
+        values = rng.normal(size=size) * 10.0 ** rng.uniform(-8, 30)
+        total = CLIP.steps(values, float(10.0 ** rng.uniform(-6, 6)))
+        assert total.dtype == np.int64 and len(total) == size + 1
+        assert int((total**2).sum()) <= STEPS**2
     tight = CLIP.steps(np.array([3.0, 4.0]), 1.0)
     assert np.sqrt(float((tight**2).sum())) > 0.999 * STEPS  # and nothing of it is wasted
 

@@ -19,7 +19,6 @@ from edgeveil.data.target import LABELS
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import QUADRATIC, FmParameters, head_shape
 from edgeveil.parts.methods.fm_sums import noised, wishart
@@ -27,6 +26,7 @@ from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference
+from tests.kits.method_context import context
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5, share=0.3)
 WISHART = FPCA.model_copy(update={"noise": "wishart"})
@@ -246,9 +246,8 @@ class Bench:
 
     def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
         options, projection = VARIANTS[variant]
-        setting = MethodContext(
+        setting = context(
             epsilon=8.0,
-            delta=1e-5,
             max_participations=15,
             classes=LABELS if variant.startswith("number") else CLASSES,
             regression=variant.startswith("number"),

@@ -9,25 +9,15 @@ import pytest
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
-from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyParameters, uniform
 from edgeveil.parts.methods.noise_only import NoiseOnlyCloud as Cloud
 from edgeveil.parts.methods.noise_only import NoiseOnlyDevice as Device
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
 JOB = Path("configs/jobs/link_test.yaml")
 PARAMETERS = NoiseOnlyParameters(rounds=2, values=16_384, package_values=6)
-SETTING = MethodContext(
-    epsilon=1.0,
-    delta=1e-5,
-    max_participations=2,
-    classes=3,
-    input_shape=(4,),
-    features=build_features([IdentityParameters()]),
-    nominal_records=20,
-    devices=4,
-)
+SETTING = context(epsilon=1.0)
 
 
 def answered(seed):

@@ -32,12 +32,10 @@ from edgeveil.parts.methods.pate import (
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
-SETTING = MethodContext(
-    epsilon=4.0,
-    delta=1e-5,
+SETTING = context(
     max_participations=1,
-    classes=3,
     input_shape=(2,),
     features=Identity(IdentityParameters(input_scale=4)),
     nominal_records=3,

@@ -8,8 +8,6 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import (
     RECORD_BITS,
@@ -27,18 +25,11 @@ from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
 NETWORK = build_network(MlpParameters(hidden=()), (1,), 2)
-SETTING = MethodContext(
-    epsilon=4.0,
-    delta=1e-5,
-    max_participations=3,
-    classes=2,
-    input_shape=(1,),
-    features=build_features(()),
-    nominal_records=8,
-    devices=2,
-    network=NETWORK,
+SETTING = context(
+    max_participations=3, classes=2, input_shape=(1,), nominal_records=8, devices=2, network=NETWORK
 )
 ROUND = Exchange(1, TRAIN, 1)
 ZERO = {"output.weight": np.zeros((1, 2), np.float32), "output.bias": np.zeros(2, np.float32)}

@@ -28,9 +28,6 @@ def task(records=ONE, network=NETWORK, weights=ZERO):
     return Task(ROUND, network, weights, records, {}, SeededRandom(1), "cpu")
 
 
-# --- rgp --------------------------------------------------------------------------------------
-
-
 def test_carriers_see_a_gradient_as_by_hand():
     view = Carriers([np.zeros((3, 3)), np.zeros(1)], rank=1, norm=1.0)
     view._pairs[0] = (np.array([[1.0], [0], [0]]), np.array([[1.0, 0, 0]]))
@@ -67,9 +64,6 @@ def test_a_weight_that_carriers_would_not_make_smaller_is_seen_as_it_is():
     assert seen_size([(2, 2), (5,)], 1) == 9
 
 
-# --- gep --------------------------------------------------------------------------------------
-
-
 def test_embedding_and_rest_are_clipped_apart_as_by_hand():
     view = Embedding(torch.tensor([[2.0, 0, 0]]), subspace=1, clip_norm=2.0, residual_clip=1.0)
     gradients = [torch.tensor([[6.0], [1.0]]), torch.tensor([[0.0, 0.5], [3.0, 4.0]])]
@@ -86,9 +80,6 @@ def test_the_subspace_is_the_same_for_everyone():
     weights = {name: torch.tensor(value) for name, value in ZERO.items()}
     first, again = anchors(NETWORK, weights, 8), anchors(NETWORK, weights, 8)
     assert first.shape == (8, 6) and torch.equal(first, again) and bool(first.any())
-
-
-# --- pso_dp_sgd -------------------------------------------------------------------------------
 
 
 def test_losses_are_cut_and_centred_as_by_hand():
@@ -137,8 +128,6 @@ def test_more_values_than_were_priced_are_not_drawn():
     with pytest.raises(PrivacyError, match="more than was priced"):
         sums.draw(lambda x, y: [torch.zeros(len(x), 2)], 1.0)
 
-
-# --- sensitivity ------------------------------------------------------------------------------
 
 WIDE = build_network(MlpParameters(hidden=(8,)), (6,), 3)
 FIRST = WIDE.initial()

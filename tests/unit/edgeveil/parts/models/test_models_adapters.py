@@ -12,14 +12,13 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import RECORD_BITS, RecordSums, record_gradients
 from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.models.heads import bake
 from edgeveil.parts.models.network import AdapterParameters
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
 SHA = "0" * 64
 FIRST = Exchange(1, TRAIN, 1)
@@ -62,17 +61,7 @@ def tensors(weights):
 
 def setting(net, **changes):
     return replace(
-        MethodContext(
-            epsilon=8.0,
-            delta=1e-5,
-            max_participations=2,
-            classes=net.classes,
-            input_shape=net.input_shape,
-            features=build_features(()),
-            nominal_records=20,
-            devices=4,
-            network=net,
-        ),
+        context(epsilon=8.0, classes=net.classes, input_shape=net.input_shape, network=net),
         **changes,
     )
 
@@ -81,9 +70,6 @@ def some_records(net, count=20, seed=1):
     chance = np.random.default_rng(seed)
     x = chance.normal(size=(count, *net.input_shape)).astype(np.float32)
     return Records(x, chance.integers(0, net.classes, count))
-
-
-# --- by hand ---
 
 
 def test_an_adapted_weight_by_hand():
@@ -100,9 +86,6 @@ def test_an_adapted_weight_by_hand():
         merged["hidden1.weight"] - net.frozen["hidden1.weight"], [[2, 0, -2], [4, 0, -4]]
     )
     assert np.array_equal(merged["output.weight"], weights["output.weight"])
-
-
-# --- what is trained ---
 
 
 @pytest.mark.parametrize(
@@ -183,9 +166,6 @@ def test_of_rank_0_the_head_alone_is_trained():
     assert torch.equal(found, net.base.logits(tensors(net.whole), x))
 
 
-# --- what stays, and what is released ---
-
-
 @pytest.mark.parametrize("method", ["sgd", "dp_sgd", "gep", "pso_dp_sgd"])
 def test_training_moves_adapters_and_never_a_frozen_weight(method):
     net = adapted(hidden=(8,))
@@ -220,9 +200,6 @@ def test_the_released_graph_is_plain_and_gives_what_the_adapted_model_gives(name
     assert np.allclose(OnnxModel(released).probabilities(x, {}), wanted, atol=1e-5)
     plain = net.logits(tensors(net.initial()), torch.tensor(x)).softmax(1).numpy()
     assert not np.allclose(plain, wanted, atol=1e-3)
-
-
-# --- a record's part ---
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -261,9 +238,6 @@ def test_gradients_are_those_of_plain_autograd():
         alone = torch.autograd.grad(loss, list(weights.values()))
         for name, one in zip(weights, alone, strict=True):
             assert torch.allclose(found[name][k], one, atol=1e-5)
-
-
-# --- without the frozen weights ---
 
 
 def test_without_its_frozen_weights_it_has_a_form_and_computes_nothing():

@@ -9,13 +9,13 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, no_threshold
 from edgeveil.parts.models.mlp import AutoencoderParameters
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 
 
 def network(shape=(4,), **changes):
@@ -102,13 +102,10 @@ def test_labels_take_no_part_in_a_gradient():
 
 def trained(method, given, **changes):
     net = network()
-    setting = MethodContext(
+    setting = context(
         epsilon=8.0,
-        delta=1e-5,
         max_participations=3,
         classes=2,
-        input_shape=(4,),
-        features=build_features([IdentityParameters()]),
         nominal_records=40,
         devices=1,
         network=net,

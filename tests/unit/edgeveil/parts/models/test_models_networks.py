@@ -108,7 +108,7 @@ def test_onnx_runtime_and_torch_agree_and_devices_accept_the_graph(name):
 
 
 def test_so_they_do_with_odd_sides_and_a_padded_pool():
-    agree(network("resnet20", (1, 13, 9), groups=4))
+    agree(network("resnet20", (1, 13, 9)))
     window = Window(3, stride=2, padding=1)
     layers = (("pool", MaxPool(window)), ("flat", Flatten()), ("output", Dense(3)))
     agree(Network((("picture", Picture()), *layers), (7, 5), 3))

@@ -53,9 +53,6 @@ def saved(folder, found, name="weights.pt"):
     return name
 
 
-# --- one identity ---
-
-
 def test_the_same_tensors_are_the_same_job_whatever_the_file(tmp_path):
     weights = module().state_dict()
     torch.save(weights, tmp_path / "a.pt")
@@ -115,9 +112,6 @@ def test_the_cloud_does_not_begin_without_them(tmp_path):
     bare.check_backbones()  # a device needs none
     with pytest.raises(DataError, match="not here"):
         bare.check_artifacts()
-
-
-# --- told by name ---
 
 
 def test_what_is_missing_unexpected_or_of_another_shape_is_told_by_name(tmp_path):

@@ -5,24 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.parts.features import build_features
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context
 from tests.kits.softmax_regression import NETWORK, ROUND
 
-SETTING = MethodContext(
-    epsilon=6.0,
-    delta=1e-5,
-    max_participations=2,
-    classes=2,
-    input_shape=(2,),
-    features=build_features([]),
-    nominal_records=20,
-    devices=4,
-    network=NETWORK,
-)
+SETTING = context(epsilon=6.0, classes=2, input_shape=(2,), network=NETWORK)
 SIZE = 6  # weight (2, 2), bias (2,)
 NAMES = [weight.name for weight in NETWORK.weights]
 

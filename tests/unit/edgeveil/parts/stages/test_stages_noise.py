@@ -73,9 +73,6 @@ def test_the_noise_is_as_large_as_its_price_says():
     assert abs(found.mean()) < 6 * sigma / math.sqrt(found.size)
 
 
-# --- two values -------------------------------------------------------------------------------
-
-
 def test_every_weight_is_one_of_two_values_whose_mean_is_right():
     """Sun et al. 2021, alg. 2, with c = 0, r = ½: ±r·(e^ε + 1)/(e^ε − 1)."""
     setting = replace(SETTING, epsilon=2.0 * SIZE * TIMES)  # ε = 2 of one weight
