@@ -92,8 +92,8 @@ MUTANTS = (
         name="fm-half-noise",
         decides="noise scale",
         where="edgeveil.parts.methods.fm:FmDevice.answer",
-        find="noised(total, self.budget.events[exchange.phase], random_bytes)",
-        put="total + noised(0 * total, self.budget.events[exchange.phase], random_bytes) // 2",
+        find="fm_sums.noised(total, self.budget.events[exchange.phase], random_bytes)",
+        put="fm_sums.noised(2 * total, self.budget.events[exchange.phase], random_bytes) // 2",
         of=("fm", "pca_residual"),
         killed_by="tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
     ),
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         name="products-half-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_budget:products_sum",
+        where="edgeveil.parts.methods.fm_sums:products_sum",
         find="1.0",
         put="0.5",
         of=("fm", "pca_residual"),
@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         name="features-half-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_budget:features_sum",
+        where="edgeveil.parts.methods.fm_sums:features_sum",
         find="1.0",
         put="0.5",
         of=("fm", "pca_residual"),
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         name="linear-half-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_budget:released_sum",
+        where="edgeveil.parts.methods.fm_sums:released_sum",
         find="parameters.clip",
         put="parameters.clip / 2",
         nth=2,
@@ -238,7 +238,7 @@ MUTANTS = (
     Mutant(
         name="linear-half-laplace-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_budget:released_sum",
+        where="edgeveil.parts.methods.fm_sums:released_sum",
         find="min(by_factors, by_norm)",
         put="min(by_factors, by_norm) // 2",
         of=("fm",),
@@ -691,7 +691,7 @@ MUTANTS = (
     Mutant(
         name="fm-pays-one-round",
         decides="composition",
-        where="edgeveil.parts.methods.fm_budget:_share_out",
+        where="edgeveil.parts.methods.fm_sums:_share_out",
         find="min(setting.max_participations, parameters.rounds)",
         put="1",
         of=("fm",),

@@ -32,46 +32,13 @@ from edgeveil.parts.exchange import (
 )
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodPart
-from edgeveil.parts.methods.fm_budget import (
-    CENTRE,
-    QUADRATIC,
-    Budget,
-    FmParameters,
-    Shares,
-    budget,
-    head_shape,
-    intercept_steps,
-    phases,
-)
-from edgeveil.parts.methods.fm_sums import (
-    Bounded,
-    FeatureCache,
-    Features,
-    as_weights,
-    bounded,
-    centre_sum,
-    covariance_sum,
-    first_axes,
-    linear_sum,
-    noised,
-    projected,
-    quadratic_sum,
-    shrunk,
-    symmetric,
-    top_basis,
-    triangle_size,
-    unpacked,
-    upper,
-    with_intercept,
-)
+from edgeveil.parts.methods import fm_sums
+from edgeveil.parts.methods.fm_sums import CENTRE, QUADRATIC, FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
-
-__all__ = ["FmCloud", "FmDevice", "FmParameters", "Shares"]
-
 
 Form = tuple[tuple[int, ...], str]
 
@@ -80,14 +47,14 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) 
     """Shape and dtype of each tensor that an answer needs. With `ldp_pca` the host adds the
     device's own earlier covariance."""
     d, features = setting.dimension, setting.feature_dimension
-    head = head_shape(parameters, setting)
+    head = fm_sums.head_shape(parameters, setting)
     needed: dict[str, Form] = {}
     if exchange.phase == COVARIANCE:
         return needed
     if setting.projection is not None and setting.projection.name == "ldp_fpca":
         needed["basis"] = ((features, d), "int16")
     if setting.projection is not None and setting.projection.name == "ldp_pca":
-        needed[COVARIANCE] = ((triangle_size(features),), "float32")
+        needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")
     if exchange.phase == CENTRE:
         return needed
     if parameters.centre:
@@ -97,7 +64,7 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) 
     needed["iterate"] = (head, "int32")
     needed["spectrum"] = ((2,), "float64")
     if parameters.quadratic == "once":
-        needed["curvature"] = ((triangle_size(head[0]),), "float32")
+        needed["curvature"] = ((fm_sums.triangle_size(head[0]),), "float32")
     return needed
 
 
@@ -129,9 +96,9 @@ class FmDevice:
 
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
-        self.budget: Budget = budget(parameters, setting)
-        self.intercept = intercept_steps(parameters, setting, self.budget)
-        self._cache = FeatureCache(setting)
+        self.budget: fm_sums.Budget = fm_sums.budget(parameters, setting)
+        self.intercept = fm_sums.intercept_steps(parameters, setting, self.budget)
+        self._cache = fm_sums.FeatureCache(setting)
 
     def job_events(self) -> tuple[Event, ...]:
         return self.budget.job_events()
@@ -154,7 +121,7 @@ class FmDevice:
         """Noised sums in preparatory phases, ΔW in training; float32, or integers where summed."""
         self.check(exchange, tensors)
         total = self.sums(exchange, tensors, records)
-        result = noised(total, self.budget.events[exchange.phase], random_bytes)
+        result = fm_sums.noised(total, self.budget.events[exchange.phase], random_bytes)
         segments = self.finish(exchange, tensors, result, processor)
         return Answer(segments, self.price(exchange))
 
@@ -170,35 +137,35 @@ class FmDevice:
 
     def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         if exchange.phase == COVARIANCE:
-            return covariance_sum(self._cache.features(records))
+            return fm_sums.covariance_sum(self._cache.features(records))
         if exchange.phase == CENTRE:
-            return centre_sum(self._projected(self._cache.features(records), tensors))
+            return fm_sums.centre_sum(self._projected(self._cache.features(records), tensors))
         z = self.bounded(records, tensors)
         if exchange.phase == QUADRATIC:
-            return quadratic_sum(z)
+            return fm_sums.quadratic_sum(z)
         iterate, clip = tensors["iterate"].astype(np.int64), self.parameters.clip
-        return linear_sum(z, iterate, clip, regression=self.setting.regression)
+        return fm_sums.linear_sum(z, iterate, clip, regression=self.setting.regression)
 
-    def _projected(self, phi: Features, tensors: Tensors) -> Features:
+    def _projected(self, phi: fm_sums.Features, tensors: Tensors) -> fm_sums.Features:
         """φ, or φ·B by the broadcast basis, that of the own noised covariance (`ldp_pca`), or that
         of the records (`local_pca`)."""
         projection, d = self.setting.projection, self.setting.dimension
         if projection is None:
             return phi
         if projection.name == "ldp_fpca":
-            return projected(phi, np.asarray(tensors["basis"], np.int16))
-        own = tensors[COVARIANCE] if projection.name == "ldp_pca" else covariance_sum(phi)
-        return projected(phi, top_basis(own, self.setting.feature_dimension, d))
+            return fm_sums.projected(phi, np.asarray(tensors["basis"], np.int16))
+        own = tensors[COVARIANCE] if projection.name == "ldp_pca" else fm_sums.covariance_sum(phi)
+        return fm_sums.projected(phi, fm_sums.top_basis(own, self.setting.feature_dimension, d))
 
-    def bounded(self, records: Records, tensors: Tensors) -> Bounded:
+    def bounded(self, records: Records, tensors: Tensors) -> fm_sums.Bounded:
         """z of the valid records, from a training package that has its form; kept beside them."""
         d, radius = self.setting.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
 
-        def made(phi: Features) -> Bounded:
-            z = bounded(self._projected(phi, tensors), centre, radius)
-            return with_intercept(z, self.intercept) if self.intercept else z
+        def made(phi: fm_sums.Features) -> fm_sums.Bounded:
+            z = fm_sums.bounded(self._projected(phi, tensors), centre, radius)
+            return fm_sums.with_intercept(z, self.intercept) if self.intercept else z
 
         return self._cache.bounded(records, (centre.tobytes(), *bases), made)
 
@@ -231,8 +198,8 @@ def local_minimum(
     low, high = (float(v) for v in tensors["spectrum"])
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
-    rows = head_shape(parameters, setting)[0]
-    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), rows)
+    rows = fm_sums.head_shape(parameters, setting)[0]
+    curvature = fm_sums.unpacked(np.asarray(tensors["curvature"], np.float32), rows)
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
@@ -243,12 +210,12 @@ UNIT = 2.0**GRID_BITS
 class FmCloud(CloudMethod):
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
-        self.budget: Budget = budget(parameters, setting)
-        self.intercept = intercept_steps(parameters, setting, self.budget)
-        self.head = head_shape(parameters, setting)
+        self.budget: fm_sums.Budget = fm_sums.budget(parameters, setting)
+        self.intercept = fm_sums.intercept_steps(parameters, setting, self.budget)
+        self.head = fm_sums.head_shape(parameters, setting)
 
     def plan(self) -> tuple[Exchange, ...]:
-        first = phases(self.parameters, self.setting.projection)
+        first = fm_sums.phases(self.parameters, self.setting.projection)
         return exchanges(first, self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
@@ -256,9 +223,9 @@ class FmCloud(CloudMethod):
         summed."""
         head, phase = self.head, exchange.phase
         shapes: dict[str, tuple[int, ...]] = {
-            COVARIANCE: (triangle_size(self.setting.feature_dimension),),
+            COVARIANCE: (fm_sums.triangle_size(self.setting.feature_dimension),),
             CENTRE: (self.setting.dimension,),
-            QUADRATIC: (triangle_size(head[0]),),
+            QUADRATIC: (fm_sums.triangle_size(head[0]),),
             TRAIN: head,
         }
         name = HEAD if phase == TRAIN else phase
@@ -277,9 +244,9 @@ class FmCloud(CloudMethod):
             "tail_count": np.zeros(1, np.int64),
         }
         if self.setting.projection is not None:
-            state["basis"] = first_axes(self.setting.feature_dimension, d)
+            state["basis"] = fm_sums.first_axes(self.setting.feature_dimension, d)
         if self.parameters.quadratic == "once":
-            state["curvature"] = upper(np.eye(head[0], dtype=np.float32))
+            state["curvature"] = fm_sums.upper(np.eye(head[0], dtype=np.float32))
         else:
             state["spectrum"] = self._isotropic(self.setting.devices)
         return state
@@ -294,7 +261,7 @@ class FmCloud(CloudMethod):
         new = {name: np.asarray(value) for name, value in state.items()}
         if exchange.phase == COVARIANCE:
             s = self.setting
-            new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
+            new["basis"] = fm_sums.top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
         elif exchange.phase == CENTRE:
             new["centre"] = self._in_units(mean, CENTRE).astype(np.float32)
         elif exchange.phase == QUADRATIC:
@@ -346,18 +313,20 @@ class FmCloud(CloudMethod):
             "weight": head.astype(np.float32),
         }
         if self.intercept:
-            weights["weight"] = (head[:-1] * (shrunk(self.intercept) / UNIT)).astype(np.float32)
+            weights["weight"] = (head[:-1] * (fm_sums.shrunk(self.intercept) / UNIT)).astype(
+                np.float32
+            )
             weights["bias"] = (head[-1] * (self.intercept / UNIT)).astype(np.float32)
         if "basis" in state:
-            weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
+            weights["basis"] = fm_sums.as_weights(np.asarray(state["basis"], np.int16))
         return weights
 
     def _curvature(self, mean: Tensors, uploads: int) -> tuple[Array, Array]:
         """κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
-        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.head[0])
+        quadratic = fm_sums.symmetric(self._in_units(mean, QUADRATIC), self.head[0])
         values, vectors = np.linalg.eigh(quadratic)
         curved = self._hessian * np.maximum(values, 0.0) + self.ridge_level(uploads)
-        triangle = upper((vectors * curved) @ vectors.T).astype(np.float32)
+        triangle = fm_sums.upper((vectors * curved) @ vectors.T).astype(np.float32)
         return triangle, np.array([0.999 * curved.min(), 1.001 * curved.max()])
 
     def _isotropic(self, uploads: int) -> NDArray[np.float64]:

@@ -36,8 +36,7 @@ from edgeveil.parts.exchange import (
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, forms
-from edgeveil.parts.methods.fm_budget import FmParameters, phases
-from edgeveil.parts.methods.fm_sums import Bounded, as_weights, top_basis
+from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, as_weights, phases, top_basis
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event

@@ -33,23 +33,9 @@ from edgeveil.parts.exchange import (
     summed_spec,
 )
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
+from edgeveil.parts.methods import fm_sums
 from edgeveil.parts.methods.fm import FmDevice
-from edgeveil.parts.methods.fm_budget import (
-    CENTRE,
-    Budget,
-    ReleasedSum,
-    features_sum,
-    products_sum,
-    settled,
-)
-from edgeveil.parts.methods.fm_sums import (
-    FeatureCache,
-    bounded,
-    centre_sum,
-    quadratic_sum,
-    symmetric,
-    triangle_size,
-)
+from edgeveil.parts.methods.fm_sums import CENTRE
 from edgeveil.privacy.accountant import mu_for
 from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
@@ -87,19 +73,19 @@ class PcaResidualParameters(MethodParameters):
         return max(1, round(self.keep * d))
 
 
-def released(phase: str, setting: MethodContext) -> ReleasedSum:
+def released(phase: str, setting: MethodContext) -> fm_sums.ReleasedSum:
     """The sum of a phase, and how far one record moves it."""
     if phase == CENTRE:
-        return features_sum(setting.dimension)
-    return products_sum("sum of products of centred features", setting.dimension)
+        return fm_sums.features_sum(setting.dimension)
+    return fm_sums.products_sum("sum of products of centred features", setting.dimension)
 
 
-def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
+def budget(parameters: PcaResidualParameters, setting: MethodContext) -> fm_sums.Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
     times = min(setting.max_participations, parameters.rounds)
     shares = {CENTRE: parameters.centre_share, TRAIN: (1 - parameters.centre_share) / times}
 
-    def made(delta: float) -> Budget:
+    def made(delta: float) -> fm_sums.Budget:
         mu = mu_for(setting.epsilon, delta)
         events = {
             phase: shared_gaussian(
@@ -107,9 +93,9 @@ def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
             )
             for phase, share in shares.items()
         }
-        return Budget(events, times)
+        return fm_sums.Budget(events, times)
 
-    return settled(made, setting, setting.epsilon)
+    return fm_sums.settled(made, setting, setting.epsilon)
 
 
 class PcaResidualDevice(FmDevice):
@@ -118,7 +104,7 @@ class PcaResidualDevice(FmDevice):
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget = budget(parameters, setting)
-        self._cache = FeatureCache(setting)
+        self._cache = fm_sums.FeatureCache(setting)
 
     def check(self, exchange: Exchange, tensors: Tensors) -> None:
         if exchange.phase == TRAIN:
@@ -126,11 +112,11 @@ class PcaResidualDevice(FmDevice):
 
     def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         if exchange.phase != TRAIN:
-            return centre_sum(self._cache.features(records))
+            return fm_sums.centre_sum(self._cache.features(records))
         centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
         key = (centre.tobytes(),)
-        z = self._cache.bounded(records, key, lambda phi: bounded(phi, centre, radius))
-        return quadratic_sum(z)
+        z = self._cache.bounded(records, key, lambda phi: fm_sums.bounded(phi, centre, radius))
+        return fm_sums.quadratic_sum(z)
 
     def finish(
         self,
@@ -149,14 +135,14 @@ class PcaResidualCloud(CloudMethod):
 
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
-        self.budget: Budget = budget(parameters, setting)
+        self.budget: fm_sums.Budget = budget(parameters, setting)
 
     def plan(self) -> tuple[Exchange, ...]:
         return exchanges((CENTRE,), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         d, phase = self.setting.dimension, exchange.phase
-        name, shape = (PRODUCTS, (triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
+        name, shape = (PRODUCTS, (fm_sums.triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
         if not self.setting.summed:
             return (SegmentSpec(name, shape, "float32"),)
         largest = self.budget.largest(phase, self.setting.nominal_records)
@@ -166,7 +152,7 @@ class PcaResidualCloud(CloudMethod):
         d = self.setting.dimension
         return {
             CENTRE: np.zeros(d, np.float32),
-            PRODUCTS: np.zeros(triangle_size(d)),
+            PRODUCTS: np.zeros(fm_sums.triangle_size(d)),
             "uploads": np.zeros(1, np.int64),
         }
 
@@ -190,7 +176,7 @@ class PcaResidualCloud(CloudMethod):
     def model(self, state: Tensors) -> dict[str, Array]:
         """`centre` (d,) and `residual` (d, d), float32."""
         d, uploads = self.setting.dimension, max(1, int(np.asarray(state["uploads"])[0]))
-        covariance = symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
+        covariance = fm_sums.symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
         values, vectors = np.linalg.eigh(covariance)
         root = np.sqrt(self._weights(np.maximum(values, 0.0), uploads))
         residual = (vectors * root) @ vectors.T

@@ -24,8 +24,7 @@ from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
 from edgeveil.parts.methods.fm import UNIT
-from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.methods.fm_sums import shrunk
+from edgeveil.parts.methods.fm_sums import FmParameters, shrunk
 from edgeveil.privacy.grid import GRID_BITS
 from edgeveil_lab.attack.recording import Recording, exact_linear, noised_linear
 

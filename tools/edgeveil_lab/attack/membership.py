@@ -18,8 +18,8 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.method_context import MethodContext
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
-from edgeveil.parts.methods.fm_sums import noised
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_sums import FmParameters, noised
 from edgeveil.parts.models.heads import head_probabilities
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import Event, GaussianEvent

@@ -19,8 +19,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
 from edgeveil.parts.methods.fm import HEAD, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters, head_shape
-from edgeveil.parts.methods.fm_sums import symmetric
+from edgeveil.parts.methods.fm_sums import FmParameters, head_shape, symmetric
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.round_report import JOB, file_name

@@ -29,8 +29,7 @@ from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.method_context import MethodContext
-from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice, FmParameters, Shares
-from edgeveil.parts.methods.fm_budget import GAUSSIAN_BITS
+from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
     OUTPUT,
@@ -38,7 +37,7 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperDevice,
     FmPaperParameters,
 )
-from edgeveil.parts.methods.fm_sums import upper
+from edgeveil.parts.methods.fm_sums import GAUSSIAN_BITS, FmParameters, Shares, upper
 from edgeveil.parts.methods.pca_residual import (
     PcaResidualCloud,
     PcaResidualDevice,

@@ -31,7 +31,7 @@ from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.method_context import network_of
-from edgeveil.parts.methods.fm import FmParameters
+from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped

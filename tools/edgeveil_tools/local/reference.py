@@ -25,7 +25,7 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.fm import FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualDevice, PcaResidualParameters
 from edgeveil.parts.models.heads import (
     head_probabilities,

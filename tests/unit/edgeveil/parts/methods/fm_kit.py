@@ -15,8 +15,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.methods.fm_sums import own_weights
+from edgeveil.parts.methods.fm_sums import FmParameters, own_weights
 from edgeveil.parts.models.heads import probabilities
 from edgeveil.privacy.sampler import SeededRandom
 

@@ -16,8 +16,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, compile_canonical, parse_job
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.methods.fm_sums import Bounded, shrunk, with_intercept
+from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, shrunk, with_intercept
 from edgeveil.parts.models.heads import bake, build_graph, probabilities
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference

@@ -20,8 +20,7 @@ from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import QUADRATIC, FmParameters, head_shape
-from edgeveil.parts.methods.fm_sums import noised, wishart
+from edgeveil.parts.methods.fm_sums import QUADRATIC, FmParameters, head_shape, noised, wishart
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom

@@ -15,7 +15,7 @@ from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import PART, FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.models.heads import bake, head_values, regression_graph
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import LaplaceEvent

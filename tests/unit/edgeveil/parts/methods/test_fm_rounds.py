@@ -19,9 +19,8 @@ from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import local_steps
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
-from edgeveil.parts.methods.fm_sums import Bounded, Features, linear_sum, projected
+from edgeveil.parts.methods.fm_sums import Bounded, Features, FmParameters, linear_sum, projected
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.grid import LARGEST_DIMENSION

@@ -11,9 +11,9 @@ from edgeveil.data.records import Records
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import (
     Features,
+    FmParameters,
     as_weights,
     own_weights,
     projected,

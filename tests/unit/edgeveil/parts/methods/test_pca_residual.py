@@ -13,8 +13,7 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
-from edgeveil.parts.methods.fm_budget import CENTRE
-from edgeveil.parts.methods.fm_sums import symmetric
+from edgeveil.parts.methods.fm_sums import CENTRE, symmetric
 from edgeveil.parts.methods.pca_residual import (
     PART,
     PRODUCTS,
