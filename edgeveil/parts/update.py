@@ -5,6 +5,8 @@ An *update* is the change of every weight by local training, a segment a weight 
 A clip norm may follow a quantile of the updates' norms (Andrew et al. 2021, alg. 1): each device
 says beside its update whether that was within C, and C ← C·exp(−η·(share within − γ)). Both stand
 in one vector under one noise: the update clipped to √(1 − s) of the sensitivity, the bit ±√s of it.
+
+A method that trains the job's model whole brings its `Trainer`; both halves of it stand here.
 """
 
 from __future__ import annotations
@@ -19,12 +21,34 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import Exchange, SegmentSpec, Tensors
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES
+from edgeveil.parts.exchange import (
+    KEPT,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    exchanges,
+    required,
+    summed_spec,
+)
+from edgeveil.parts.method_context import (
+    MethodContext,
+    MethodParameters,
+    MethodPart,
+    network_of,
+    size_of,
+)
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
-from edgeveil.privacy.events import Event
+from edgeveil.privacy.accountant import HAIR
+from edgeveil.privacy.events import ClaimedEvent, Event, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
-from edgeveil.privacy.sampler import RandomBytes
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed_training
 
 CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # no weight has a name like that
 SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # what a norm can become
@@ -233,3 +257,230 @@ def largest(values: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
     count = int(np.ceil(share * values.size))
     kept[np.argsort(-np.abs(values), kind="stable")[:count]] = True
     return kept
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The job's stages, in their order."""
+
+    setting: MethodContext
+
+    @property
+    def _stages(self) -> tuple[tuple[BaseStage, bool], ...]:
+        """Each stage, and whether it protects only values that un-noised ones have chosen."""
+        result, chosen = [], False
+        for stage in self.setting.stages:
+            result.append((stage, stage.protects and chosen))
+            chosen = stage.chooses or (chosen and not stage.protects)
+        return tuple(result)
+
+    def price(self, exchange: Exchange, trained: tuple[Event, ...]) -> tuple[Event, ...]:
+        """The trainer's events and the stages'; an un-noised update has none where a stage
+        protects. Noise on chosen values alone is claimed: the choice is told without noise."""
+        events = list(trained)
+        for stage, chosen in self._stages:
+            own = stage.price(exchange)
+            if stage.protects:
+                events = [event for event in events if not isinstance(event, UnprotectedEvent)]
+            events += [self._claimed(event) for event in own] if chosen else own
+        return tuple(events)
+
+    def start(self, task: Task) -> Mapping[str, NDArray[np.float32]]:
+        start: Mapping[str, NDArray[np.float32]] = task.weights
+        for stage in self.setting.stages:
+            start = stage.start(task) or start
+        return start
+
+    @property
+    def last(self) -> BaseStage:
+        """The last stage, or one that does nothing."""
+        return self.setting.stages[-1] if self.setting.stages else BaseStage()
+
+    @property
+    def grid(self) -> FixedPoint:
+        return self.last.grid or USUAL_GRID
+
+    def summed(self, task: Task, update: Update) -> Int64:
+        """The update after all stages in steps of the grid (d,), with the bit of a moving clip norm
+        behind."""
+        if self.last.grid is None:
+            return self.grid.steps(flat(self.apply(task, update)))
+        before = self.apply(task, update, len(self.setting.stages) - 1)
+        return self.last.steps(task, before)
+
+    def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
+        for stage, chosen in self._stages[:until]:
+            before, update = update, stage.apply(task, update)
+            if chosen:  # what was not chosen is not sent, as 0
+                update = {
+                    name: np.where(before[name] != 0, array, np.float32(0))
+                    for name, array in update.items()
+                }
+        return update
+
+    def _claimed(self, event: Event) -> Event:
+        if isinstance(event, ClaimedEvent):
+            return event
+        return ClaimedEvent(
+            what=f"{event.what}, on values that were chosen before the noise",
+            unit=event.unit,
+            claimed_epsilon=self.setting.epsilon * HAIR / self.setting.max_participations,
+            source=event.source,
+        )
+
+
+class UpdateDevice:
+    def __init__(self, trainer: Trainer, setting: MethodContext) -> None:
+        self._trainer, self._setting = trainer, setting
+        self._network = network_of(setting)
+        self._stages = Pipeline(setting)
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        return self._stages.price(exchange, self._trainer.price(exchange))
+
+    @flushed_training()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """The update's segments: of the wire's type, or integers where summed. Tensors named
+        `kept/…` are this device's own. Raises ProtocolError for a malformed package before any
+        record is read."""
+        weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
+        self._network.prepare()
+        memory: Memory = {
+            name.removeprefix(KEPT): np.asarray(array)
+            for name, array in tensors.items()
+            if name.startswith(KEPT)
+        }
+        network, setting = self._network, self._setting
+        valid = setting.learned_from(records)
+        own = Records(records.x[valid], records.y[valid])
+        if setting.mapped:
+            own = Records(np.asarray(setting.features(own.x), np.float32), own.y)
+        task = Task(exchange, network, weights, own, memory, random_bytes, processor, clip_norm)
+        update = finite(self._trainer.train(task, self._stages.start(task)))
+        segments: dict[str, Array] = {}
+        if setting.summed:
+            steps = self._stages.summed(task, update)
+            size = size_of(setting)
+            segments |= split(network, steps[:size], whole=setting.whole)
+            if self._stages.last.clip is not None:
+                segments[WITHIN] = steps[size:]
+        else:
+            update = self._stages.apply(task, update)
+            sent = segments_of(network, update, whole=setting.whole)
+            wire = self._stages.last.wire
+            segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
+        return Answer(segments, self.price(exchange), task.memory)
+
+    def _clip_norm(self, tensors: Tensors) -> float:
+        if self._stages.last.clip is None:
+            return 0.0
+        norm = float(required(tensors, CLIP_NORM, (1,), "float64")[0])
+        if not SMALLEST_CLIP <= norm <= LARGEST_CLIP:
+            raise ProtocolError("bad_package", f"'{CLIP_NORM}' is out of bounds")
+        return norm
+
+    def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+        return {
+            one.name: np.asarray(required(tensors, one.name, one.shape, "float32"), np.float32)
+            for one in self._network.weights
+        }
+
+
+def finite(update: Update) -> Update:
+    """The update with 0 where not finite: whether training diverged is not told."""
+    return {
+        name: array if np.isfinite(array).all() else np.nan_to_num(array, posinf=0.0, neginf=0.0)
+        for name, array in update.items()
+    }
+
+
+LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
+
+
+class UpdateCloud:
+    """State: the weights, by name, float32; `clip-norm` (1,) float64 where that moves."""
+
+    def __init__(self, parameters: MethodParameters, setting: MethodContext) -> None:
+        self._rounds, self.setting = parameters.rounds, setting
+        self._network, self._stages = network_of(setting), Pipeline(setting)
+
+    @property
+    def _clip(self) -> AdaptiveClip | None:
+        return self._stages.last.clip
+
+    def plan(self) -> tuple[Exchange, ...]:
+        return exchanges((), self._rounds)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        summed, whole = self.setting.summed, self.setting.whole
+        if not summed:
+            return specs_of(self._network, whole=whole, wire=self._stages.last.wire)
+        specs, largest = specs_of(self._network, whole=whole), self._stages.grid.largest
+        specs += (SegmentSpec(WITHIN, (1,), "int64"),) * (self._clip is not None)
+        return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
+
+    def initial_state(self) -> dict[str, Array]:
+        first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}
+        return {**self._network.initial(), **first}
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        names = (CLIP_NORM,) if self._clip is not None else ()
+        return self.model(state) | {name: np.asarray(state[name]) for name in names}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        weights = segments_of(self._network, state, whole=self.setting.whole)
+        return Aim(dict(weights), change=True)
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
+        update, new = update_of(self._network, mean), dict[str, Array]()
+        step = 2.0**-self._stages.grid.grid_bits if self.setting.summed else 1.0
+        if (clip := self._clip) is not None:
+            norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
+            step = clip.step(norm)
+            bit = float(np.asarray(mean[WITHIN], np.float64)[0])
+            new[CLIP_NORM] = np.array([clip.moved(norm, bit)])
+        for weight in self._network.weights:
+            new[weight.name] = _moved(np.asarray(state[weight.name]), update[weight.name], step)
+        return new
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+
+
+def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[np.float32]:
+    """Weights after an update, a few values at a time, so that no more memory of a model's size is
+    taken."""
+    after = np.empty(before.shape, np.float32)
+    old, change, new = before.reshape(-1), update.reshape(-1), after.reshape(-1)
+    for start in range(0, new.size, BLOCK_VALUES):
+        part = slice(start, start + BLOCK_VALUES)
+        moved = old[part].astype(np.float64) + step * np.nan_to_num(change[part])
+        new[part] = np.clip(moved, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+    return after
+
+
+def trainer_part(
+    *,
+    parameters: type[MethodParameters],
+    trainer: Callable[[Any, MethodContext], Trainer],
+    **said: Any,
+) -> MethodPart:
+    """Declare a method that trains the job's model; `said` as in `Part`."""
+    return MethodPart(
+        parameters=parameters,
+        device=lambda block, setting: UpdateDevice(trainer(block, setting), setting),
+        cloud=UpdateCloud,
+        learns_on="model",
+        summed=True,
+        **said,
+    )

@@ -14,8 +14,7 @@ import pytest
 
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.methods.fm import UNIT
-from edgeveil.parts.methods.update_method import Pipeline
-from edgeveil.parts.update import CLIP_NORM, WITHIN
+from edgeveil.parts.update import CLIP_NORM, WITHIN, Pipeline
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Arrived,

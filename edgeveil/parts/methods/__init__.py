@@ -1,5 +1,5 @@
 """Training methods, each declared by its file; see `parts/method_context.py` and, for those that
-train the job's model, `update_method.py`."""
+train the job's model, `parts/update.py`."""
 
 from __future__ import annotations
 

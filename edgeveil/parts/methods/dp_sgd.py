@@ -27,9 +27,8 @@ from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import Task, Update, trainer_part
 from edgeveil.privacy.events import Event, PoissonSampled
 from edgeveil.privacy.gaussian_mechanism import (
     calibrated,

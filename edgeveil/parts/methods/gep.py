@@ -21,10 +21,9 @@ from pydantic import Field
 
 from edgeveil.parts.method_context import size_of
 from edgeveil.parts.methods.dp_sgd import DpSgd, LocalDpSgd, View, record_gradients
-from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import WithSettled
-from edgeveil.parts.update import Task
+from edgeveil.parts.update import Task, trainer_part
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.sgd import LocalSgd, Sgd
-from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import Task, Update, trainer_part
 from edgeveil.privacy.accountant import HAIR, mu_for
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event

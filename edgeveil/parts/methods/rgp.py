@@ -21,8 +21,7 @@ from pydantic import Field
 
 from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.dp_sgd import DpSgd, LocalDpSgd, View
-from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.update import Task
+from edgeveil.parts.update import Task, trainer_part
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,7 @@ from pydantic import Field
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.update import Task, Update
+from edgeveil.parts.update import Task, Update, trainer_part
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.sampler import RandomBytes
 

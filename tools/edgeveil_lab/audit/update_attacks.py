@@ -35,12 +35,11 @@ from edgeveil.parts.methods.pate import (
 )
 from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, PsoDpSgd, PsoDpSgdParameters
 from edgeveil.parts.methods.rgp import Rgp, RgpParameters
-from edgeveil.parts.methods.update_method import UpdateDevice
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.stages.ldp_fl import LdpFl, LdpFlParameters
-from edgeveil.parts.update import BaseStage, Task, Trainer, flat, shaped
+from edgeveil.parts.update import BaseStage, Task, Trainer, UpdateDevice, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_one_record
 from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event

@@ -10,9 +10,8 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.update_method import Pipeline, UpdateCloud
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import USUAL_GRID, WHOLE, FixedPoint
+from edgeveil.parts.update import USUAL_GRID, WHOLE, FixedPoint, Pipeline, UpdateCloud
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SharedGaussian, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import LEAST_SHARE_BITS, clipped_steps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from stage_kit import ROUND, SETTING, flat, stage, staged, task, values
 
-from edgeveil.parts.methods.update_method import Pipeline
+from edgeveil.parts.update import Pipeline
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, UnprotectedEvent
 
 UPDATE = values(0.5, -3.0, 1.0, 0.0, 2.0, -0.25)
