@@ -10,10 +10,9 @@ from onnx import TensorProto, helper
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters, build_features
-from edgeveil.parts.features.gabor import GaborParameters
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
-from edgeveil.parts.features.pictures import PicturesParameters
+from edgeveil.parts.features.pictures import GaborParameters, PicturesParameters
 from edgeveil.parts.features.random_relu import RandomParameters
 from edgeveil.subnormals import flushed
 from tests.kits.backbone_files import centring_backbone, small_backbone

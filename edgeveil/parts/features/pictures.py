@@ -1,9 +1,11 @@
-"""Features for pictures of any kind (`pictures`), learned from no data.
+"""Features for pictures, learned from no data: `gabor` and `pictures`.
 
-Pooled moduli of `gabor` on brightness and two opponent colours: each sum is divided by its typical
-size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
-axes, the wide ones narrowed. Sizes and axes are those of procedural pictures, so no record has a
-part in them.
+`gabor`: the modulus of Gabor wavelets, pooled, a fixed scattering transform of first order (Bruna
+and Mallat 2013).
+
+`pictures`: the same on brightness and two opponent colours, each sum divided by its typical size,
+its square root taken (Perronnin, Sánchez and Mensink 2010), and all projected on the main axes, the
+wide ones narrowed. Sizes and axes are those of procedural pictures, so no record has a part in it.
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -12,11 +14,13 @@ blue, least from red to green (Ruderman, Cronin and Chiao 1998).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -30,25 +34,283 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.features.gabor import (
-    COLOURS,
-    Bank,
-    Windows,
-    channel_units,
-    filters,
-    onnx_channels,
-    onnx_levels,
-    pooled_channels,
-    whole_levels,
-)
-from edgeveil.privacy.grid import Int64, exact_matmul
+from edgeveil.privacy.grid import Int64, exact_matmul, row_norms
 from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
     from edgeveil.parts.features.onnx_nodes import NodeList
 
-
 Float32 = NDArray[np.float32]
+BLOCK_RECORDS = 64
+COLOURS = 3
+
+
+class RasterParameters(MapParameters):
+    """What both entries say; all of it is public."""
+
+    input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
+    """Divides the raw values: the largest that a pixel can be."""
+    image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
+    """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
+
+
+class PictureMap:
+    """A map of grey pictures, or of 3 colours, a few at a time."""
+
+    name: ClassVar[str]
+    least: ClassVar[int] = 1  # pixels of a side
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = parameters
+
+    @flushed()
+    def __call__(self, x: Float32) -> Float64:
+        raster, (rows, valid) = self.raster(x.shape[1:]), usable(x)
+        found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
+        for start in range(0, len(rows), BLOCK_RECORDS):
+            with np.errstate(over="ignore"):
+                block = rows[start : start + BLOCK_RECORDS]
+                scaled = block / np.float32(self.parameters.input_scale)
+            levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
+            planes = levels.reshape(-1, raster.colours, raster.rows, raster.columns)
+            found[start : start + BLOCK_RECORDS] = self.features(planes, raster, found.shape[1])
+        found[~valid] = 0.0
+        return found
+
+    def output_dim(self, input_shape: tuple[int, ...]) -> int:
+        raise NotImplementedError
+
+    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+        """φ (n, d) of pictures (n, colours, rows, columns) in whole levels 0..255."""
+        raise NotImplementedError
+
+    def onnx_levels(self, graph: NodeList, x: str, *shape: int) -> str:
+        """Whole levels of the tensor `x` as images (-1, *shape)."""
+        image = graph.add("Reshape", x, graph.whole(-1, *shape))
+        scaled = graph.add("Div", image, graph.number(self.parameters.input_scale))
+        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
+        return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
+
+    def raster(self, input_shape: tuple[int, ...]) -> Raster:
+        """How records of a shape are pictures. DataError where they are none."""
+        colours, shape, image = 1, input_shape, self.parameters.image
+        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
+            colours, shape = size_of(shape) // size_of(image), image
+        elif image is None and len(shape) == 3:
+            colours, shape = shape[0], shape[1:]
+        if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < self.least:
+            raise DataError(
+                f"{self.name} takes one picture a record, grey or of 3 colours and at least"
+                f" {self.least} × {self.least}, not the shape {list(input_shape)}"
+                + (f" as {list(image)}" if image else ""),
+                fix="use records of shape [rows, columns] or [3, rows, columns], or say"
+                " `image: [rows, columns]`",
+            )
+        return Raster(colours, *shape)
+
+
+class GaborParameters(RasterParameters):
+    """A `gabor` entry of a job's `features`; all of it is public."""
+
+    name: Literal["gabor"]
+    """Edges of an image by direction and size: fixed Gabor wavelets, their modulus pooled."""
+    orientations: int = Field(default=8, ge=1, le=32)
+    """Directions of the wavelets, evenly spread over half a turn."""
+    scales: int = Field(default=2, ge=1, le=3)
+    """Sizes of the wavelets: wavelengths of 4, 8 and 16 pixels."""
+    pool: Literal[4, 8, 16] = 8
+    """Side of the pooling windows in pixels; they overlap by half."""
+
+
+CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
+
+
+class Gabor(PictureMap):
+    """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
+
+    A colour image is three grey ones. Images in 255 levels and integer filters make all sums exact;
+    modulus and norms are correctly rounded.
+    """
+
+    name = "gabor"
+
+    def output_dim(self, input_shape: tuple[int, ...]) -> int:
+        raster, p = self.raster(input_shape), self.parameters
+        return raster.colours * (1 + p.orientations * p.scales) * self._grid(raster).windows
+
+    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+        images = levels.reshape(-1, raster.rows, raster.columns)
+        pooled = pooled_channels(images, self._grid(raster), self._bank)
+        return unit_rows(self._normalised(pooled).reshape(len(levels), -1))
+
+    def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
+        grid, p = self._grid(self.raster(input_shape)), self.parameters
+        levels = self.onnx_levels(graph, x, 1, grid.height, grid.width)
+        flat = onnx_channels(graph, levels, grid, self._bank)
+        units = (self._units() * p.pool**2).astype(np.float32)
+        values = graph.add("Mul", flat, graph.constant(units[:, None]))
+        count = graph.number(grid.windows)
+        mean = graph.add("Div", graph.add("ReduceSum", values, graph.whole(2), keepdims=1), count)
+        centred = graph.add("Sub", values, mean)
+        squares = graph.add("Mul", centred, centred)
+        norms = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.whole(2), keepdims=1))
+        divisor = graph.add("Add", norms, graph.number(CHANNEL_FLOOR))
+        even = graph.add("Div", centred, divisor)
+        whole = graph.whole(-1, self.output_dim(input_shape))
+        return graph.unit_rows(graph.add("Reshape", even, whole))
+
+    def _grid(self, raster: Raster) -> Windows:
+        return Windows(raster.rows, raster.columns, self.parameters.pool)
+
+    @property
+    def _bank(self) -> Bank:
+        return filters(self.parameters.orientations, self.parameters.scales)
+
+    def _units(self) -> Float64:
+        return channel_units(self._bank, self.parameters.pool)
+
+    def _normalised(self, pooled: Float64) -> Float64:
+        """(n, d): each channel less its mean, over its norm; both exact up to the norm."""
+        n, channels, windows = pooled.shape
+        centred = pooled * windows - pooled.sum(axis=2, keepdims=True)
+        norms = row_norms(centred.reshape(n * channels, windows)).reshape(n, channels, 1)
+        units = (self._units() / windows)[:, None]
+        even: Float64 = (centred * units) / (norms * units + CHANNEL_FLOOR)
+        return even.reshape(n, channels * windows)
+
+
+class Windows:
+    """Pooling windows of side `pool` every pool/2 pixels over an image with a margin of pool/4."""
+
+    def __init__(self, height: int, width: int, pool: int) -> None:
+        self.height, self.width, self.pad, self.stride = height, width, pool // 4, pool // 2
+        self.pool = pool
+        down, across = -(-height // self.stride), -(-width // self.stride)
+        self.windows = down * across
+        self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)
+
+    def summed(self, channels: Float32) -> Float64:
+        n, c, rows, columns = channels.shape
+        s = self.stride
+        blocks = channels.reshape(n, c, rows // s, s, columns // s, s).sum(axis=(3, 5))
+        tall = blocks[:, :, :-1] + blocks[:, :, 1:]
+        sums: Float64 = (tall[..., :-1] + tall[..., 1:]).astype(np.float64)
+        return sums.reshape(n, c, self.windows)
+
+
+LEVELS = 255
+TAP_STEPS = 1 << 12
+ASPECT = 0.49  # the envelope is longer across the wave
+RUN = 4  # neighbouring outputs of one row that share a patch: fewer copies, somewhat more products
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Wavelets of one scale: even and odd parts (orientations, side, side), in steps of 2**-12.
+
+    The L1 norm of one is 15 at most, so sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact
+    in float32.
+    """
+
+    radius: int
+    even: Float32
+    odd: Float32
+    banded: Float32
+    """(side * (side + RUN - 1), 2 * orientations * RUN): the filters at RUN places beside."""
+
+
+Bank = tuple[Filters, ...]
+"""A scale each."""
+
+
+@lru_cache(maxsize=8)
+def filters(orientations: int, scales: int) -> Bank:
+    """One bank for each scale: wavelengths 4, 8, 16 on windows of side 7, 11, 15."""
+    return tuple(_bank(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
+
+
+def modulus(padded: Float32, bank: Filters) -> Float32:
+    """|image * wavelet| (n, orientations, rows, columns) of whole images (n, rows, columns), zero
+    outside. A value depends on its own window alone."""
+    n, rows, columns = padded.shape
+    side, run = 2 * bank.radius + 1, -(-columns // RUN) * RUN
+    wide = np.zeros((n, rows + side - 1, run + side - 1), np.float32)
+    wide[:, bank.radius : bank.radius + rows, bank.radius : bank.radius + columns] = padded
+    patches = sliding_window_view(wide, (side, side + RUN - 1), axis=(1, 2))[:, :, ::RUN]
+    waves = patches.reshape(-1, bank.banded.shape[0]) @ bank.banded
+    parts = waves.reshape(n, rows, run // RUN, 2, -1, RUN)
+    squares = parts[:, :, :, 0] * parts[:, :, :, 0] + parts[:, :, :, 1] * parts[:, :, :, 1]
+    found = np.sqrt(squares).transpose(0, 3, 1, 2, 4).reshape(n, -1, rows, run)
+    return np.asarray(found[..., :columns], dtype=np.float32)
+
+
+def pooled_channels(levels: Float32, grid: Windows, bank: Bank) -> Float64:
+    """Integers (n, channels, windows) of images (n, rows, columns) in whole levels up to ±255: the
+    image, then its moduli, cut to steps of pool² so that window sums stay below 2**24."""
+    padded = np.zeros((len(levels), *grid.padded), np.float32)
+    inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
+    inside[...] = levels
+    channels = [padded[:, None]]
+    steps = np.float32(grid.pool**2)
+    channels += [np.rint(modulus(padded, scale) / steps) for scale in bank]
+    return np.concatenate([grid.summed(channel) for channel in channels], axis=1)
+
+
+def channel_units(bank: Bank, pool: int) -> Float64:
+    """(channels,): what one step of a channel's pooled sum stands for."""
+    wavelets = np.full(sum(len(scale.even) for scale in bank), 1 / (LEVELS * TAP_STEPS))
+    return np.concatenate([[1 / (LEVELS * pool**2)], wavelets])
+
+
+def onnx_channels(graph: NodeList, levels: str, grid: Windows, bank: Bank) -> str:
+    """The same over images (N, 1, rows, columns): means (N, channels, windows) in place of sums."""
+    below, right = grid.padded[0] - grid.height, grid.padded[1] - grid.width
+    pads = graph.whole(0, 0, grid.pad, grid.pad, 0, 0, below - grid.pad, right - grid.pad)
+    channels = [graph.add("Pad", levels, pads)]
+    channels += [_onnx_modulus(graph, channels[0], scale, grid.pool) for scale in bank]
+    joined = graph.add("Concat", *channels, axis=1)
+    side = {"kernel_shape": [grid.pool] * 2, "strides": [grid.pool // 2] * 2}
+    pooled = graph.add("AveragePool", joined, **side)
+    return graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
+
+
+def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
+    parts = []
+    for taps in (bank.even, bank.odd):
+        weights = graph.constant(taps[:, None].astype(np.float32))
+        wave = graph.add("Conv", image, weights, pads=[bank.radius] * 4)
+        parts.append(graph.add("Mul", wave, wave))
+    found = graph.add("Sqrt", graph.add("Add", *parts))
+    return graph.rounded(graph.add("Div", found, graph.number(pool**2)))
+
+
+def _bank(orientations: int, radius: int, wavelength: float, width: float) -> Filters:
+    side = 2 * radius + 1
+    even = np.zeros((orientations, side, side))
+    odd = np.zeros_like(even)
+    for k in range(orientations):
+        even[k], odd[k] = _wavelet(math.pi * k / orientations, radius, wavelength, width)
+    even, odd = np.rint(even * TAP_STEPS), np.rint(odd * TAP_STEPS)
+    banded = np.zeros((side, side + RUN - 1, 2, orientations, RUN))
+    for shift in range(RUN):
+        banded[:, shift : shift + side, 0, :, shift] = even.transpose(1, 2, 0)
+        banded[:, shift : shift + side, 1, :, shift] = odd.transpose(1, 2, 0)
+    flat = banded.reshape(side * (side + RUN - 1), -1)
+    return Filters(radius, *(a.astype(np.float32) for a in (even, odd, flat)))
+
+
+def _wavelet(angle: float, radius: int, wavelength: float, width: float) -> tuple[Float64, Float64]:
+    """Even and odd part (side, side) at unit norm together, the even part without a mean."""
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1].astype(np.float64)
+    along = x * math.cos(angle) + y * math.sin(angle)
+    across = y * math.cos(angle) - x * math.sin(angle)
+    envelope = np.exp(-(along**2 + ASPECT * across**2) / (2 * width**2))
+    even = envelope * np.cos(2 * math.pi * along / wavelength)
+    odd = envelope * np.sin(2 * math.pi * along / wavelength)
+    even -= envelope * even.sum() / envelope.sum()
+    norm = math.sqrt((even**2 + odd**2).sum())
+    return np.asarray(even / norm), np.asarray(odd / norm)
+
 
 Chance = np.random.RandomState
 
@@ -164,7 +426,6 @@ def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64
     return found
 
 
-BLOCK_RECORDS = 64
 DRAWN = 1500  # procedural pictures
 ORIENTATIONS = 8
 STEPS = 1 << 8  # of a root; a channel of typical size has 1
@@ -173,10 +434,9 @@ AXIS_STEPS = 1 << 15  # of the largest entry of all axes
 NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: halfway to all alike
 FLOOR = 0.01  # of the mean variance, added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
-LEAST_SIDE = 4  # pixels of a picture
 
 
-class PicturesParameters(MapParameters):
+class PicturesParameters(RasterParameters):
     """A `pictures` entry of a job's `features`; all of it is public."""
 
     name: Literal["pictures"]
@@ -184,10 +444,6 @@ class PicturesParameters(MapParameters):
     dimension: int | None = Field(default=None, ge=1, le=4096, examples=[500])
     """Number of features; null: 400 for grey pictures and 600 for those in colour, or as many as
     there are."""
-    input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
-    """Divides the raw values: the largest that a pixel can be."""
-    image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
-    """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +483,7 @@ class Axes:
     axes: Int64
 
 
-class Pictures:
+class Pictures(PictureMap):
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
     Sums, A and m are integers and a root is rounded to a grid, so features depend on the record
@@ -235,13 +491,11 @@ class Pictures:
     """
 
     name = "pictures"
-
-    def __init__(self, parameters: PicturesParameters) -> None:
-        self.parameters = parameters
+    least = 4
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """The dimension asked for or usual; DataError for no pictures, or more than there are."""
-        raster, asked = self._raster(input_shape), self.parameters.dimension
+        raster, asked = self.raster(input_shape), self.parameters.dimension
         usual = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES
         most = min(raster.values, DRAWN - 1)
         if asked is not None and asked > most:
@@ -254,25 +508,15 @@ class Pictures:
         return min(usual, most) if asked is None else asked
 
     def prepare(self, input_shape: tuple[int, ...]) -> None:
-        axes_of(self._raster(input_shape), self.output_dim(input_shape))
+        axes_of(self.raster(input_shape), self.output_dim(input_shape))
 
-    @flushed()
-    def __call__(self, x: Float32) -> Float64:
-        raster, (rows, valid) = self._raster(x.shape[1:]), usable(x)
-        found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
-        common = axes_of(raster, found.shape[1])
-        for start in range(0, len(rows), BLOCK_RECORDS):
-            levels = whole_levels(rows[start : start + BLOCK_RECORDS], self.parameters.input_scale)
-            planes = levels.reshape(-1, raster.colours, raster.rows, raster.columns)
-            found[start : start + BLOCK_RECORDS] = projected(pooled(planes, raster), common)
-        found[~valid] = 0.0
-        return found
+    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+        return projected(pooled(levels, raster), axes_of(raster, dimension))
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        raster = self._raster(input_shape)
+        raster = self.raster(input_shape)
         windows, common = raster.windows, axes_of(raster, self.output_dim(input_shape))
-        shape = (raster.colours, raster.rows, raster.columns)
-        levels = onnx_levels(graph, x, shape, self.parameters.input_scale)
+        levels = self.onnx_levels(graph, x, raster.colours, raster.rows, raster.columns)
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
             levels = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
@@ -281,23 +525,6 @@ class Pictures:
         whole = graph.whole(-1, raster.channels, windows.windows)
         sums = graph.add("Reshape", means, whole)
         return onnx_projected(graph, sums, common, common.units * windows.pool**2)
-
-    def _raster(self, input_shape: tuple[int, ...]) -> Raster:
-        """How records of a shape are pictures. DataError where they are none."""
-        colours, shape, image = 1, input_shape, self.parameters.image
-        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
-            colours, shape = size_of(shape) // size_of(image), image
-        elif image is None and len(shape) == 3:
-            colours, shape = shape[0], shape[1:]
-        if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < LEAST_SIDE:
-            raise DataError(
-                "pictures takes one picture a record, grey or of 3 colours and at least"
-                f" {LEAST_SIDE} × {LEAST_SIDE}, not the shape {list(input_shape)}"
-                + (f" as {list(image)}" if image else ""),
-                fix="use records of shape [rows, columns] or [3, rows, columns], or say"
-                " `image: [rows, columns]`",
-            )
-        return Raster(colours, *shape)
 
 
 def onnx_projected(graph: NodeList, sums: str, common: Axes, units: Float64) -> str:
@@ -380,10 +607,19 @@ def narrowed(rows: Float64, dimension: int) -> Float64:
     return found
 
 
-PART = FeaturePart(
-    parameters=PicturesParameters,
-    build=lambda parameters, _: Pictures(parameters),
-    source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
-    needs="pictures",
-    example="features: [{name: pictures}]",
+PARTS = (
+    FeaturePart(
+        parameters=GaborParameters,
+        build=lambda parameters, _: Gabor(parameters),
+        source="Bruna and Mallat 2013, fixed scattering",
+        needs="pictures",
+        example="features: [{name: gabor, input_scale: 255}]",
+    ),
+    FeaturePart(
+        parameters=PicturesParameters,
+        build=lambda parameters, _: Pictures(parameters),
+        source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
+        needs="pictures",
+        example="features: [{name: pictures}]",
+    ),
 )

@@ -9,7 +9,7 @@ from edgeveil.evaluation import accuracy
 from edgeveil.evaluation.accuracy import HeldOutTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.features.gabor import GaborParameters
+from edgeveil.parts.features.pictures import GaborParameters
 from edgeveil.parts.models.heads import build_graph
 
 RNG = np.random.default_rng(0)

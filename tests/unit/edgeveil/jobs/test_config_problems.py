@@ -357,7 +357,7 @@ def test_a_job_is_not_a_site_nor_the_other_way_round():
     ("features", "where", "told"),
     [
         ("[]", r":3 features: ", "learns on public features"),
-        ("\n  - name: identity\n  - name: gabor", r":5 features\[1\]: ", "takes one image"),
+        ("\n  - name: identity\n  - name: gabor", r":5 features\[1\]: ", "takes one picture"),
     ],
 )
 def test_an_entry_of_a_list_is_named_with_its_own_line(features, where, told):

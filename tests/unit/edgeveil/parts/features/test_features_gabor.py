@@ -3,7 +3,7 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features import build_features
-from edgeveil.parts.features.gabor import LEVELS, GaborParameters, filters, modulus
+from edgeveil.parts.features.pictures import LEVELS, GaborParameters, filters, modulus
 
 SMALL = GaborParameters(name="gabor", pool=4, input_scale=16.0)
 
@@ -118,6 +118,6 @@ def test_a_colour_image_is_three_grey_ones():
 
 @pytest.mark.parametrize("shape", [(64,), (4, 8, 8), (2, 2, 2, 2)])
 def test_records_that_are_no_image_are_refused(shape):
-    with pytest.raises(DataError, match="takes one image") as caught:
+    with pytest.raises(DataError, match="takes one picture") as caught:
         build_features([SMALL]).output_dim(shape)
     assert "image: [rows, columns]" in caught.value.fix
