@@ -25,7 +25,7 @@ from edgeveil import plugins
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError, needs_extra
 from edgeveil.heap import keep_memory_private
-from edgeveil.parts.sources.python import given_records
+from edgeveil.parts.sources.arrays import given_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site

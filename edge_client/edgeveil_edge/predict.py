@@ -28,10 +28,9 @@ from edgeveil.evaluation.figures import (
     regression_figures,
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
-from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
+from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
-from edgeveil.parts.sources.npz import npy_array, npz_array
-from edgeveil.parts.sources.parquet import encode_parquet
+from edgeveil.parts.sources.tables import any_form, encode_csv, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 

@@ -13,7 +13,7 @@ from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.features.pictures import GaborParameters, PicturesParameters
-from edgeveil.parts.features.random_relu import RandomParameters
+from edgeveil.parts.features.values import RandomParameters
 from edgeveil.subnormals import flushed
 from tests.kits.backbone_files import centring_backbone, small_backbone
 

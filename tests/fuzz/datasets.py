@@ -13,10 +13,10 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.cifar import read_cifar10, read_cifar100
+from edgeveil.parts.sources.idx import read_cifar10, read_cifar100
 from edgeveil.parts.sources.images import PART, read_images
-from edgeveil.parts.sources.parquet import read_parquet
 from edgeveil.parts.sources.source import Origin
+from edgeveil.parts.sources.tables import read_parquet
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _MAX_BYTES = 1 << 16

@@ -12,9 +12,9 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.errors import BrokerError, DataError, UsageError
-from edgeveil.parts.sources.csvfile import csv_faults, read_csv
+from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.idx import EMNIST_CLASSES, read_idx
-from edgeveil.parts.sources.npz import read_npz
+from edgeveil.parts.sources.tables import csv_faults, read_csv
 from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch

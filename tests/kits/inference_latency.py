@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.sites.edge import Inference
 from edgeveil.transport.listener import connect_unix

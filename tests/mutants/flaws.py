@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         name="update-half-noise",
         decides="noise scale",
-        where="edgeveil.parts.stages.gradient_gaussian:GradientGaussian.steps",
+        where="edgeveil.parts.stages.noise:GradientGaussian.steps",
         find="gaussian(total, event, task.random_bytes)",
         put="((gaussian(0 * total, event, task.random_bytes)[0] // 2) + total, event)",
         of=("gradient_gaussian", "pso_dp_fl"),
@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         name="output-perturbation-half-noise",
         decides="noise scale",
-        where="edgeveil.parts.methods.output_perturbation:OutputPerturbation.train",
+        where="edgeveil.parts.methods.sgd:OutputPerturbation.train",
         find="self.sigma_steps**2",
         put="self.sigma_steps**2 // 4",
         of=("output_perturbation",),
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         name="weights-of-an-upload-paid-once",
         decides="composition",
-        where="edgeveil.parts.stages.ldp_fl:LdpFl.event",
+        where="edgeveil.parts.stages.noise:LdpFl.event",
         find="self.parameters.composition == 'sequential'",
         put="False",
         of=("ldp_fl",),
@@ -1247,7 +1247,7 @@ MUTANTS = (
     Mutant(
         name="a-record-decides-how-texts-are-packed",
         decides="form",
-        where="edgeveil.parts.sources.parquet:_once",
+        where="edgeveil.parts.sources.tables:_once",
         find="_AS_DICTIONARY.issuperset(one.column(at).encodings)",
         put="True",
         killed_by="tests/unit/edgeveil/parts/sources/test_data_parquet.py::test_how_a_writer_packs_its_texts_changes_no_record",
@@ -1311,7 +1311,7 @@ MUTANTS = (
     Mutant(
         name="text-makes-a-column-unreadable",
         decides="form",
-        where="edgeveil.parts.sources.parquet:_numbers",
+        where="edgeveil.parts.sources.tables:_numbers",
         find="_holds_numbers(column.type)",
         put="True",
         killed_by="tests/contract/test_forms.py::test_one_text_among_numbers_makes_no_table_unreadable",
@@ -1327,7 +1327,7 @@ MUTANTS = (
     Mutant(
         name="line-of-another-width-ends-the-reading",
         decides="form",
-        where="edgeveil.parts.sources.csvfile:_row",
+        where="edgeveil.parts.sources.tables:_row",
         find="[missing] * width",
         put="[missing]",
         nth=2,
@@ -1344,7 +1344,7 @@ MUTANTS = (
     Mutant(
         name="names-of-a-job-before-the-files",
         decides="form",
-        where="edgeveil.parts.sources.csvfile:encode_csv",
+        where="edgeveil.parts.sources.tables:encode_csv",
         find="None if header else encoding(list(schema.header or ()), str(file))",
         put="None if schema.header is None else encoding(list(schema.header), str(file))",
         killed_by="tests/contract/test_forms.py::test_a_file_s_own_names_stand_before_those_that_a_job_makes_up",
@@ -1352,7 +1352,7 @@ MUTANTS = (
     Mutant(
         name="a-record-taken-for-names",
         decides="form",
-        where="edgeveil.parts.sources.csvfile:_require_no_number",
+        where="edgeveil.parts.sources.tables:_require_no_number",
         find="cell and _number(cell) is not None",
         put="False",
         killed_by="tests/contract/test_forms.py::test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none",
@@ -1360,7 +1360,7 @@ MUTANTS = (
     Mutant(
         name="header-read-off-the-file",
         decides="form",
-        where="edgeveil.parts.sources.csvfile:_read",
+        where="edgeveil.parts.sources.tables:_read",
         find="origin.header",
         put="guess_header(origin.path, schema)",
         nth=2,
@@ -1369,7 +1369,7 @@ MUTANTS = (
     Mutant(
         name="header-not-asked-for",
         decides="form",
-        where="edgeveil.parts.sources.csvfile:require_columns",
+        where="edgeveil.parts.sources.tables:require_columns",
         find="header is None",
         put="False",
         killed_by="tests/contract/test_forms.py::test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike",
@@ -1377,7 +1377,7 @@ MUTANTS = (
     Mutant(
         name="owners-code-that-fails-declines",
         decides="form",
-        where="edgeveil.parts.sources.python:read_python",
+        where="edgeveil.parts.sources.arrays:read_python",
         find="RecordsError",
         put="DataError",
         killed_by="tests/contract/test_forms.py::test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records",
@@ -1417,7 +1417,7 @@ MUTANTS = (
     Mutant(
         name="one-name-makes-names-of-all-labels",
         decides="form",
-        where="edgeveil.parts.sources.npz:_by_name",
+        where="edgeveil.parts.sources.arrays:_by_name",
         find="_label(str(text), value)",
         put="_label(str(text), value if y.dtype.kind in 'biuf' else math.nan)",
         killed_by="tests/unit/edgeveil/data/test_encoding.py::test_no_label_of_an_array_changes_what_another_means",
@@ -1425,7 +1425,7 @@ MUTANTS = (
     Mutant(
         name="bytes-are-no-names",
         decides="form",
-        where="edgeveil.parts.sources.npz:_by_name",
+        where="edgeveil.parts.sources.arrays:_by_name",
         find="y.dtype.kind == 'S'",
         put="False",
         killed_by="tests/unit/edgeveil/data/test_encoding.py::test_no_label_of_an_array_changes_what_another_means",
@@ -1449,7 +1449,7 @@ MUTANTS = (
     Mutant(
         name="an-array-of-objects-declines",
         decides="form",
-        where="edgeveil.parts.sources.npz:_read_npy",
+        where="edgeveil.parts.sources.arrays:_read_npy",
         find="RecordsError",
         put="DataError",
         killed_by="tests/contract/test_forms.py::test_one_value_that_makes_objects_of_an_array_changes_not_whether_a_device_answers",

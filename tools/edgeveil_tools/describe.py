@@ -18,9 +18,8 @@ from pathlib import Path
 
 from edgeveil.data.encoding import number_in
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.csvfile import csv_rows
 from edgeveil.parts.sources.images import class_folders, pictures_below
-from edgeveil.parts.sources.parquet import parquet_rows
+from edgeveil.parts.sources.tables import csv_rows, parquet_rows
 from edgeveil.settings.explain import number
 
 OF_NUMBER = "in place of classes"  # what a draft says of a label that is a number

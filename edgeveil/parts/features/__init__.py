@@ -14,8 +14,6 @@ from edgeveil.parts.features.feature_map import MapParameters as MapParameters
 from edgeveil.parts.features.feature_map import finite_records as finite_records
 from edgeveil.parts.features.feature_map import prepare as prepare
 from edgeveil.parts.features.feature_map import valid_records as valid_records
-from edgeveil.parts.features.identity import Identity as Identity
-from edgeveil.parts.features.identity import IdentityParameters as IdentityParameters
 from edgeveil.parts.features.onnx import NONE as NONE
 from edgeveil.parts.features.onnx import OnnxMap as OnnxMap
 from edgeveil.parts.features.onnx import OnnxParameters as OnnxParameters
@@ -25,6 +23,8 @@ from edgeveil.parts.features.onnx import check_backbones as check_backbones
 from edgeveil.parts.features.onnx import match_artifacts as match_artifacts
 from edgeveil.parts.features.onnx import read_backbones as read_backbones
 from edgeveil.parts.features.pca import PcaParameters as PcaParameters
+from edgeveil.parts.features.values import Identity as Identity
+from edgeveil.parts.features.values import IdentityParameters as IdentityParameters
 from edgeveil.parts.part import PartTable
 
 FEATURES = TABLE = PartTable(__name__, FeaturePart)

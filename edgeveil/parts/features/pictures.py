@@ -136,7 +136,7 @@ class Gabor(PictureMap):
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         raster, p = self.raster(input_shape), self.parameters
-        return raster.colours * (1 + p.orientations * p.scales) * self._grid(raster).windows
+        return int(raster.colours * (1 + p.orientations * p.scales) * self._grid(raster).windows)
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
         images = levels.reshape(-1, raster.rows, raster.columns)

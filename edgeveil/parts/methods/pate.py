@@ -39,8 +39,8 @@ from edgeveil.parts.method_context import MethodContext, MethodParameters, Metho
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
 from edgeveil.parts.part import PartBlock, WithSettled, file_block
+from edgeveil.parts.sources.arrays import npz_array
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.parts.sources.npz import npz_array
 from edgeveil.privacy.events import Event, as_single
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, meeting, shared_gaussian
 from edgeveil.privacy.grid import Float64, Int64, row_norms

@@ -41,7 +41,7 @@ from edgeveil.parts.methods.dp_sgd import (
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import LocalSgd, Sgd
 from edgeveil.parts.part import WithSettled
-from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, Update, flat, shaped, trainer_part
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, PoissonSampled

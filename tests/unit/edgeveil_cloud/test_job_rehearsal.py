@@ -19,7 +19,7 @@ from edgeveil.errors import ConfigError, JobFailed
 from edgeveil.jobs import compile_job, load_job, load_plan, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.aggregation.krum import Krum
+from edgeveil.parts.aggregation.robust import Krum
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.sealed import Package

@@ -14,7 +14,7 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import Installation, InstallJob

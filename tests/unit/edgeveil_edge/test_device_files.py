@@ -13,6 +13,7 @@ from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
 from pyarrow import parquet
 
 from edgeveil.jobs import compile_job
+from edgeveil.parts.sources import arrays, idx, tables
 from edgeveil.protocol.device_round import NoAnswer
 from edgeveil_edge.compute import load_own
 
@@ -110,3 +111,57 @@ def test_a_file_that_is_shorter_than_it_says_declines(source: str, tmp_path: Pat
     (tmp_path / "records").write_bytes(whole)
     sealed = Round(PLAN, CENTRE, device.keys())
     assert sealed.tensors(device.answer(sealed))
+
+
+def test_a_csv_that_shrinks_while_it_is_read_declines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It states no size, so the rest alone would look like a smaller data set."""
+    write_csv(tmp_path / "records", np.tile(X, (400, 1)), np.tile(Y, 400))
+    read, cut = tables._row, []
+
+    def row(line: str, width: int) -> tuple[list[float], str]:
+        if not cut:
+            cut.append(line)
+            with (tmp_path / "records").open("r+b") as file:
+                file.truncate(9000)
+        return read(line, width)
+
+    monkeypatch.setattr(tables, "_row", row)
+    assert "was changed while it was read" in why(box(tmp_path, "csv"))
+
+
+@pytest.mark.parametrize(("source", "module"), [("npz", arrays), ("idx", idx)])
+def test_a_file_that_is_replaced_between_its_two_reads_declines(
+    source: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of one file and labels of another would pass for records."""
+    WRITERS[source](tmp_path / "records", X, Y)
+    name, replaced = f"{source}_array", []
+    read = getattr(module, name)
+
+    def array(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if not replaced:
+            replaced.append(True)
+            WRITERS[source](tmp_path / "new", X, Y[::-1])
+            (tmp_path / "new").rename(tmp_path / "records")
+        return found
+
+    monkeypatch.setattr(module, name, array)
+    assert "was changed while it was read" in why(box(tmp_path, source))
+
+
+def test_a_file_that_goes_between_two_reads_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx(tmp_path / "records", X, Y)
+    read = idx.idx_array
+
+    def array(*arguments: Any) -> Any:
+        found = read(*arguments)
+        (tmp_path / "labels").unlink()
+        return found
+
+    monkeypatch.setattr(idx, "idx_array", array)
+    assert f"{tmp_path / 'labels'}: cannot be read (No such file" in why(box(tmp_path, "idx"))

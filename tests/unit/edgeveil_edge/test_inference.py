@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.schema import DataSchema, schema_metadata
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.sites.edge import Inference
 from edgeveil_edge.inference import REQUEST_BYTES, InferenceService

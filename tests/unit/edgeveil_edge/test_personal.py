@@ -15,7 +15,7 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head, with_output
 from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_session
 from edgeveil.jobs.job import JobData
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.convolutional import CnnParameters
 from edgeveil.parts.models.heads import bake, build_graph

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import DataError, UsageError
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph, probabilities
 from edgeveil_edge.predict import predict, rollback
 from edgeveil_edge.releases import ReleaseStore

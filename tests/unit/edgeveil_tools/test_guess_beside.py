@@ -19,7 +19,7 @@ from edgeveil.evaluation.figures import (
 )
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil_cloud.commit_round import Told, tell_round

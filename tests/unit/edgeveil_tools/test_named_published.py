@@ -9,7 +9,7 @@ import sklearn.datasets
 
 from edgeveil.data.check import schema_problems
 from edgeveil.jobs import load_job
-from edgeveil.parts.sources.csvfile import encode_csv
+from edgeveil.parts.sources.tables import encode_csv
 from edgeveil_edge.predict import predict
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.run import run_local

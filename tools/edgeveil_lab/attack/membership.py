@@ -259,7 +259,7 @@ def trained(
             event = device.budget.events[exchange.phase]
             spread = np.sqrt(event_variances(event) / setting.devices)
             mean = mean + (rng.normal(size=spread.shape) * spread).reshape(mean.shape)
-        segments = device.finish(exchange, tensors, mean, "cpu")
+        segments = device.finish(exchange, tensors, mean)
         state = cloud.absorb(state, exchange, segments, setting.devices)
         if exchange.phase == TRAIN:
             yield cloud.model(state)

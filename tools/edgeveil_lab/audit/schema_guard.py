@@ -24,7 +24,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.sources import csvfile
+from edgeveil.parts.sources import tables
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import (
@@ -84,7 +84,7 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
 @contextmanager
 def _first_line_names() -> Iterator[None]:
     """The flaw; the owner's word is then that of a file with names, which this one has not."""
-    with mock.patch.object(csvfile, "_require_no_number"):
+    with mock.patch.object(tables, "_require_no_number"):
         yield
 
 

@@ -33,7 +33,7 @@ from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
-from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import (

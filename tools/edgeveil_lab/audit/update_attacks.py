@@ -18,13 +18,16 @@ from scipy import stats
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.method_context import MethodContext, network_of
-from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters, LocalDpSgd
-from edgeveil.parts.methods.gep import Gep, GepParameters
-from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
-from edgeveil.parts.methods.output_perturbation import (
-    OutputPerturbation,
-    OutputPerturbationParameters,
+from edgeveil.parts.methods.dp_sgd import (
+    DpSgd,
+    DpSgdParameters,
+    Gep,
+    GepParameters,
+    LocalDpSgd,
+    Rgp,
+    RgpParameters,
 )
+from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
 from edgeveil.parts.methods.pate import (
     ROUND,
     VOTE_BITS,
@@ -34,11 +37,18 @@ from edgeveil.parts.methods.pate import (
     vote_event,
 )
 from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, PsoDpSgd, PsoDpSgdParameters
-from edgeveil.parts.methods.rgp import Rgp, RgpParameters
+from edgeveil.parts.methods.sgd import (
+    OutputPerturbation,
+    OutputPerturbationParameters,
+)
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.stages.ldp_fl import LdpFl, LdpFlParameters
+from edgeveil.parts.stages.noise import (
+    GradientGaussian,
+    GradientGaussianParameters,
+    LdpFl,
+    LdpFlParameters,
+)
 from edgeveil.parts.update import BaseStage, Task, Trainer, UpdateDevice, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_one_record

@@ -24,8 +24,8 @@ from edgeveil.parts.sources import (
     published_files,
     source_part,
 )
-from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.images import class_folders
+from edgeveil.parts.sources.tables import read_matrix
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
-from edgeveil.parts.sources.csvfile import csv_rows
+from edgeveil.parts.sources.tables import csv_rows
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing

@@ -23,8 +23,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES, Origin, load_records
-from edgeveil.parts.sources.csvfile import encode_csv
-from edgeveil.parts.sources.parquet import encode_parquet, parquet_rows
+from edgeveil.parts.sources.tables import encode_csv, encode_parquet, parquet_rows
 from edgeveil.sites.data import DataSource
 
 KEY = bytes(range(32))

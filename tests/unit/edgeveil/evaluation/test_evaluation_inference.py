@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph, probabilities
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 

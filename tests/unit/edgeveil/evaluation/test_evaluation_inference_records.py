@@ -11,7 +11,7 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation import inference
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 

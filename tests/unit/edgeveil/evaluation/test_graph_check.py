@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
-from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph
 
 node = helper.make_node

@@ -10,8 +10,8 @@ import pytest
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import AGGREGATIONS, Uploads
 from edgeveil.parts.aggregation import rule as rules
-from edgeveil.parts.aggregation.krum import krum_scores, squared_distances
 from edgeveil.parts.aggregation.mean import mean
+from edgeveil.parts.aggregation.robust import krum_scores, squared_distances
 
 
 def test_takes_the_plain_mean_per_segment():

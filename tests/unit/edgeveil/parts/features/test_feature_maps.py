@@ -18,7 +18,7 @@ from edgeveil.parts.features import (
     projection_of,
     valid_records,
 )
-from edgeveil.parts.features.random_relu import STEPS, RandomParameters, projection
+from edgeveil.parts.features.values import STEPS, RandomParameters, projection
 
 
 def test_scales_shifts_and_brings_to_unit_norm():

@@ -10,7 +10,7 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import CLIP_NORM, WITHIN, AdaptiveClip, UpdateCloud
 from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
 

@@ -9,8 +9,7 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.dp_sgd import record_gradients
-from edgeveil.parts.methods.gep import anchors
+from edgeveil.parts.methods.dp_sgd import anchors, record_gradients
 from edgeveil.parts.methods.pso import losses_under
 from edgeveil.parts.models import Network, build_network
 from edgeveil.parts.models.convolutional import CnnParameters, LenetParameters, Resnet20Parameters

@@ -10,7 +10,7 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import USUAL_GRID, WHOLE, FixedPoint, Pipeline, UpdateCloud
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SharedGaussian, as_single, as_summed

@@ -9,10 +9,17 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.methods.dp_sgd import NoisedSums, RecordSums, record_gradients
-from edgeveil.parts.methods.gep import Embedding, anchors
+from edgeveil.parts.methods.dp_sgd import (
+    Carriers,
+    Embedding,
+    NoisedSums,
+    RecordSums,
+    anchors,
+    carriers,
+    record_gradients,
+    seen_size,
+)
 from edgeveil.parts.methods.pso import PsoDpSgd, PsoDpSgdParameters, losses_under
-from edgeveil.parts.methods.rgp import Carriers, carriers, seen_size
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.update import Task, flat

@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.sources import load_records
-from edgeveil.parts.sources import parquet as reader
+from edgeveil.parts.sources import tables as reader
 from edgeveil.parts.sources.source import Origin
 
 pa = pytest.importorskip("pyarrow")
@@ -106,7 +106,7 @@ def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
     del texts, table
     code = f"""if True:
         import re
-        from edgeveil.parts.sources.parquet import read_parquet
+        from edgeveil.parts.sources.tables import read_parquet
         import pyarrow.parquet
         from pathlib import Path
         def peak_kb():

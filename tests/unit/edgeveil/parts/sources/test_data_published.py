@@ -8,8 +8,7 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
-from edgeveil.parts.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
-from edgeveil.parts.sources.idx import EMNIST_FILES
+from edgeveil.parts.sources.idx import CIFAR10_FILES, CIFAR100_FILES, EMNIST_FILES
 from edgeveil.sites.data import DataSource
 from tests.kits.published_sets import read_published
 

@@ -25,11 +25,11 @@ from edgeveil.data.records import Records, as_records, whole_labels
 from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.features import valid_records
 from edgeveil.parts.sources import SOURCES, load_records
-from edgeveil.parts.sources.csvfile import csv_faults, read_csv
+from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.idx import read_idx
-from edgeveil.parts.sources.npz import read_npz
 from edgeveil.parts.sources.source import Origin
+from edgeveil.parts.sources.tables import csv_faults, read_csv
 
 X = np.array([[0.0, 1.5], [2.0, 3.0], [4.0, 5.0]], np.float32)
 Y = np.array([0, 1, 2])
