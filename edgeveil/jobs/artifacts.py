@@ -10,7 +10,7 @@ from edgeveil.errors import DataError
 from edgeveil.jobs.job import Job
 from edgeveil.parts.features import backbone_digests, read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.parts.models.state_dict import packed_state_dict
+from edgeveil.parts.models.network import packed_state_dict
 
 
 def weight_digests(job: Job) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from edgeveil.parts.features import (
     check_backbones,
     projection_of,
 )
-from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import AdaptedNetwork, Network, build_network

@@ -34,7 +34,7 @@ from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features.onnx import backbone_path
-from edgeveil.parts.models.state_dict import SUFFIXES as STATE_DICT_SUFFIXES
+from edgeveil.parts.models.network import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes

@@ -11,6 +11,7 @@ from edgeveil.parts.features.feature_map import FeatureMap as FeatureMap
 from edgeveil.parts.features.feature_map import FeatureParameters as FeatureParameters
 from edgeveil.parts.features.feature_map import FeaturePart as FeaturePart
 from edgeveil.parts.features.feature_map import MapParameters as MapParameters
+from edgeveil.parts.features.feature_map import PcaParameters as PcaParameters
 from edgeveil.parts.features.feature_map import finite_records as finite_records
 from edgeveil.parts.features.feature_map import prepare as prepare
 from edgeveil.parts.features.feature_map import valid_records as valid_records
@@ -22,7 +23,6 @@ from edgeveil.parts.features.onnx import cached_backbone as cached_backbone
 from edgeveil.parts.features.onnx import check_backbones as check_backbones
 from edgeveil.parts.features.onnx import match_artifacts as match_artifacts
 from edgeveil.parts.features.onnx import read_backbones as read_backbones
-from edgeveil.parts.features.pca import PcaParameters as PcaParameters
 from edgeveil.parts.features.values import Identity as Identity
 from edgeveil.parts.features.values import IdentityParameters as IdentityParameters
 from edgeveil.parts.part import PartTable

@@ -4,7 +4,7 @@ Around each broadcast W the cross-entropy is a second-order polynomial of ΔW wi
 as coefficients (Zhang et al. 2012); the squared loss of a number is one itself. Linear coefficients
 are perturbed every round, quadratic ones (bounded by Böhning 1992) once or never, and devices
 minimise their own polynomial, which is post-processing. A round on an old polynomial would only be
-more local steps. A federated PCA (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
+more local steps. A federated PCA (`feature_map.py`) may come first. Proofs: `docs/privacy.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgeveil.parts.exchange import (
     required,
     summed_spec,
 )
-from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodPart
 from edgeveil.parts.methods import fm_sums
 from edgeveil.parts.methods.fm_sums import CENTRE, QUADRATIC, FmParameters

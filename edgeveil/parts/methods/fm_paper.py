@@ -33,7 +33,7 @@ from edgeveil.parts.exchange import (
     exchanges,
     required,
 )
-from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, forms
 from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, as_weights, phases, top_basis

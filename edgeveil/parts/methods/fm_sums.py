@@ -23,7 +23,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
-from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
+from edgeveil.parts.features.feature_map import COVARIANCE, PcaParameters
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.part import PartBlock
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon

@@ -27,7 +27,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
-from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
-from edgeveil.parts.models.state_dict import packed_state_dict, unpacked
+from edgeveil.parts.models.network import packed_state_dict, unpacked
 from edgeveil.settings.file import parsed, read
 
 Progress = Callable[[float], None]  # gets the share that is done, up to 1

@@ -56,7 +56,7 @@ def test_an_unknown_name_suggests_the_nearest(changes, line):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model": {"name": "mlp", "groups": 2}}, "model.groups: unknown key here, it belongs to"),
+        ({"model": {"name": "mlp", "code": 2}}, "model.code: unknown key here, it belongs to"),
         (
             {"train": {"method": "sgd", "mu": 0.1}},
             "train.mu: unknown key here, it belongs to fedprox",

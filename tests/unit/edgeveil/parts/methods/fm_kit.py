@@ -12,7 +12,7 @@ from edgeveil.data.records import Records
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters, own_weights

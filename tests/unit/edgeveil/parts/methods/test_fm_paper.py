@@ -6,7 +6,7 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,

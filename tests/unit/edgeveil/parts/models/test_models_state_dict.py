@@ -14,7 +14,7 @@ from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job, load_job, load_plan, parse_job
 from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models import state_dict as files
+from edgeveil.parts.models import network as files
 from edgeveil_tools.local.job import submitted
 
 JOB = """
