@@ -1054,7 +1054,7 @@ class JobCourse:
         return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
 
     def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
-        """What cannot be sealed now is tried again after the next exchange."""
+        """What cannot be sealed now is tried again after the next round."""
         by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
         out: list[fx.Effect] = []
         for cell in joining:

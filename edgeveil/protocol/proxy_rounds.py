@@ -5,7 +5,7 @@ states are `COLLECTION_STATES` and whose guards are `check_form` (what an upload
 `verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are final
 (`proxy_uploads.py`). The round is over when all who were selected have answered, at the deadline,
 or a grace after the quorum; never with fewer uploads than the floor, the larger of the job's and
-this proxy's own. With cover traffic those are waited for who are there (`pending`). Where all have
+this proxy's own. With cover traffic those are waited for who are there (`due`). Where all have
 to answer, the proxy knows who does not, and `Attendance` counts it: such a round, once it has its
 quorum, does not wait for those who let several in a row pass (`aside`). Where some were selected
 the proxy cannot know whom, and waits for the number alone.
@@ -173,7 +173,7 @@ class ProxyMemory:
     statement: m.Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
     earlier: dict[str, int] = field(default_factory=dict)  # of earlier versions, by device: `knows`
-    unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
+    unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by round
     summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
     name: bytes = b""  # another one where all this was lost, or put back from a backup
 
@@ -413,9 +413,9 @@ class Collection:
     """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum. `senders`,
     of the masked uploads in their batch's order, stay in memory alone until the masks are summed.
 
-    `pending`, with cover traffic: the devices that are there and have not answered; None while not
-    all have had their time to say hello. `due` are those who have to answer and have not, as far as
-    they are known; `aside` those of them who cost no grace."""
+    `due` are the devices that have to answer and have not, as far as they are known; with cover
+    traffic those who are there, once all have had their time to say hello (`all_came`). `aside` are
+    those of them who cost no grace."""
 
     manifest: m.Manifest
     floor: int
@@ -424,7 +424,7 @@ class Collection:
     uploads: dict[str, HeldUpload] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)  # device -> cause
     slots: dict[str, int] = field(default_factory=dict)
-    pending: set[str] | None = None
+    all_came: bool = False
     due: set[str] = field(default_factory=set)
     aside: set[str] = field(default_factory=set)
     told: int = 0  # how often a shortfall was
@@ -485,13 +485,10 @@ class Collection:
     def came(self, device: str) -> None:
         """With cover traffic a device that is there is waited for."""
         known = device in self.uploads or device in self.declined
-        if self.pending is not None and self.open and not known:
-            self.pending.add(device)
+        if self.all_came and self.open and not known:
             self.due.add(device)
 
     def answered(self, device: str) -> None:
-        if self.pending is not None:
-            self.pending.discard(device)
         self.due.discard(device)
         self.aside.discard(device)
 
@@ -519,7 +516,7 @@ class Collection:
 
     def _all_answered(self, but: AbstractSet[str] = frozenset()) -> bool:
         """All who were selected have, `but` these."""
-        if self.cover and (self.pending is None or not self.pending.issubset(but)):
+        if self.cover and not (self.all_came and self.due <= but):
             return False
         return len(self.uploads) + len(self.declined) + len(but) >= self.manifest.selected
 
@@ -528,9 +525,9 @@ class Collection:
         never less than the job's number: who is not there yet may be among the selected."""
         if not self.cover:
             return self.manifest.quorum
-        if self.pending is None:
+        if not self.all_came:
             return float("inf")
-        there = len(self.uploads) + len(self.declined) + len(self.pending)
+        there = len(self.uploads) + len(self.declined) + len(self.due)
         share = there * self.manifest.quorum / max(1, self.manifest.selected)
         return max(self.manifest.quorum, share)
 
@@ -680,13 +677,13 @@ class ProxyRounds:
         """It is known who is there: with cover traffic, whom to wait for."""
         out: list[fx.Effect] = []
         for collection in self.collections.values():
-            if collection.cover and collection.open and collection.pending is None:
+            if collection.cover and collection.open and not collection.all_came:
                 self._wait_for_all(collection)
                 out += self.advance(collection)
         return out
 
     def _wait_for_all(self, collection: Collection) -> None:
-        collection.pending = set()
+        collection.all_came = True
         for device in self._context.online:
             collection.came(device)
         self._set_aside_stalled(collection)
@@ -711,7 +708,7 @@ class ProxyRounds:
         return not collection.cover or promised_bytes <= settings.spool_bytes
 
     def newest(self, job_id: bytes) -> tuple[int, int]:
-        """(exchange, attempt) of a job's newest round; (-1, -1) if it has none."""
+        """(round, attempt) of a job's newest round; (-1, -1) if it has none."""
         found = [(at.exchange, at.attempt) for at in self.collections if at.job_id == job_id]
         return max(found, default=(-1, -1))
 

@@ -502,9 +502,8 @@ class ProxyUploads:
         """A device is gone: with cover traffic nobody waits for it."""
         out: list[fx.Effect] = []
         for collection in self._rounds.collections.values():
-            if collection.pending is not None:
-                collection.answered(device)
             if collection.cover:
+                collection.answered(device)
                 out += self._rounds.advance(collection)
         return out
 

@@ -2,7 +2,7 @@
 
 A broadcast is one content key, sealed to each selected key, and the package under it. Everything
 public about it is bound into the context of the stanzas, of the stream and of the commitment, so no
-part of one broadcast can stand in another. A segment is bound to its exchange, to its group, and to
+part of one broadcast can stand in another. A segment is bound to its round, to its group, and to
 a tag that only those can compute who opened that broadcast.
 """
 
@@ -377,7 +377,7 @@ class MaskedVector:
 
     @property
     def use(self) -> bytes:
-        """What its masks are bound to: job, exchange, attempt and group."""
+        """What its masks are bound to: job, round, attempt and group."""
         return self.at.job_id + self.at.numbers + self.name.encode()
 
 

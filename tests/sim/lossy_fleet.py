@@ -1,4 +1,5 @@
-"""Real machines, stores and sealing with hosts that only count, over a link that loses frames.
+"""Real machines, stores and sealing with hosts that only count, over a link that loses frames
+and between processes that end at each of their effects.
 
 What a device uploads is its own number, so that the cloud's host can tell, after decryption,
 whose segments a batch holds: that is what the laws of `test_lossy_fleet.py` are about.
@@ -6,32 +7,296 @@ whose segments a batch holds: that is what the laws of `test_lossy_fleet.py` are
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, RepeatEnd
-from edgeveil.protocol.cloud_job import CloudSettings
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import DeviceSettings
-from edgeveil.protocol.messages import Ack, Note, PeerKeys, Signer, Upload, decode, decode_body
+from edgeveil.protocol.cloud import CloudMachine, RepeatEnd, RosterKept
+from edgeveil.protocol.cloud_job import (
+    Absorb,
+    BatchDropped,
+    BatchPart,
+    Broadcast,
+    CellBroadcasts,
+    CloudSettings,
+    JobStatus,
+    RoundCommit,
+    SealJob,
+    SealRelease,
+    SealRound,
+    StartJob,
+    TooFewUploads,
+)
+from edgeveil.protocol.device import (
+    DeviceMachine,
+    FindStanza,
+    Installation,
+    InstallJob,
+    InstallRelease,
+    StanzaLook,
+)
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    DeviceSettings,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealedAnswer,
+)
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    Commit,
+    ExchangeId,
+    Group,
+    Manifest,
+    Note,
+    PeerKeys,
+    Signer,
+    Upload,
+    decode,
+    decode_body,
+)
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import ProxySettings
-from edgeveil.protocol.sealed import seal_segment
-from edgeveil.protocol.transfer import describe, part_bytes
-from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
-from tests.sim.lossy_hosts import (
-    FLOOR,
-    GROUPS,
-    JOB,
-    CloudHost,
-    Crash,
-    Crashing,
-    DeviceHost,
-    ProxyHost,
-    Sizes,
+from edgeveil.protocol.sealed import (
+    JobPackage,
+    ReleasePackage,
+    RoundPackage,
+    Terms,
+    decode_package,
+    encode_package,
+    in_pieces,
+    is_listed,
+    open_broadcast,
+    open_segment,
+    seal_broadcast,
+    seal_segment,
+    segment_mark,
 )
+from edgeveil.protocol.transfer import describe, part_bytes, whole
+from edgeveil.transport.memory import LATENCY_S, Node, no_faults
+from edgeveil_edge.store import DeviceStore
+from edgeveil_proxy import role as proxy_role
+from edgeveil_proxy.spool import Spool
+from tests.sim.crash_net import CrashNet, Died
+
+Death = tuple[int, int]  # whose process (devices, proxy, cloud), after which of its effects
+PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
+JOB = b"simulated job.16"
+DIGEST = b"d" * 32
+GROUPS = (Group("layer0", 1088), Group("layer1", 64))
+SMALL_BYTES = 3000  # of a job and of a release
+FLOOR = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of packets, of a round's package, and above which a blob is pulled."""
+
+    packet_bytes: int = PACKET_BYTES
+    model_bytes: int = 3000
+    push_bytes: int = 16 << 20
+
+
+RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync there
+
+
+class QuietHost:
+    """What all hosts here share: they say nothing, and store one item at a time."""
+
+    def report(self, report: fx.Report) -> None:
+        pass
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class DeviceHost(QuietHost):
+    """Opens and seals in earnest; its update is its number."""
+
+    def __init__(self, number: int, declines: bool) -> None:
+        self.number, self.declines = number, declines
+        # The moment of a device's hello follows from its key: all runs have the same ones.
+        self.identity, self.opening = SigningKey(bytes([number + 1]) * 32), OpeningKey.generate()
+        self.id = self.identity.public().fingerprint()
+        self.disk = DeviceStore(":memory:")
+        self.opened: list[ExchangeId] = []
+        self.installed: list[int] = []
+        self._membership = b""
+
+    def store(self, item: object) -> None:
+        self.disk.store(item)
+
+    def perform(self, task: object) -> object:
+        match task:
+            case FindStanza(manifest=manifest, stanzas=stanzas):
+                return StanzaLook(is_listed(self.opening, manifest, stanzas))
+            case OpenPackage(manifest=manifest, blob=blob):
+                found = open_broadcast(self.opening, manifest, blob)
+                if found is None:
+                    return OpenedPackage(None)
+                if manifest.kind == "round":
+                    self.opened.append(manifest.at)
+                self._membership = found[1]
+                return OpenedPackage(decode_package(found[0]))
+            case InstallJob(manifest=manifest, package=package):
+                self.disk.put_job(manifest.at.job_id, package.job, package.graph)
+                return Installation()
+            case ComputeAnswer(manifest=manifest):
+                return NoAnswer("not today") if self.declines else self._answer(manifest)
+            case InstallRelease(manifest=manifest):
+                self.installed.append(manifest.sequence)
+                self.disk.put_fact("release_sequence", str(manifest.sequence))
+                return Installation()
+        return fx.WorkFailed("unknown task")
+
+    def _answer(self, manifest: Manifest) -> SealedAnswer:
+        tensor = self.number.to_bytes(8, "big")
+        sealed = [seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
+        sizes, marks = map(len, sealed), (segment_mark(self._membership, s) for s in sealed)
+        groups = tuple(range(len(sealed)))
+        return SealedAnswer(groups, tuple(sizes), b"".join(sealed), tuple(marks))
+
+
+class ProxyHost(QuietHost):
+    """The proxy's own spool, in a folder that goes with the host."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
+        self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
+        self._inner = proxy_role.ProxyHost(self.disk, Random(1).shuffle)
+
+    def store(self, item: object) -> None:
+        self._inner.store(item)
+
+    def perform(self, task: object) -> object:
+        return self._inner.perform(task)
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._inner.together()
+
+
+class CloudHost(QuietHost):
+    """Selects, seals, opens; remembers whose segments each committed round held."""
+
+    def __init__(self, selected: int, rounds: int, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self.rounds, self._count = rounds, selected
+        self.keys: list[SealingKey] = []
+        self.selected: dict[tuple[int, int], set[bytes]] = {}
+        self.committed: dict[int, tuple[int, list[list[int]]]] = {}
+        self.status = ""
+        self.sequence = 0
+        self.foreign = 0  # segments that no selected device made
+        self._secrets: dict[tuple[int, int], tuple[OpeningKey, bytes]] = {}
+        self._batch = (b"", bytearray())  # digest and what came of it
+
+    def store(self, item: object) -> None:
+        match item:
+            case RosterKept(keys=keys):
+                self.keys = [SealingKey(keys[i : i + 32]) for i in range(0, len(keys), 32)]
+            case JobStatus(status=status):
+                self.status = self.status or status
+            case BatchPart(digest=digest, offset=offset, data=data):
+                self._batch = self._batch if self._batch[0] == digest else (digest, bytearray())
+                held = self._batch[1]
+                held.extend(bytes(max(0, offset + len(data) - len(held))))
+                held[offset : offset + len(data)] = data
+            case BatchDropped():
+                self._batch = (b"", bytearray())
+
+    def resume(self) -> StartJob:
+        """From the last commit on, with an attempt that was not used before."""
+        here = len(self.committed) + 1
+        attempt = max((a for r, a in self._secrets if r == here), default=0) + 1
+        return StartJob(JOB, here, attempt, self.rounds, retries=1000)
+
+    def perform(self, task: object) -> object:
+        match task:
+            case SealJob():
+                return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
+            case SealRelease():
+                return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
+            case SealRound(exchange=number, attempt=attempt):
+                return self._seal_round(ExchangeId(JOB, number, attempt))
+            case Absorb(batches={"": batch}):
+                return self._absorb(
+                    batch.at, batch.counts, whole(batch.blob, bytes(self._batch[1]))
+                )
+        return fx.WorkFailed("unknown task")
+
+    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> CellBroadcasts:
+        self.sequence += 1
+        at = ExchangeId(JOB, 0, self.sequence)
+        terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
+        plain = encode_package(package)
+        manifest, data, _ = seal_broadcast(
+            terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
+        )
+        return CellBroadcasts({"": Broadcast(manifest, data)})
+
+    def _seal_round(self, at: ExchangeId) -> CellBroadcasts:
+        self.sequence += 1
+        shift = self.sequence % len(self.keys)
+        chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
+        opening = OpeningKey.generate()
+        terms = Terms(
+            kind="round",
+            at=at,
+            sequence=self.sequence,
+            job_digest=DIGEST,
+            phase="train",
+            min_batch=FLOOR,
+            quorum=self._count - 1,
+            deadline_s=20.0,
+            grace_s=2.0,
+            groups=GROUPS,
+            cloud_key=opening.public().to_bytes(),
+        )
+        package = encode_package(
+            RoundPackage("train", at.exchange, False, bytes(self._sizes.model_bytes), b"")
+        )
+        manifest, data, tag = seal_broadcast(
+            terms, package, chosen, part_bytes(self._sizes.packet_bytes)
+        )
+        if len(chosen) < len(self.keys):
+            manifest = in_pieces(manifest, data)
+        self._secrets[at.exchange, at.attempt] = (opening, tag)
+        self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
+        return CellBroadcasts({"": Broadcast(manifest, data)})
+
+    def _absorb(
+        self, at: ExchangeId, counts: tuple[int, ...], data: bytes
+    ) -> RoundCommit | TooFewUploads:
+        opening, tag = self._secrets[at.exchange, at.attempt]
+        found: list[list[int]] = []
+        accepted, offset = [], 0
+        for group, count in zip(GROUPS, counts, strict=True):
+            size = group.padded_bytes + SEAL_OVERHEAD_BYTES
+            found.append([])
+            for _ in range(count):
+                sealed = data[offset : offset + size]
+                offset += size
+                plain = open_segment(opening, at, DIGEST, group, tag, sealed)
+                if plain is None:
+                    self.foreign += 1
+                    continue
+                found[-1].append(int.from_bytes(plain[:8], "big"))
+                accepted.append(segment_mark(tag, sealed))
+        assert offset == len(data)
+        if min(map(len, found)) < FLOOR:
+            return TooFewUploads("too few")
+        assert at.exchange not in self.committed
+        self.committed[at.exchange] = (at.attempt, found)
+        blob = b"".join(sorted(accepted))
+        commit = Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
+        return RoundCommit(commit, blob)
 
 
 class FakeRegistry:
@@ -75,8 +340,6 @@ def fates(tape: bytes) -> Iterator[list[float]]:
 class LossyFleet:
     """`devices` boxes, of which `selected` are asked each round, one proxy, one cloud."""
 
-    transport = MemoryNet
-
     def __init__(
         self,
         tape: bytes = b"",
@@ -85,21 +348,20 @@ class LossyFleet:
         selected: int = 4,
         rounds: int = 2,
         declines: frozenset[int] = frozenset(),
-        crashes: frozenset[tuple[int, int]] = frozenset(),
+        deaths: Iterable[Death] = (),
         sizes: Sizes | None = None,
     ) -> None:
         run = fates(tape)
         self.sizes = sizes or Sizes()
-        self.net = self.transport(lambda *_: next(run), packet_bytes=self.sizes.packet_bytes)
-        self.net.wire = []
+        self.net = CrashNet(lambda *_: next(run), packet_bytes=self.sizes.packet_bytes)
+        self.net.wire, self.net.clean_sessions, self.died = [], False, 0
         self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
 
-        def of(who: int) -> frozenset[int]:
-            return frozenset(store for place, store in crashes if place == who)
-
-        self.devices = [DeviceHost(n, n in declines, of(n)) for n in range(devices)]
-        self.proxy = ProxyHost(of(devices))
-        self.cloud = CloudHost(selected, rounds, of(-1), self.sizes)
+        self.devices = [DeviceHost(n, n in declines) for n in range(devices)]
+        self.proxy, self.cloud = ProxyHost(), CloudHost(selected, rounds, self.sizes)
+        places: list[fx.Address] = [fx.DeviceAddress(host.id) for host in self.devices]
+        self.places = [*places, fx.ProxyAddress(), fx.CloudAddress()]
+        self.net.deaths = frozenset((self.places[who], number) for who, number in deaths)
         self._registry = FakeRegistry(self.devices)
         self._start()
 
@@ -111,7 +373,7 @@ class LossyFleet:
         for node in self.net.nodes.values():
             self.net.connect(node)
 
-    def _machine(self, host: Crashing) -> fx.Machine:
+    def _machine(self, host: object) -> fx.Machine:
         """A machine as its process would make it, from what is on disk."""
         cloud, proxy = self._cloud_key.public(), self._proxy_key.public()
         packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
@@ -176,27 +438,20 @@ class LossyFleet:
         while True:
             try:
                 self.net.run(reached, limit_s)
-            except Crash as crash:
-                self._restart(crash.host)
+            except Died as death:
+                self._restart(death.node)
             else:
                 return
 
-    def _restart(self, host: Crashing) -> None:
-        (node,) = [n for n in self.net.nodes.values() if n.host is host]
-        node.machine = self._machine(host)
-        node.timers.clear()
-        self.net._queue = [e for e in self.net._queue if not self._lost_with(node, e[2], e[3])]
-        heapq.heapify(self.net._queue)
+    def _restart(self, node: Node) -> None:
+        """Start a process again, from what is on its disk; it has lost its timers and its work."""
+        self.died += 1
+        self.net.forget(node)
+        node.machine = self._machine(node.host)
         self.net.connect(node)
         self.net.post(node, fx.Command("started"))
-        known = len(self.cloud.keys) == len(self.devices)
-        if host is self.cloud and known:
+        if node.host is self.cloud and len(self.cloud.keys) == len(self.devices):
             self._go_on()
-
-    @staticmethod
-    def _lost_with(node: Node, place: Node, event: fx.Event) -> bool:
-        """Work in progress and commands die with their process; frames wait at the broker."""
-        return place is node and isinstance(event, fx.WorkDone | fx.Command)
 
     # --- what an observer of the wire saw ---
 

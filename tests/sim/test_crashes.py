@@ -7,15 +7,12 @@ the stores are clean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from edgeveil.protocol import effects as fx
-from tests.sim.crash_net import CrashNet, Died
 from tests.sim.lossy_fleet import LossyFleet
-from tests.sim.test_lossy_fleet import check_liveness, check_safety
+from tests.sim.test_lossy_fleet import play
 
 pytestmark = pytest.mark.slow
 
@@ -23,47 +20,16 @@ PAIRS = 60
 Death = tuple[str, int]  # who, and after which of its effects
 
 
-class CrashFleet(LossyFleet):
-    """Three devices, two rounds, and processes that end where they are told to."""
-
-    transport = CrashNet
-    net: CrashNet
-
-    def __init__(self, *deaths: Death) -> None:
-        super().__init__(devices=3, selected=3, rounds=2)
-        self.names: dict[str, fx.Address] = {
-            "cloud": fx.CloudAddress(),
-            "proxy": fx.ProxyAddress(),
-            "device": fx.DeviceAddress(self.devices[0].id),
-            "other device": fx.DeviceAddress(self.devices[1].id),
-        }
-        self.net.deaths = frozenset((self.names[who], number) for who, number in deaths)
-        self.died = 0
-
-    def effects(self, who: str) -> int:
-        """How many effects this process made so far."""
-        return self.net.passed[self.names[who]]
-
-    def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
-        while True:
-            try:
-                super()._until(reached, limit_s)
-            except Died as death:
-                self.died += 1
-                self.net.forget(death.node)
-                self._restart(death.host)  # type: ignore[arg-type]
-            else:
-                return
+PLACES = {"device": 0, "other device": 1, "proxy": 3, "cloud": 4}  # as `LossyFleet` counts them
 
 
-def played(*deaths: Death, clean_sessions: bool = True) -> CrashFleet:
-    """A run to its end with everything on its way arrived; AssertionError names the deaths."""
-    fleet = CrashFleet(*deaths)
+def played(*deaths: Death, clean_sessions: bool = True) -> LossyFleet:
+    """Three devices, two rounds, to the end, with everything on its way arrived."""
+    of = [(PLACES[who], number) for who, number in deaths]
+    fleet = LossyFleet(devices=3, selected=3, rounds=2, deaths=of)
     fleet.net.clean_sessions = clean_sessions
     try:
-        fleet.run()
-        check_safety(fleet)
-        check_liveness(fleet)
+        play(fleet)
     except Exception as error:
         raise AssertionError(f"with {deaths}: {type(error).__name__}: {error}") from error
     return fleet
@@ -75,7 +41,7 @@ def boundaries() -> dict[str, int]:
     fleet = played()
     assert fleet.died == 0
     assert [attempt for attempt, _ in fleet.cloud.committed.values()] == [1, 1]
-    return {who: fleet.effects(who) for who in fleet.names}
+    return {who: fleet.net.passed[fleet.places[place]] for who, place in PLACES.items()}
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])

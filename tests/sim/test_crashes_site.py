@@ -5,34 +5,271 @@ The suite takes boundaries at even distances; EDGEVEIL_CRASH_STEP=1 takes each o
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from edgeveil.protocol.messages import Batch, Offer, decode, decode_header
-from tests.sim.crash_site import (
-    CrashSite,
-    Death,
-    check_clean,
-    check_job,
-    check_ledgers,
-    check_unmasked_once,
-    check_uploads,
-    job,
-    told_writes,
+from edgeveil.jobs import Job
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.sampler import os_random
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Commit,
+    MaskSums,
+    Note,
+    Offer,
+    Unmask,
+    Upload,
+    decode,
+    decode_body,
+    decode_header,
 )
-from tests.sim.lossy_hosts import RAM
+from edgeveil.sites.policy import Policy
+from edgeveil.storage import SqliteFile
+from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_edge.role import DeviceRole
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+from tests.sim.crash_net import CrashNet, Died
+from tests.sim.lossy_fleet import RAM
 
 pytestmark = pytest.mark.slow
 
 STEP = int(os.environ.get("EDGEVEIL_CRASH_STEP", "0"))
 RUNS, PAIRS = 6, 4
 UNSURE = 12  # boundaries by the end that not every run has: the cloud's store looks at the clock
+DEVICES = 3
+LOOK_S = 0.5
+Death = tuple[str, int]  # who, and after which of its effects and writes
+
+
+class CrashSite(Fleet):
+    """Three devices, all asked in each round; `look` is the cloud's own look at its queue.
+
+    With `streams` masked uploads go on to the cloud as they come.
+    """
+
+    net: CrashNet
+
+    def __init__(self, folder: Path, *deaths: Death, streams: bool = False) -> None:
+        policy, options = Policy(min_devices=DEVICES), {}
+        if streams:
+            options = {"packet_bytes": 4096, "proxy": {"limits": {"lot_bytes": 1}}}
+        floor = 1 if streams else 2
+        super().__init__(folder, DEVICES, floor=floor, policy=policy, transport=CrashNet, **options)
+        self.net.wire = []
+        names = {
+            "cloud": fx.CloudAddress(),
+            "proxy": fx.ProxyAddress(),
+            "device": fx.DeviceAddress(self.devices[0].id),
+        }
+        self.names: dict[str, fx.Address] = names
+        self.net.deaths = frozenset((names[who], number) for who, number in deaths)
+        self.died = 0
+
+    def play(self, job: Job) -> str:
+        """Run a job to its end, and until all that is on its way has arrived; its id."""
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        self._run(lambda: self.store.job(entry.id).ended, 2000.0)
+        self._run(lambda: False, self.net.now_s + 120.0)
+        return entry.id
+
+    def _run(self, reached: Any, limit_s: float) -> None:
+        while True:
+            try:
+                while not reached() and self.net.now_s < limit_s:
+                    with self.net.acting(self.cloud.runner):
+                        self.cloud.control.look()
+                    self.net.post(self.cloud.runner, fx.Command("look"), LOOK_S)
+                    self.net.run(reached, self.net.now_s + LOOK_S)
+            except Died as death:
+                self.died += 1
+                self._restart(death)
+            else:
+                return
+
+    def _restart(self, death: Died) -> None:
+        node = death.node
+        node.up = False
+        self.net.forget(node)
+        if isinstance(node.address, fx.CloudAddress):
+            self.start_cloud()
+            self.cloud.control.tell_ends()
+        elif isinstance(node.address, fx.ProxyAddress):
+            self.start_proxy()
+            self.net.post(self.proxy.runner, fx.Command("started"))
+        else:
+            number = next(n for n, box in enumerate(self.devices) if box.runner is node)
+            self.devices[number] = self.start_device(number + 1)
+        self.net.connect(self.net.nodes[node.address])
+
+    def store_job_is_secure(self, job: str) -> bool:
+        """Whether the job sums under masks."""
+        found = self.cloud.host.jobs
+        return found.plan(found.entry(wire_id(job))).job.aggregation.secure
+
+    def start_cloud(self) -> None:
+        super().start_cloud()
+        sa.event.listen(
+            self.store._database.engine, "commit", lambda _connection: self.net.boundary()
+        )
+
+    def start_device(self, number: int) -> DeviceRole:
+        box = super().start_device(number)
+        # Noise that is the same again, seeded or derived, would hide a second draw.
+        box.host._work._noise_for = lambda _question: os_random
+        return box
+
+
+@contextmanager
+def told_writes(monkeypatch: pytest.MonkeyPatch, site: CrashSite) -> Iterator[None]:
+    """Inside, every durable write of proxy and devices is a boundary."""
+    plain = SqliteFile.transaction
+
+    @contextmanager
+    def transaction(file: SqliteFile, *begin: str) -> Iterator[Any]:
+        with plain(file, *begin) as db:
+            yield db
+        site.net.boundary()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteFile, "transaction", transaction)
+        yield
+
+
+# --- what must hold afterwards ---
+
+
+def check_job(site: CrashSite, job: str) -> None:
+    """Completed, each round committed once, and nothing counted twice."""
+    entry = site.store.job(job)
+    assert entry.status == "completed", f"{entry.status}: {entry.reason}"
+    exchanges = site.store.exchanges(job)
+    assert [exchange.index for exchange in exchanges] == list(range(1, len(exchanges) + 1))
+    assert all(2 <= exchange.uploads <= DEVICES for exchange in exchanges)
+    counted = [name for names in _counted(site).values() for name in names]
+    assert len(counted) == len(set(counted)), "a segment was counted twice"
+
+
+def check_uploads(site: CrashSite, job: str) -> None:
+    """What the proxy said it holds for a committed attempt stands in the commit record."""
+    counted = _counted(site)
+    for box in site.devices:
+        sent = {(r.round, r.attempt): set(r.segment_hashes) for r in box.store.receipts()}
+        for at in _acknowledged(site, box.id) & counted.keys():
+            assert sent[at] <= counted[at], f"an upload of round {at} is missing"
+
+
+def check_ledgers(site: CrashSite, job: str) -> None:
+    """One release a round, whole chains, and no more spent than the cloud's report says."""
+    events = [e for e in site.store.events_after(0, job) if e.type == "job_completed"]
+    printed = events[-1].data["privacy"]
+    for box in site.devices:
+        book = read_ledger(box.site.state_dir / LEDGER_FILE)
+        (entry,) = book.account(box.site.data.name).values()
+        assert book.links == 2 + len(entry.releases), "a round was released twice"
+        assert not entry.is_open
+        assert {r.round for r in box.store.receipts()} <= set(entry.releases)
+        for kind, quote in (
+            ("training", entry.spent.training),
+            ("inference", entry.spent.inference),
+        ):
+            assert quote.epsilon <= printed[kind]["epsilon"]
+
+
+def check_clean(site: CrashSite, job: str) -> None:
+    """Every device has the model; nothing but the release and the last record stays on a disk."""
+    release = site.store.release(job)
+    assert release is not None
+    for box in site.devices:
+        (model,) = (box.site.state_dir / "releases").rglob("model.onnx")
+        assert model.read_bytes() == release.onnx
+        memory = box.store.load()
+        assert not memory.uploads
+        assert not memory.jobs
+    left = site.proxy.spool.load()
+    assert not left.uploads
+    assert not left.batches
+    assert sorted(kept.header.kind for kept in left.kept.values()) == ["commit", "release"]
+    assert site.store.round_key(job, 1, 1) is None
+
+
+def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
+    """(round, attempt) -> hashes in the commit record that the cloud sent."""
+    found = {}
+    for sender, to, frame in site.net.wire or []:
+        if isinstance(sender, fx.CloudAddress) and isinstance(to, fx.ProxyAddress):
+            message = decode(frame, PACKET_BYTES)
+            header = decode_header(message.header) if isinstance(message, Offer) else None
+            if isinstance(header, Commit) and isinstance(message, Offer):
+                hashes = message.data
+                assert len(hashes) == header.blob.size_bytes
+                cut = {bytes(hashes[i : i + 32]) for i in range(0, len(hashes), 32)}
+                found[header.at.exchange, header.at.attempt] = cut
+    return found
+
+
+def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
+    """(round, attempt) of the uploads that the proxy told this device it holds."""
+    offered: dict[bytes, tuple[int, int]] = {}
+    held: set[bytes] = set()
+    for sender, to, frame in site.net.wire or []:
+        message = decode(frame, PACKET_BYTES)
+        if sender == fx.DeviceAddress(device) and isinstance(message, Offer):
+            header = decode_header(message.header)
+            assert isinstance(header, Upload)
+            offered[header.blob.digest] = (header.at.exchange, header.at.attempt)
+        if to == fx.DeviceAddress(device) and isinstance(message, Note):
+            body = decode_body(message.body)
+            if isinstance(body, Ack) and body.status == "held":
+                held.add(body.blob)
+    return {offered[digest] for digest in held & offered.keys()}
+
+
+def check_unmasked_once(site: CrashSite, job: str) -> None:
+    """Of each exchange the proxy told masks for one choice at most, whoever died when, and that
+    it keeps; with the job everything that masks were for is gone.
+    """
+    questions: dict[tuple[bytes, int], set[bytes]] = {}
+    choices = set[bytes]()  # the questions that are no checks
+    for _, _, frame in site.net.wire or []:
+        message = decode(frame, PACKET_BYTES)
+        if isinstance(message, Note) and isinstance(decode_body(message.body), Unmask):
+            choices.add(hashlib.sha256(message.body.payload).digest())
+        header = decode_header(message.header) if isinstance(message, Offer) else None
+        if isinstance(header, MaskSums) and header.question in choices:
+            exchange = header.at.job_id, header.at.exchange
+            questions.setdefault(exchange, set()).add(header.question)
+    assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
+    unmasked = len(site.store.exchanges(job)) if site.store_job_is_secure(job) else 0
+    assert len(questions) == unmasked
+    left = site.proxy.spool.load()
+    assert not left.unmasked
+    assert left.summed == {job_id for job_id, _ in questions}
+    assert site.store.kept_sums(job, 1) is None
+
+
+def job(secure: bool = False) -> Job:
+    """Short, with training and inference."""
+    return small_job(
+        train={"method": "fm", "rounds": 2},
+        aggregation={"name": "fedavg", "secure": secure},
+        selection={"devices": DEVICES},
+        round={"deadline_s": 20.0, "min_batch": 2, "grace_s": 1.0, "retries": 5},
+    )
+
+
+# --- deaths ---
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
 from edgeveil.protocol.transfer import NEED_LIMIT
-from tests.sim.lossy_fleet import LossyFleet
-from tests.sim.lossy_hosts import Sizes
+from tests.sim.lossy_fleet import LossyFleet, Sizes
 
 PULLED = Sizes(model_bytes=100_000, push_bytes=2_000)
 MIB = 1 << 20

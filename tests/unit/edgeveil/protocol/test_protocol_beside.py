@@ -10,7 +10,7 @@ import cloud_bench
 import msgspec
 import pytest
 from cloud_bench import OTHER, both_waiting
-from device_bench import ME, PACKAGE, SEALED, device, done, fire, own, receive
+from device_bench import ME, PACKAGE, SEALED, device, done, fire, receive
 from protocol_kit import (
     CLOUD,
     JOB,
@@ -34,7 +34,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud import CancelJob, PublishRelease, SealPublication
-from edgeveil.protocol.device_round import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
+from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage
 from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
 from edgeveil.protocol.proxy_rounds import UploadKept
 from edgeveil.protocol.proxy_uploads import TakePut
@@ -76,12 +76,6 @@ def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
     assert not tr.is_allowed(url, [PREFIX])
 
 
-def test_a_url_below_one_of_the_prefixes_counts_with_its_signature():
-    signed = PREFIX + "name?X-Amz-Expires=60&X-Amz-Signature=ab%2Fcd"
-    assert tr.is_allowed(signed, ["https://other.example.org/", PREFIX])
-    assert not tr.is_allowed(signed, [])
-
-
 # --- a device and a package ---
 
 
@@ -109,15 +103,6 @@ def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
     assert not messages(fire(machine, "repair"), m.Need)
     assert not tasks(receive(machine, told()))
     assert tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
-
-
-def test_a_device_whose_site_names_no_store_asks_for_parts():
-    machine = device()
-    _, sent = large_offer()
-    assert not messages(receive(machine, sent), m.Need)
-    (need,) = messages(fire(machine, "repair"), m.Need)
-    assert not need.beside
-    assert not tasks(receive(machine, told()))
 
 
 def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
@@ -220,25 +205,6 @@ def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     assert refused(out) == ["foreign_url"] and not tasks(out)
     (sent,) = messages(fire(machine, "resend"), m.Offer)
     assert not sent.beside
-
-
-def test_uploads_of_two_jobs_are_each_laid_down_for_its_own_round():
-    machine = device(DeviceMemory(jobs={JOB: None, OTHER: None}), blob_urls=(PREFIX,))
-    data = {JOB: LARGE, OTHER: LARGE[::-1]}
-    for job in data:
-        answered(machine, job, data[job])
-    carried = {}
-    for job in (OTHER, JOB):
-        (carried[job],) = tasks(receive(machine, told(data=data[job], put=True)))
-        assert carried[job].data == data[job]
-    out = done(machine, carried[JOB], fx.WorkFailed("expired"))
-    (sent,) = messages(out, m.Offer)  # the other is still on its way
-    assert m.decode_header(sent.header).at.job_id == JOB
-    assert not messages(machine.handle(own("resend", OTHER), 0.0), m.Offer)
-    (put,) = bodies(done(machine, carried[OTHER], tr.LaidDown()), m.BlobPut)
-    assert put.blob == hashlib.sha256(data[OTHER]).digest()
-    receive(machine, PROXY.note(m.Ack(put.blob, "held")))
-    assert machine.memory.uploads[OTHER].held and not machine.memory.uploads[JOB].held
 
 
 # --- the proxy ---
@@ -387,13 +353,6 @@ def test_nobody_says_that_anothers_upload_lies_there():
     assert refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
 
 
-def test_an_upload_that_goes_over_the_broker_after_all_is_taken_there():
-    machine, header = large_round()
-    put_offer(machine, header)
-    (need,) = messages(says(machine, FLEET[0], offer(header, signer=FLEET[0].signer)), m.Need)
-    assert need.blob == header.blob.digest
-
-
 def test_a_device_puts_uploads_of_two_jobs_at_once():
     machine, mine = large_round()
     machine.hold_work = False
@@ -422,12 +381,6 @@ def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
     assert "store_failed" in reports(out)
     (need,) = messages(put_offer(machine, header), m.Need)
     assert need.blob == header.blob.digest
-
-
-def test_granted_room_counts_against_the_spool():
-    machine, header = large_round(spool_bytes=tr.LEAST_BYTES + 48)
-    assert tasks(put_offer(machine, header))
-    assert refused(put_offer(machine, upload(2), FLEET[1])) == ["spool_full"]
 
 
 # --- the proxy and the cloud's store ---
@@ -525,15 +478,6 @@ def put_to_cloud(machine, job: bytes):
     return take
 
 
-def test_batches_of_two_jobs_are_taken_from_the_store_each_by_its_own_course():
-    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
-    assert tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
-        cj.Absorb({"": theirs.batch})
-    ]
-    assert tasks(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.Absorb({"": mine.batch})]
-
-
 def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
     machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     header, _, data = beside_batch(JOB)
@@ -546,16 +490,6 @@ def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
     assert messages(cloud_bench.fire(machine, "repair"), m.Need)
     out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
     assert tasks(out) == [cj.Absorb({"": header})]
-
-
-def test_a_store_without_a_place_for_a_batch_has_it_come_in_parts():
-    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    header, sent, _ = beside_batch(JOB)
-    (grant,) = tasks(cloud_bench.receive(machine, sent))
-    assert "store_failed" in reports(cloud_bench.done(machine, grant, fx.WorkFailed("x")))
-    assert not tasks(cloud_bench.receive(machine, sent))
-    (need,) = messages(cloud_bench.fire(machine, "repair"), m.Need)
-    assert need.blob == header.blob.digest
 
 
 def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():

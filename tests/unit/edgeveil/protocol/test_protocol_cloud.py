@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from cloud_bench import (
+    OTHER,
     absorb,
     ack,
     batch,
+    both_waiting,
     broadcast,
     cloud,
     done,
@@ -14,10 +16,13 @@ from cloud_bench import (
     hand_over,
     receive,
     seal,
+    selecting,
     start,
     state,
     waiting,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from protocol_kit import (
     CLOUD,
     JOB,
@@ -28,7 +33,9 @@ from protocol_kit import (
     headers,
     manifest,
     messages,
+    of,
     offer,
+    parts_of,
     refused,
     reports,
     signing_key,
@@ -40,8 +47,9 @@ from protocol_kit import (
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Ack, BlobPart, Close, Need, Shortfall, Signer
-from edgeveil.protocol.transfer import part
+from edgeveil.protocol.cloud import CancelJob, CloudMachine
+from edgeveil.protocol.messages import Ack, BlobPart, Close, ExchangeId, Need, Shortfall, Signer
+from edgeveil.protocol.transfer import NEED_LIMIT
 
 
 def test_a_job_goes_from_its_announcement_to_its_release():
@@ -68,22 +76,6 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     assert record in headers(out)
 
 
-def test_a_broadcast_is_sent_until_the_proxy_holds_it_parts_only_once():
-    machine = cloud(resend_s=3.0)
-    start(machine)
-    header, out = seal(machine, cj.SealJob(JOB), size=3000)
-    assert headers(out) == [header] and len(messages(out, BlobPart)) == 3
-    for _ in range(2):
-        out = fire(machine, "resend")
-        assert headers(out) == [header] and messages(out, BlobPart) == []
-        assert timers(out) == {"resend": 3.0}
-    (part,) = messages(receive(machine, Need(header.blob.digest, (2,))), BlobPart)
-    assert part.index == 2
-    assert refused(receive(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
-    receive(machine, ack(header))
-    assert fire(machine, "resend") == []
-
-
 def test_the_proxy_coming_back_gets_the_broadcast():
     machine = cloud()
     start(machine)
@@ -99,23 +91,6 @@ def test_a_batch_may_come_before_the_acknowledgement():
     assert tasks(hand_over(machine)) == [cj.Absorb({"": batch()[0]})]
     assert receive(machine, ack(header)) == []
     assert tasks(absorb(machine)) == [cj.SealRound(JOB, 2, 1)]
-
-
-def test_a_repeated_batch_is_absorbed_once():
-    machine = waiting()
-    assert len(tasks(hand_over(machine))) == 1
-    assert hand_over(machine) == []
-    absorb(machine)
-    out = hand_over(machine)
-    assert tasks(out) == [] and [a.status for a in bodies(out, Ack)] == ["closed"]
-
-
-@pytest.mark.parametrize("where", [at(1, 2), at(2), at(job=b"K" * 16)])
-def test_a_batch_of_another_attempt_is_closed(where):
-    machine = waiting()
-    out = hand_over(machine, where)
-    assert tasks(out) == [] and [a.status for a in bodies(out, Ack)] == ["closed"]
-    assert state(machine) is cj.CloudState.WAITING
 
 
 def test_a_batch_without_a_job_is_closed():
@@ -174,35 +149,10 @@ def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(agai
     assert bodies(out, Close) == [] and state(machine) is cj.CloudState.IDLE
 
 
-def test_too_few_acknowledges_the_batch_all_the_same():
-    out = repeat_by_too_few(waiting())
-    assert [(a.blob, a.status) for a in bodies(out, Ack)] == [(batch()[0].blob.digest, "held")]
-
-
-def test_a_commit_gives_the_next_round_its_retries_back():
-    machine = waiting()
-    shortfall(machine)
-    broadcast(machine, cj.SealRound(JOB, 1, 2))
-    absorb(machine, at(1, 2))
-    broadcast(machine, cj.SealRound(JOB, 2, 1))
-    assert tasks(shortfall(machine, at(2))) == [cj.SealRound(JOB, 2, 2)]
-
-
-@pytest.mark.parametrize("where", [at(1, 2), at(2), at(job=b"K" * 16)])
-def test_a_shortfall_of_another_attempt_is_ignored(where):
-    machine = waiting()
-    assert shortfall(machine, where) == [] and state(machine) is cj.CloudState.WAITING
-
-
 def test_a_shortfall_that_comes_twice_repeats_once():
     machine = waiting()
     shortfall(machine)
     assert shortfall(machine) == []
-
-
-def test_a_resumed_job_begins_where_it_stood():
-    machine = waiting(what=cj.StartJob(JOB, 2, 4, exchanges=2, retries=1))
-    assert tasks(absorb(machine, at(2, 4))) == [cj.SealRelease(JOB)]
 
 
 def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
@@ -238,11 +188,254 @@ def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
     assert timers(receive(machine, Need(b"x" * 32, (0,)))) == {}
 
 
-def test_a_batch_on_its_way_is_waited_for_part_by_part():
-    machine = waiting(cloud(proxy_margin_s=30.0))
-    header, data = batch(size=2600)
-    assert timers(receive(machine, PROXY.offer(header)))["watchdog"] == 30.0
-    for index in (0, 1):
-        receive(machine, part(header.blob, data, index))
-        assert timers(fire(machine, "repair"))["watchdog"] == 30.0
+# --- A batch on its way into the cloud: every part to the disk, none in memory, none
+
+
+def spooled(effects):
+    return [item for item in stored(effects) if isinstance(item, cj.BatchPart)]
+
+
+def pulling(size=100_000, **settings):
+    """A machine that was offered a large batch, and what it asked for."""
+    machine = waiting(cloud(push_bytes=10_000, **settings))
+    header, data = batch(size=size)
+    out = receive(machine, offer(header, b"", PROXY))
+    return machine, header, parts_of(header, data), out
+
+
+def asked(effects):
+    return [index for need in messages(effects, Need) for index in need.indices]
+
+
+def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
+    machine = waiting()
+    header, data = batch(size=3000)
+    assert messages(receive(machine, offer(header, b"", PROXY)), Need) == []
+    pieces = parts_of(header, data)
+    assert len(spooled(receive(machine, pieces[1]))) == 1
+    fire(machine, "repair")
+    assert asked(fire(machine, "repair")) == [0, 2]
+    receive(machine, pieces[2])
+    out = receive(machine, pieces[0])
+    assert stored(out) == [cj.BatchPart(header.blob.digest, 0, pieces[0].data, JOB)]
+    assert tasks(out) == [cj.Absorb({"": header})]
+    assert receive(machine, pieces[0]) == [] and fire(machine, "repair") == []
+
+
+def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
+    machine, header, pieces, out = pulling(size=400_000)
+    wanted, came, open_at_once = asked(out), [], []
+    assert wanted == list(range(NEED_LIMIT))
+    while wanted:
+        index = wanted.pop(0)
+        came.append(index)
+        out = receive(machine, pieces[index])
+        wanted += asked(out)
+        open_at_once.append(len(wanted))
+    assert came == list(range(len(pieces))) and tasks(out) == [cj.Absorb({"": header})]
+    assert max(open_at_once) <= cj.BATCH_CREDIT
+    assert min(open_at_once[: -cj.BATCH_CREDIT]) >= NEED_LIMIT // 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda p: BlobPart(p.blob, 10**6, p.crc, p.data),
+        lambda p: BlobPart(p.blob, p.index, p.crc ^ 1, p.data),
+        lambda p: BlobPart(p.blob, p.index, p.crc, p.data[:-1]),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused_and_stores_nothing(bad):
+    machine, _, pieces, _ = pulling()
+    out = receive(machine, bad(pieces[0]))
+    assert refused(out) == ["bad_part"] and stored(out) == []
+    assert len(spooled(receive(machine, pieces[0]))) == 1
+
+
+def test_a_long_pull_is_no_silence_and_a_stalled_one_is():
+    machine, _, pieces, out = pulling(proxy_margin_s=30.0)
+    assert timers(out)["watchdog"] == 30.0
+    receive(machine, pieces[0])
+    assert timers(fire(machine, "repair"))["watchdog"] == 30.0
     assert "watchdog" not in timers(fire(machine, "repair"))
+    header, _ = batch(size=100_000)
+    assert "watchdog" not in timers(receive(machine, offer(header, b"", PROXY)))
+    out = fire(machine, "watchdog")
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)] and stored(out) == [cj.BatchDropped(JOB)]
+
+
+def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
+    machine = waiting(cloud(spool_bytes=50_000))
+    header, _ = batch(size=100_000)
+    (status,) = stored(receive(machine, offer(header, b"", PROXY)))
+    assert status.status == "paused"
+    assert "100000" in status.reason and "limits.spool_bytes" in status.reason
+
+
+@pytest.mark.parametrize(
+    "result", [fx.WorkFailed("bad_digest"), cj.TooFewUploads("1 valid upload")]
+)
+def test_a_batch_of_no_use_is_dropped_with_its_file(result):
+    machine = waiting()
+    (task,) = tasks(hand_over(machine))
+    out = done(machine, task, result)
+    assert cj.BatchDropped(JOB) in stored(out) and tasks(out) == [cj.SealRound(JOB, 1, 2)]
+
+
+# --- A job that others hold up comes to a stand, and goes on where it stood
+
+
+ONCE = cj.StartJob(JOB, 1, 1, exchanges=2, retries=0)
+
+
+def by_shortfall(machine):
+    return receive(machine, PROXY.note(Shortfall(at(), 1, 2)))
+
+
+def by_silence(machine):
+    return fire(machine, "watchdog")
+
+
+def by_a_poor_batch(machine):
+    return done(machine, tasks(hand_over(machine))[0], cj.TooFewUploads("1 valid upload"))
+
+
+def by_a_full_disk(machine):
+    return done(machine, tasks(hand_over(machine))[0], cj.Obstacle("the batch cannot be written"))
+
+
+def paused(out):
+    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
+    return status.status == "paused" and status.job_id == JOB and bool(status.reason)
+
+
+@pytest.mark.parametrize("how", [by_shortfall, by_silence, by_a_poor_batch, by_a_full_disk])
+def test_without_retries_left_the_job_pauses_and_nobody_is_told_that_it_ended(how):
+    machine = waiting(what=ONCE)
+    out = how(machine)
+    assert paused(out) and tasks(out) == [] and bodies(out, Close) == []
+    assert state(machine) is cj.CloudState.IDLE and JOB not in machine.courses
+    assert reports(out)["job_paused"]["reason"]
+    assert {"watchdog", "resend"} <= {
+        effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)
+    }
+
+
+def test_a_blocked_release_pauses():
+    machine = cloud()
+    start(machine, cj.StartJob(JOB, 3, 1, exchanges=2, retries=1))
+    broadcast(machine, cj.SealJob(JOB))
+    assert paused(done(machine, cj.SealRelease(JOB), cj.Obstacle("no device is enrolled")))
+
+
+def test_work_that_can_never_be_done_still_fails_the_job():
+    machine = cloud()
+    start(machine)
+    out = done(machine, cj.SealJob(JOB), fx.WorkFailed("the sealed job has 9 bytes"))
+    assert stored(out) == [cj.JobStatus(JOB, "failed", "the sealed job has 9 bytes")]
+
+
+def test_a_refused_broadcast_pauses():
+    machine = cloud()
+    start(machine)
+    header, _ = seal(machine, cj.SealJob(JOB))
+    out = receive(machine, ack(header, "refused", "spool_full"))
+    assert paused(out) and "spool_full" in stored(out)[0].reason
+
+
+def test_devices_that_all_decline_still_end_the_job():
+    machine = waiting(what=ONCE)
+    selecting(machine, 3)
+    out = receive(machine, PROXY.note(Shortfall(at(), 0, 3)))
+    assert stored(out)[0].status == "failed" and len(bodies(out, Close)) == 1
+
+
+def test_a_resumed_job_is_announced_again_and_goes_on_with_fresh_retries():
+    machine = waiting(what=ONCE)
+    by_silence(machine)
+    assert tasks(start(machine, cj.StartJob(JOB, 1, 2, exchanges=2, retries=1))) == [
+        cj.SealJob(JOB)
+    ]
+    assert tasks(broadcast(machine, cj.SealJob(JOB))) == [cj.SealRound(JOB, 1, 2)]
+    broadcast(machine, cj.SealRound(JOB, 1, 2))
+    assert tasks(fire(machine, "watchdog")) == [cj.SealRound(JOB, 1, 3)]
+    broadcast(machine, cj.SealRound(JOB, 1, 3))
+    assert tasks(absorb(machine, at(1, 3))) == [cj.SealRound(JOB, 2, 1)]
+
+
+# --- Several jobs at one cloud: each goes its own way, and none holds up another
+
+
+THIRD = b"L" * 16
+JOBS = (JOB, OTHER, THIRD)
+
+
+def where(job: bytes, attempt: int = 1) -> ExchangeId:
+    return ExchangeId(job, 1, attempt)
+
+
+def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there():
+    machine = both_waiting(push_bytes=1, spool_bytes=4000)
+    first, data = batch(where(JOB), size=2500)
+    second, _ = batch(where(OTHER), fill=b"b", size=2500)
+    receive(machine, offer(first, b"", PROXY))
+    out = receive(machine, offer(second, b"", PROXY))
+    assert [one.reason for one in of(out, fx.Refuse)] == ["spool_full"]
+    assert [one.name for one in of(out, fx.SetTimer)] == [f"watchdog/{OTHER.hex()}"]
+    assert state(machine, OTHER) is cj.CloudState.WAITING
+    for part in parts_of(first, data):
+        receive(machine, part)
+    done(machine, cj.Absorb({"": first}), cj.RoundCommit(*commit_of(where(JOB), [b"a"])))
+    assert messages(receive(machine, offer(second, b"", PROXY)), Need)
+
+
+def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
+    machine = both_waiting()
+    out = receive(machine, offer(batch(where(THIRD))[0], b"a" * 90, PROXY))
+    assert [ack.status for ack in bodies(out, Ack)] == ["closed"]
+    assert receive(machine, PROXY.note(Shortfall(where(THIRD), 1, 1))) == []
+    assert [state(machine, job) for job in (JOB, OTHER)] == [cj.CloudState.WAITING] * 2
+
+
+@pytest.mark.parametrize("job", [JOB, OTHER])
+def test_an_outcome_that_comes_twice_is_refused_for_its_job_alone(job):
+    machine = both_waiting()
+    _, out = seal(machine, cj.SealRound(job, 1, 1))
+    assert [one.reason for one in of(out, fx.Refuse)] == ["illegal_transition"]
+    assert [state(machine, one) for one in (JOB, OTHER)] == [cj.CloudState.WAITING] * 2
+
+
+def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:
+    """One event of a job's course; whether it fits where the job stands is the machine's to say."""
+    attempt = machine.courses[job].attempt if job in machine.courses else 1
+    at = where(job, attempt)
+    match step:
+        case 0:
+            return start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=2))
+        case 1:
+            return broadcast(machine, cj.SealJob(job))
+        case 2:
+            return broadcast(machine, cj.SealRound(job, 1, attempt))
+        case 3:
+            return absorb(machine, at)
+        case 4:
+            return broadcast(machine, cj.SealRelease(job))
+        case 5:
+            return fire(machine, "watchdog", job)
+        case 6:
+            return receive(machine, PROXY.note(Shortfall(at, 1, 0)))
+    return machine.handle(fx.Command(CancelJob(job)), 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=40))
+def test_jobs_interleaved_go_as_each_would_alone(tape):
+    """Whatever happens to the others, in whatever order, repeated or left out."""
+    together, alone = cloud(), {job: cloud() for job in JOBS}
+    for who, step in tape:
+        job = JOBS[who]
+        said = _play(together, job, step), _play(alone[job], job, step)
+        works = [[one for one in out if not isinstance(one, fx.Send)] for out in said]
+        if step == 0 or job in alone[job].courses:
+            assert [type(one) for one in works[0]] == [type(one) for one in works[1]]
+            assert tasks(said[0]) == tasks(said[1]) and stored(said[0]) == stored(said[1])
+        assert state(together, job) is state(alone[job], job)

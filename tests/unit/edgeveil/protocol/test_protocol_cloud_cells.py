@@ -120,28 +120,6 @@ def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
 # --- one step in all cells ---
 
 
-def test_a_job_goes_on_once_all_cells_hold_it():
-    machine = cells_cloud()
-    assert tasks(start(machine, ONCE)) == [ANNOUNCE]
-    found, out = seal(machine, ANNOUNCE)
-    assert receivers(out, m.Manifest) == set(CELLS)
-    assert tasks(hold(machine, NORTH, found[NORTH])) == []
-    (task,) = tasks(hold(machine, SOUTH, found[SOUTH]))
-    assert task == ROUND and task.cells == CELLS
-
-
-def test_batches_of_all_cells_are_absorbed_at_once_and_each_is_acknowledged():
-    machine = waiting()
-    assert tasks(come(machine, NORTH)) == []
-    out = come(machine, SOUTH)
-    assert tasks(out) == [both_batches()]
-    assert reports(out)["batch"] == {"round": 1, "uploads": 6}
-    record, data = commit_of(at(), [b"x"])
-    out = done(machine, both_batches(), cj.RoundCommit(record, data))
-    assert receivers(out, m.Commit) == receivers(out, m.Ack) == set(CELLS)
-    assert tasks(out) == [cj.SealRelease(JOB, CELLS)]
-
-
 def test_a_cell_without_devices_has_no_part_in_a_round():
     machine = cells_cloud()
     start(machine, ONCE)
@@ -150,11 +128,6 @@ def test_a_cell_without_devices_has_no_part_in_a_round():
     assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
     assert tasks(come(machine, SOUTH)) == [cj.Absorb({SOUTH: of_cell(SOUTH)[0]})]
-
-
-def test_parts_of_a_batch_are_kept_by_cell():
-    out = come(waiting(), SOUTH)
-    assert [item.cell for item in stored(out)] == [SOUTH]
 
 
 # --- a cell that is silent, refuses, or is slow ---
@@ -197,26 +170,6 @@ def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
     assert machine.courses[JOB].sealing.cells == CELLS
 
 
-def test_while_it_is_silent_nothing_is_sealed_for_it():
-    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=3, retries=1))
-    come(machine, NORTH)
-    fire(machine, "watchdog", SOUTH)
-    absorbed, (record, data) = cj.Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
-    (task,) = tasks(done(machine, absorbed, cj.RoundCommit(record, data)))
-    assert task.cells == (NORTH,)
-
-
-def test_a_cell_that_refuses_the_broadcast_does_not_stop_the_others():
-    machine = cells_cloud()
-    start(machine, ONCE)
-    spread(machine, ANNOUNCE)
-    found, _ = seal(machine, ROUND)
-    refusal = m.Ack(found[SOUTH].blob.digest, "refused", "spool_full")
-    hear(machine, SOUTH, note(SOUTH, refusal))
-    hold(machine, NORTH, found[NORTH])
-    assert tasks(come(machine, NORTH)) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
-
-
 def test_where_all_refuse_the_job_pauses_with_the_reason():
     machine = cells_cloud()
     start(machine, ONCE)
@@ -229,22 +182,6 @@ def test_where_all_refuse_the_job_pauses_with_the_reason():
     assert status.status == "paused" and "cache_full" in status.reason
 
 
-def test_where_all_are_silent_the_round_is_repeated_in_all_cells():
-    machine = waiting()
-    assert tasks(fire(machine, "watchdog", NORTH)) == []
-    (task,) = tasks(fire(machine, "watchdog", SOUTH))
-    assert task == cj.SealRound(JOB, 1, 2) and task.cells == CELLS
-
-
-def test_an_announcement_waits_for_a_silent_cell_once_where_another_holds_it():
-    machine = cells_cloud()
-    start(machine, ONCE)
-    found, _ = seal(machine, ANNOUNCE)
-    hold(machine, NORTH, found[NORTH])
-    (task,) = tasks(fire(machine, "watchdog", SOUTH))
-    assert task == ROUND and task.cells == (NORTH,)
-
-
 def test_a_quorum_of_all_closes_the_round_after_its_grace():
     machine = waiting(quorum=1)
     out = come(machine, NORTH)
@@ -253,34 +190,6 @@ def test_a_quorum_of_all_closes_the_round_after_its_grace():
     out = machine.handle(fx.Timer(grace[0].name), 0.0)
     assert tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
     assert reports(out)["cell_gone"]["cell"] == SOUTH
-
-
-def test_below_a_quorum_of_all_nothing_closes_early():
-    out = come(waiting(quorum=4), NORTH)
-    assert not [one for one in of(out, fx.SetTimer) if one.name.startswith("enough")]
-
-
-def test_a_cell_that_fell_short_is_done_without():
-    machine = waiting()
-    assert tasks(hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 1, 1)))) == []
-    assert tasks(come(machine, NORTH)) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
-
-
-def test_where_all_fall_short_the_counts_of_all_are_told():
-    machine = waiting()
-    hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 1, 1)))
-    out = hear(machine, NORTH, note(NORTH, m.Shortfall(at(), 2, 0)))
-    told = reports(out)["round_repeated"]["answers"]
-    assert (told["selected"], told["uploaded"], told["declined"]) == (8, 3, 1)
-    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
-
-
-def test_only_where_all_of_all_cells_decline_the_job_fails():
-    machine = waiting()
-    hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 0, 4)))
-    out = hear(machine, NORTH, note(NORTH, m.Shortfall(at(), 0, 4)))
-    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
-    assert status.status == "failed" and "all 8" in status.reason
 
 
 # --- masks ---
@@ -305,13 +214,6 @@ def tell_masks(machine: CloudMachine, cell: str) -> list[fx.Effect]:
     data = b"masks of " + cell.encode()
     header = m.MaskSums(at(), question, describe(data, PART_BYTES))
     return hear(machine, cell, offer(header, data, PROXIES[cell]))
-
-
-def test_each_proxy_gives_the_masks_of_its_own_cell():
-    machine = unmasking()
-    assert tasks(tell_masks(machine, NORTH)) == []
-    masks = {cell: b"masks of " + cell.encode() for cell in CELLS}
-    assert tasks(tell_masks(machine, SOUTH)) == [cj.TakeMasks(at(), masks)]
 
 
 def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out():
@@ -370,12 +272,3 @@ def test_a_roster_is_that_of_its_cell(cell):
     out = hear(cells_cloud(), cell, offer(header, keys, PROXIES[cell]))
     (kept,) = stored(out)
     assert isinstance(kept, RosterKept) and (kept.cell, kept.keys) == (cell, keys)
-
-
-def test_what_comes_up_is_told_what_it_lacks_and_the_others_nothing():
-    machine = cells_cloud()
-    start(machine, ONCE)
-    seal(machine, ANNOUNCE)
-    out = machine.handle(fx.PeerConnected(fx.ProxyAddress(SOUTH)), 0.0)
-    assert {one.to.cell for one in of(out, fx.Send)} == {SOUTH}  # type: ignore[union-attr]
-    assert receivers(out, m.Manifest) == {SOUTH}

@@ -28,7 +28,6 @@ from protocol_kit import (
     bodies,
     commit_of,
     headers,
-    manifest,
     messages,
     of,
     offer,
@@ -39,42 +38,39 @@ from protocol_kit import (
     tasks,
     timers,
 )
+from proxy_bench import proxy
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, RepeatEnd, RosterKept, RosterRefused
-from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined, pause_advice
-from edgeveil.protocol.messages import Ack, CheckMasks, Close, Note, Roster, Shortfall, Unmask
+from edgeveil.protocol.cloud_reasons import (
+    EDGE_LINK,
+    OTHER_KEY,
+    OWN_LINK,
+    SILENT,
+    RoundAnswers,
+    all_declined,
+    goes_on,
+    pause_advice,
+    resume_follows,
+)
+from edgeveil.protocol.messages import (
+    Ack,
+    CheckMasks,
+    Close,
+    LinkState,
+    Note,
+    Roster,
+    Shortfall,
+    Unmask,
+)
 from edgeveil.protocol.transfer import describe
 
 CHECKED = cj.AskChecks({"": CheckMasks(at(), batch()[0].blob.digest, bytes(32))})
 ASKED = cj.AskUnmask({"": Unmask(at(), batch()[0].blob.digest, b"\x07")})
 
 
-def shortfall(machine, where=None):
-    return receive(machine, PROXY.note(Shortfall(where or at(), 1, 2)))
-
-
 # --- the end ------------------------------------------------------------------------------
-
-
-def test_a_refused_broadcast_pauses_the_job_with_the_reason():
-    machine = cloud()
-    start(machine)
-    header, _ = seal(machine, cj.SealJob(JOB))
-    out = receive(machine, ack(header, "refused", "selected_below_floor"))
-    (status,) = stored(out)
-    assert status.status == "paused" and "selected_below_floor" in status.reason
-
-
-@pytest.mark.parametrize("task", [cj.SealJob(JOB), cj.SealRound(JOB, 1, 1)])
-def test_work_that_fails_fails_the_job(task):
-    machine = cloud()
-    start(machine)
-    if task != cj.SealJob(JOB):
-        broadcast(machine, cj.SealJob(JOB))
-    out = done(machine, task, fx.WorkFailed("no device is enrolled"))
-    assert stored(out) == [cj.JobStatus(JOB, "failed", "no device is enrolled")]
 
 
 def _at_state(wanted):
@@ -140,18 +136,6 @@ def test_a_job_can_be_cancelled_in_every_state(before):
     assert tasks(start(machine, cj.StartJob(b"K" * 16, 1, 1, 1, 0))) == [cj.SealJob(b"K" * 16)]
 
 
-def test_the_close_is_repeated_until_acknowledged():
-    machine = waiting()
-    out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    (note,) = [e.message for e in of(out, fx.Send)]
-    for _ in range(2):
-        out = fire(machine, "close")
-        assert bodies(out, Close) == [Close(JOB, "cancelled")] and "close" in timers(out)
-    digest = hashlib.sha256(note.body.payload).digest()
-    receive(machine, PROXY.note(Ack(digest, "held")))
-    assert fire(machine, "close") == []
-
-
 def test_an_end_can_be_told_again_after_a_restart():
     machine = cloud()
     out = machine.handle(fx.Command(RepeatEnd(JOB, "failed")), 0.0)
@@ -172,16 +156,6 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
     for note in [m for m in messages(back, Note) if b"close" in m.body.payload]:
         receive(machine, PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
     assert fire(machine, "close") == []
-
-
-def test_when_all_declined_the_job_fails_at_once():
-    machine = waiting()
-    out = receive(machine, PROXY.note(Shortfall(at(), 0, 5)))
-    assert stored(out)[0].status == "failed" and "declined" in stored(out)[0].reason
-    assert reports(out)["all_declined"] == {"round": 1, "declined": 5, "causes": {}}
-    # Known before the job's end is written, so that nothing is priced that was not released.
-    kinds = [type(one) for one in out]
-    assert kinds.index(fx.Report) < kinds.index(fx.Persist)
 
 
 @pytest.mark.parametrize(
@@ -261,14 +235,6 @@ def test_causes_of_all_cells_add_up():
     assert RoundAnswers.of(9, [*cells, Shortfall(at(), 0, 0)]).offline is None
 
 
-@pytest.mark.parametrize(("uploads", "declined"), [(0, 1), (1, 4), (0, 0)])
-def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
-    machine = waiting()
-    assert tasks(receive(machine, PROXY.note(Shortfall(at(), uploads, declined)))) == [
-        cj.SealRound(JOB, 1, 2)
-    ]
-
-
 def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
     machine = waiting()
     task = tasks(hand_over(machine))[0]
@@ -286,14 +252,6 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
     assert stored(fire(machine, "watchdog"))[0].status == "paused"
 
 
-def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
-    machine = _at_state(cj.CloudState.ANNOUNCING)
-    fire(machine, "watchdog")
-    broadcast_job(machine)
-    broadcast(machine, cj.SealRound(JOB, 1, 1))
-    assert tasks(shortfall(machine)) == [cj.SealRound(JOB, 1, 2)]
-
-
 # --- what must not disturb ------------------------------------------------------------------
 
 
@@ -303,45 +261,7 @@ def test_a_job_that_runs_is_not_started_again():
     assert machine.courses[JOB].start == START and state(machine) is cj.CloudState.WAITING
 
 
-def test_outcomes_of_other_attempts_are_ignored():
-    machine = waiting()
-    shortfall(machine)
-    stale = manifest(b"m")
-    assert (
-        done(machine, cj.SealRound(JOB, 1, 1), cj.CellBroadcasts({"": cj.Broadcast(stale, b"m")}))
-        == []
-    )
-    record, data = commit_of(at(), [b"x"])
-    assert done(machine, cj.Absorb({"": batch()[0]}), cj.RoundCommit(record, data)) == []
-    assert state(machine) is cj.CloudState.SEALING
-
-
-def test_an_outcome_that_comes_twice_is_refused_and_changes_nothing():
-    machine = waiting()
-    task = cj.SealRound(JOB, 1, 1)
-    assert refused(
-        done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(manifest(b"m"), b"m")}))
-    ) == ["illegal_transition"]
-    assert state(machine) is cj.CloudState.WAITING
-
-
-def test_an_acknowledgement_of_something_else_is_ignored():
-    machine = cloud()
-    start(machine)
-    seal(machine, cj.SealJob(JOB))
-    assert receive(machine, PROXY.note(Ack(b"x" * 32, "held"))) == []
-    assert state(machine) is cj.CloudState.ANNOUNCING
-
-
 # --- the roster ---------------------------------------------------------------------------
-
-
-def test_a_roster_is_kept_then_acknowledged():
-    machine, keys = cloud(), b"".join(bytes([n]) * 32 for n in range(3))
-    header = Roster(7, describe(keys, PART_BYTES))
-    out = receive(machine, offer(header, keys, PROXY))
-    assert [type(e) for e in out] == [fx.Persist, fx.Send, fx.Report]
-    assert stored(out) == [RosterKept(7, keys)] and reports(out)["roster"] == {"enrolled": 3}
 
 
 @pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
@@ -372,3 +292,115 @@ def test_a_roster_that_is_no_list_of_keys_is_refused():
     header = Roster(1, describe(b"k" * 33, PART_BYTES))
     out = receive(cloud(), offer(header, b"k" * 33, PROXY))
     assert refused(out) == ["malformed"] and stored(out) == []
+
+
+# --- A link that is down costs no attempt, is named, and its pause ends with it
+
+
+UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
+TWICE = cj.StartJob(JOB, 1, 1, exchanges=2, retries=1)
+
+
+def lose_own(machine):
+    return machine.handle(LOST, 0.0)
+
+
+def lose_edge(machine):
+    return receive(machine, PROXY.note(LinkState(False)))
+
+
+def own_is_back(machine):
+    return machine.handle(UP, 0.0)
+
+
+def edge_is_back(machine):
+    return receive(machine, PROXY.note(LinkState(True)))
+
+
+def by_shortfall(machine, attempt=1):
+    return receive(machine, PROXY.note(Shortfall(at(1, attempt), 0, 0)))
+
+
+def by_silence(machine, attempt=1):
+    return fire(machine, "watchdog")
+
+
+def by_a_poor_batch(machine, attempt=1):
+    (task,) = tasks(hand_over(machine, at(1, attempt)))
+    return done(machine, task, cj.TooFewUploads("1 valid upload"))
+
+
+def sign_otherwise(machine):
+    return machine.handle(fx.PeerSigned(fx.ProxyAddress(), False), 0.0)
+
+
+def sign_as_pinned(machine):
+    return machine.handle(fx.PeerSigned(fx.ProxyAddress(), True), 0.0)
+
+
+OUTAGES = [
+    (lose_own, own_is_back, OWN_LINK),
+    (lose_edge, edge_is_back, EDGE_LINK),
+    (sign_otherwise, sign_as_pinned, OTHER_KEY),
+]
+ENDS = [by_shortfall, by_silence, by_a_poor_batch]
+
+
+@pytest.mark.parametrize(("lose", "back", "link"), OUTAGES)
+@pytest.mark.parametrize("ends", ENDS)
+def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_names_the_link(
+    lose, back, link, ends
+):
+    machine = waiting(what=TWICE)
+    lose(machine)
+    assert stored(ends(machine))[-1] == cj.JobStatus(JOB, "paused", link, stored_answers(ends))
+    assert goes_on(link) and not resume_follows(pause_advice(link))
+
+
+def stored_answers(ends):
+    return RoundAnswers(4, 0, 0) if ends is by_shortfall else None
+
+
+@pytest.mark.parametrize(("lose", "back", "link"), OUTAGES)
+@pytest.mark.parametrize("ends", [by_shortfall, by_a_poor_batch])
+def test_an_attempt_with_an_outage_that_is_over_takes_no_retry(lose, back, link, ends):
+    machine = waiting(what=TWICE)
+    lose(machine)
+    back(machine)
+    assert tasks(ends(machine)) == [cj.SealRound(JOB, 1, 2)]
+    assert machine.courses[JOB].retries_left == 1
+    broadcast(machine, cj.SealRound(JOB, 1, 2))
+    assert tasks(ends(machine, 2)) == [cj.SealRound(JOB, 1, 3)]  # nothing was down: it takes one
+    assert machine.courses[JOB].retries_left == 0
+
+
+def test_a_proxy_that_was_silent_is_to_say_something_first():
+    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=2, retries=0))
+    assert stored(by_silence(machine))[-1].reason == SILENT
+    assert machine.unreached == [""]
+    edge_is_back(machine)
+    assert machine.unreached == []
+
+
+def test_a_proxy_tells_how_its_link_to_the_devices_stands():
+    machine = proxy()
+    cloud_up, up = fx.PeerConnected(fx.CloudAddress()), fx.PeerConnected(fx.AllDevices())
+    lost = fx.PeerLost(fx.AllDevices())
+    assert bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(True)]
+    assert bodies(machine.handle(lost, 0.0), LinkState) == [LinkState(False)]
+    assert bodies(machine.handle(lost, 0.0), LinkState) == []  # known
+    assert bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(False)]
+    assert bodies(machine.handle(up, 0.0), LinkState) == [LinkState(True)]
+    assert bodies(machine.handle(up, 0.0), LinkState) == []
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "the proxy refused the broadcast: closed_job",
+        "the proxy refused the broadcast: sets_below_floor",
+        "the proxy refused to unmask: unknown_round",
+    ],
+)
+def test_what_is_to_be_cancelled_is_not_to_be_resumed_then(reason):
+    assert not resume_follows(pause_advice(reason)) and not goes_on(reason)

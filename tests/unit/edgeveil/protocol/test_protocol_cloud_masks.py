@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from cloud_bench import (
     START,
-    absorb,
     ack,
     batch,
     broadcast,
@@ -111,24 +110,6 @@ def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
     assert "unmasking" in reports(out)
 
 
-def test_it_asks_again_until_it_is_answered() -> None:
-    machine = unmasking()
-    for _ in range(3):
-        out = fire(machine, "unmask")
-        assert asked(out) == [CHOSEN]
-        assert "unmask" in timers(out)
-    assert asked(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == [CHOSEN]
-    answer(machine)
-    for out in (fire(machine, "unmask"), machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)):
-        assert asked(out) == []
-
-
-def test_the_question_stays_the_same_bytes() -> None:
-    machine = unmasking()
-    notes = [m for _ in range(2) for m in messages(fire(machine, "unmask"), Note)]
-    assert {hashlib.sha256(note.body.payload).digest() for note in notes} == {QUESTION}
-
-
 # --- the answer ---
 
 
@@ -145,11 +126,6 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     assert {"unmask", "watchdog"} <= cancelled
     assert receive(machine, parts[0]) == []
     assert receive(machine, offer(header, b"", PROXY)) == []  # it is being used
-
-
-def test_a_small_answer_comes_within_its_offer() -> None:
-    out = receive(unmasking(), offer(sums(b"small"), b"small", PROXY))
-    assert tasks(out) == [cj.TakeMasks(at(), {"": b"small"})]
 
 
 def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
@@ -181,13 +157,6 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -
     assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
 
 
-def test_an_answer_that_nobody_asked_for_is_left() -> None:
-    machine = waiting()
-    out = answer(machine)
-    assert tasks(out) == []
-    assert state(machine) is cj.CloudState.WAITING
-
-
 def test_bytes_that_are_not_those_of_the_digest_are_dropped_and_asked_for_again() -> None:
     machine, header = unmasking(), sums()
     receive(machine, offer(header, b"", PROXY))
@@ -205,26 +174,6 @@ def test_an_answer_of_another_signer_is_refused() -> None:
 
 
 # --- what follows ---
-
-
-def test_with_the_commit_answer_and_batch_are_acknowledged() -> None:
-    machine = unmasking()
-    answer(machine)
-    out = done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)
-    assert state(machine) is cj.CloudState.SEALING
-    told = {told.blob: told.status for told in bodies(out, Ack)}
-    assert told == {sums().blob.digest: "held", batch()[0].blob.digest: "held"}
-    assert tasks(out) == [cj.SealRound(JOB, 2, 1)]
-    assert fire(machine, "unmask") == []
-
-
-def test_the_last_sums_lead_to_the_release() -> None:
-    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=1, retries=1))
-    offer_batch(machine)
-    done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
-    answer(machine)
-    done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)
-    assert state(machine) is cj.CloudState.SEALING_RELEASE
 
 
 def test_wrong_sums_end_the_job() -> None:
@@ -265,20 +214,6 @@ def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
     assert "unmask" in {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
 
 
-def test_a_refusal_of_another_question_changes_nothing() -> None:
-    machine = unmasking()
-    receive(machine, PROXY.note(Ack(bytes(32), "refused", "unmasked_already")))
-    assert state(machine) is cj.CloudState.UNMASKING
-
-
-def test_silence_takes_the_retries_and_then_pauses() -> None:
-    machine = unmasking()
-    assert fire(machine, "watchdog")
-    assert state(machine) is cj.CloudState.UNMASKING
-    out = fire(machine, "watchdog")
-    assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
-
-
 def test_a_cancelled_job_asks_no_more() -> None:
     machine = unmasking()
     out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
@@ -286,13 +221,6 @@ def test_a_cancelled_job_asks_no_more() -> None:
     assert state(machine) is cj.CloudState.IDLE
     assert fire(machine, "unmask") == []
     assert tasks(answer(machine)) == []
-
-
-def test_work_that_ends_after_the_cancellation_is_of_no_use() -> None:
-    machine = unmasking()
-    answer(machine)
-    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT) == []
 
 
 # --- never a second choice ---
@@ -303,13 +231,6 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
     for out in (fire(machine, "watchdog"), offer_batch(machine), offer_batch(machine, at(1, 2))):
         assert not [task for task in tasks(out) if isinstance(task, cj.SealRound | cj.Absorb)]
     assert machine.at == at()
-
-
-def test_a_batch_that_comes_again_meanwhile_is_neither_taken_nor_closed() -> None:
-    machine = unmasking()
-    out = offer_batch(machine)
-    assert bodies(out, Ack) == []
-    assert tasks(out) == []
 
 
 def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
@@ -339,13 +260,6 @@ def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> N
     assert bodies(offer_batch(machine, at(1, 1)), Ack) == []
     (other,) = bodies(offer_batch(machine, at(2, 1)), Ack)
     assert other.status == "closed"
-
-
-def test_a_committed_round_s_batch_is_closed() -> None:
-    machine = waiting()
-    absorb(machine)
-    (told,) = bodies(offer_batch(machine), Ack)
-    assert told.status == "closed"
 
 
 def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from cloud_bench import cloud
 from device_bench import (
     ME,
     MODEL,
     PACKAGE,
+    SEALED,
     device,
     done,
     fire,
@@ -17,12 +21,14 @@ from device_bench import (
     work_on,
 )
 from protocol_kit import (
+    CLOUD,
     JOB,
     PART_BYTES,
     PROXY,
     at,
     bodies,
     commit_of,
+    headers,
     manifest,
     messages,
     of,
@@ -36,24 +42,38 @@ from protocol_kit import (
     timers,
     upload_of,
 )
+from proxy_bench import proxy
 
+from edgeveil.protocol import device as dv
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import Installation, InstallRelease
-from edgeveil.protocol.messages import Blob, ExchangeId, Hello, Need, Signer
+from edgeveil.protocol.device import Installation
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceState,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+)
+from edgeveil.protocol.messages import (
+    Ack,
+    Blob,
+    Bye,
+    Close,
+    ExchangeId,
+    Hello,
+    Here,
+    Later,
+    Manifest,
+    Need,
+    Roster,
+    Signer,
+    Want,
+)
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
-
-
-def test_a_fresh_round_is_remembered_before_it_is_opened():
-    machine, header = device(), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
-    out = receive(machine, offer(header, MODEL))
-    assert tasks(out) == [dr.OpenPackage(header, MODEL)]
-    assert [item.at for item in stored(out)] == [header.at]
-    assert isinstance(out[0], fx.Persist)
-    assert timers(out)["deadline"] == 65.0
-    assert machine.state is dr.DeviceState.OPENING
 
 
 def test_a_large_model_comes_together_from_parts_in_any_order():
@@ -64,34 +84,6 @@ def test_a_large_model_comes_together_from_parts_in_any_order():
         assert not tasks(receive(machine, piece))
     assert tasks(receive(machine, pieces[0])) == [dr.OpenPackage(header, LONG)]
     assert receive(machine, pieces[0]) == []
-
-
-def test_missing_parts_are_asked_for_until_they_came():
-    machine, header = device(), manifest(LONG)
-    receive(machine, offer(header))
-    pieces = parts_of(header, LONG)
-    receive(machine, pieces[1])
-    assert not messages(fire(machine, "repair"), Need)
-    out = fire(machine, "repair")
-    (need,) = messages(out, Need)
-    assert need == Need(header.blob.digest, (0, 2, 3, 4))
-    assert timers(out)["repair"] > timers(fire(machine, "repair"))["repair"] / 4
-    for index in need.indices:
-        out = receive(machine, pieces[index])
-    assert tasks(out) == [dr.OpenPackage(header, LONG)]
-    assert fire(machine, "repair") == []
-
-
-def test_silence_makes_the_looks_rarer_up_to_a_cap():
-    machine = device(repair_s=1.0, waits_cap_s=5.0)
-    receive(machine, offer(manifest(LONG)))
-    waits = [timers(fire(machine, "repair"))["repair"] for _ in range(4)]
-    assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, (2.0, 4.0, 5.0, 5.0), strict=True))
-
-
-def test_parts_of_no_known_blob_are_of_no_interest():
-    header = manifest(LONG)
-    assert receive(device(), parts_of(header, LONG)[0]) == []
 
 
 @pytest.mark.parametrize("older", [at(4, 10), at(5, 2)])
@@ -127,12 +119,6 @@ def test_the_same_offer_again_does_no_second_work():
     assert machine.state is dr.DeviceState.WORKING
 
 
-def test_a_repeated_offer_brings_what_the_first_one_lacked():
-    machine, header = device(), manifest(MODEL)
-    assert not tasks(receive(machine, offer(header)))
-    assert tasks(receive(machine, offer(header, MODEL))) == [dr.OpenPackage(header, MODEL)]
-
-
 @pytest.mark.parametrize(
     ("signer", "reason"),
     [(Signer("cloud", signing_key(99)), "forged"), (PROXY, "unknown_signer")],
@@ -165,13 +151,6 @@ def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, r
     before = snapshot(machine)
     assert refused(receive(machine, offer(header, inline))) == [reason]
     assert snapshot(machine) == before
-
-
-def test_not_selected_is_a_normal_end():
-    machine, header = device(), manifest(MODEL)
-    receive(machine, offer(header, MODEL))
-    assert done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(None)) == []
-    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_model_that_does_not_open_is_refused_by_its_reason():
@@ -227,15 +206,6 @@ def install(machine, sequence):
     )
 
 
-def test_a_release_is_installed_once():
-    machine = device()
-    (task,) = tasks(install(machine, 7))
-    assert isinstance(task, InstallRelease)
-    assert "model_installed" in reports(done(machine, task, Installation()))
-    assert machine.memory.release_sequence == 7
-    assert receive(machine, offer(release(7), b"final 7")) == []
-
-
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
     machine = device(dr.DeviceMemory(jobs={JOB: None}, release_sequence=7))
     out = receive(machine, offer(release(6), b"final 6"))
@@ -250,16 +220,6 @@ def test_a_round_from_before_a_release_is_not_answered():
     assert tasks(receive(machine, offer(ahead, MODEL))) == [dr.OpenPackage(ahead, MODEL)]
 
 
-def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
-    machine = device()
-    receive(machine, offer(release(6), b"final 6"))
-    (newer,) = tasks(install(machine, 7))
-    done(machine, newer, Installation())
-    opened = dr.OpenedPackage(ReleasePackage("digits", b"old"))
-    assert tasks(done(machine, dr.OpenPackage(release(6), b"final 6"), opened)) == []
-    assert machine.memory.release_sequence == 7
-
-
 def test_a_release_that_could_not_be_used_holds_up_no_round():
     """Its number was the cloud's own word, but nothing came of it."""
     machine = device()
@@ -272,9 +232,317 @@ def test_a_release_that_could_not_be_used_holds_up_no_round():
 # --- the link -----------------------------------------------------------------------------
 
 
-def test_a_device_says_hello_on_every_connection():
+# --- A device: which jobs it learns, and the rounds that come before their job is kno
+
+
+JOB_DATA = b"sealed job"
+JOB_HEADER = manifest(JOB_DATA, at(0), kind="job", groups=(), selected=0)
+
+
+def at_its_job():
+    """A device whose host opens the job; the round comes meanwhile."""
+    machine, header = device(DeviceMemory()), manifest(LONG)
+    assert tasks(receive(machine, offer(JOB_HEADER, JOB_DATA))) == [
+        OpenPackage(JOB_HEADER, JOB_DATA)
+    ]
+    out = receive(machine, offer(header))
+    assert bodies(out, Want) == [] and {"repair", "want"} <= set(timers(out))
+    return machine, header
+
+
+def job_learned(machine):
+    package = JobPackage(b"{}", b"graph")
+    (learn,) = tasks(done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(package)))
+    return done(machine, learn, Installation())
+
+
+@pytest.mark.parametrize("before", [0, 2, 5])
+def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
+    machine, header = at_its_job()
+    pieces = parts_of(header, LONG)
+    assert len(pieces) == 5
+    for piece in pieces[:before]:
+        assert receive(machine, piece) == []
+    out = job_learned(machine)
+    for piece in pieces[before:]:
+        assert not tasks(out) and messages(out, Need) == []
+        out = receive(machine, piece)
+    assert tasks(out) == [OpenPackage(header, LONG)]
+    assert machine.state is DeviceState.OPENING and fire(machine, "repair") == []
+
+
+def test_a_round_put_by_stays_when_it_is_offered_again():
+    machine, header = at_its_job()
+    for piece in parts_of(header, LONG):
+        receive(machine, piece)
+    for out in (receive(machine, offer(header)), fire(machine, "repair")):
+        assert tasks(out) == [] and messages(out, Need) == []
+    assert tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
+
+
+def test_what_is_not_the_round_is_found_before_it_is_put_by():
+    machine, header = at_its_job()
+    *wrong, last = parts_of(header, LONG[::-1])
+    for piece in wrong:
+        assert receive(machine, piece) == []
+    assert refused(receive(machine, last)) == ["bad_digest"]
+    for piece in parts_of(header, LONG):
+        assert receive(machine, piece) == []
+    assert receive(machine, last) == []  # one too many
+    assert tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
+
+
+def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
+    machine, header = device(DeviceMemory()), manifest(LONG, deadline_s=60.0, grace_s=5.0)
+    receive(machine, offer(header))
+    assert header.blob.digest in machine.fetches.under_way
+    assert machine.handle(fx.Timer("want"), 65.1) == []
+    assert machine.fetches.under_way == {} and fire(machine, "repair") == []
+
+
+def test_a_newer_round_of_an_unknown_job_takes_the_place_of_the_older():
+    machine, newer = device(DeviceMemory()), manifest(LONG[::-1], at(2))
+    receive(machine, offer(manifest(LONG)))
+    receive(machine, offer(newer))
+    assert list(machine.fetches.under_way) == [newer.blob.digest]
+
+
+def test_a_job_that_holds_no_job_is_refused_and_not_fetched_again():
+    machine = device(DeviceMemory())
+    receive(machine, offer(JOB_HEADER, JOB_DATA))
+    assert refused(done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(PACKAGE))) == [
+        "malformed_package"
+    ]
+    assert receive(machine, offer(JOB_HEADER, JOB_DATA)) == []
+
+
+def test_a_closed_job_stays_closed():
     machine = device()
-    for _ in range(2):
-        out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-        assert bodies(out, Hello) == [Hello(ME.id, knows=3)]
-    assert len(of(out, fx.Send)) == 1
+    out = receive(machine, CLOUD.note(Close(JOB, "completed")))
+    assert reports(out)["job_closed"]["status"] == "completed"
+    assert receive(machine, CLOUD.note(Close(JOB, "completed"))) == []
+    for header, data in ((manifest(MODEL), MODEL), (JOB_HEADER, JOB_DATA)):
+        assert refused(receive(machine, offer(header, data))) == ["closed_job"]
+
+
+# --- A device: what the cloud, the proxy and the broker can make it hold, fetch and r
+
+
+def job_id(number: int) -> bytes:
+    return b"%016d" % number
+
+
+def announced(number: int, data: bytes | None = None, **changes: Any) -> tuple[Manifest, bytes]:
+    """A job's manifest and its sealed package."""
+    data = data or b"sealed job %d" % number
+    where = ExchangeId(job_id(number), 0, 0)
+    return manifest(data, where, kind="job", groups=(), selected=0, **changes), data
+
+
+def learn(machine: dv.DeviceMachine, number: int) -> list[fx.Effect]:
+    header, data = announced(number)
+    receive(machine, offer(header, data))
+    package = JobPackage(b"{}", b"graph")
+    done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(package))
+    return done(machine, dv.InstallJob(header, package), dv.Installation())
+
+
+# --- fetches ------------------------------------------------------------------------------
+
+
+def stalled(machine: dv.DeviceMachine, count: int) -> list[Manifest]:
+    """So many job packages on their way, of which no part ever came."""
+    headers = [announced(n, LONG + bytes((n,)))[0] for n in range(count)]
+    for header in headers:
+        assert refused(receive(machine, offer(header))) == []
+    return headers
+
+
+def test_what_moves_is_not_given_up() -> None:
+    machine = device()
+    moving, *_ = stalled(machine, dv.AT_ONCE)
+    fire(machine, "repair")
+    receive(machine, parts_of(moving, LONG + b"\0")[0])
+    for number in range(50, 50 + dv.AT_ONCE):
+        receive(machine, offer(announced(number, LONG + bytes((number,)))[0]))
+    assert moving.blob.digest in machine.fetches.under_way
+
+
+def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed() -> None:
+    machine = device(fetch_bytes=2 * len(LONG) + 10)
+    stalled(machine, 2)
+    assert refused(receive(machine, offer(announced(9, LONG)[0]))) == ["too_many_fetches"]
+    header = manifest(MODEL)
+    assert tasks(receive(machine, offer(header, MODEL))) == [
+        dr.OpenPackage(header, MODEL)
+    ]  # needs no room
+
+
+def test_a_round_that_finds_no_room_changes_nothing() -> None:
+    machine = device()
+    stalled(machine, dv.AT_ONCE)
+    before = snapshot(machine)
+    out = receive(machine, offer(manifest(LONG)))
+    assert refused(out) == ["too_many_fetches"]
+    assert stored(out) == []
+    assert snapshot(machine) == before
+    assert machine.state is dr.DeviceState.IDLE
+
+
+def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() -> None:
+    machine = device()
+    receive(machine, offer(manifest(LONG)))
+    assert machine.fetches.under_way
+    fire(machine, "deadline")
+    assert machine.state is dr.DeviceState.IDLE
+    assert not machine.fetches.under_way
+    assert fire(machine, "repair") == []
+    out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
+    assert len(tasks(out)) == 1
+
+
+# --- jobs ---------------------------------------------------------------------------------
+
+
+def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> None:
+    machine = device(jobs=3)
+    work_on(machine, manifest(MODEL))
+    for number in range(5):
+        learn(machine, number)
+    assert list(machine.memory.jobs) == [JOB, job_id(3), job_id(4)]
+    assert list(machine.memory.closed) == [job_id(0), job_id(1), job_id(2)]
+    assert machine.state is dr.DeviceState.WORKING
+
+
+def test_ends_of_jobs_are_remembered_up_to_a_bound() -> None:
+    machine = device()
+    for number in range(dv.CLOSED_KEPT + 20):
+        receive(machine, CLOUD.note(Close(job_id(number), "failed")))
+    assert len(machine.memory.closed) == dv.CLOSED_KEPT
+    assert job_id(0) not in machine.memory.closed
+    assert job_id(dv.CLOSED_KEPT + 19) in machine.memory.closed
+
+
+@pytest.mark.parametrize("outcome", [dr.OpenedPackage(None), fx.WorkFailed("wrong_package")])
+def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
+    """Its rounds are looked into as those of any other one where the device is not selected."""
+    machine = device(dr.DeviceMemory())
+    header, data = announced(7)
+    round_ = manifest(MODEL, ExchangeId(job_id(7), 1, 1))
+    receive(machine, offer(round_, MODEL))
+    receive(machine, offer(header, data))
+    assert tasks(done(machine, dr.OpenPackage(header, data), outcome)) == [
+        dr.OpenPackage(round_, MODEL)
+    ]
+    assert done(machine, dr.OpenPackage(round_, MODEL), dr.OpenedPackage(None)) == []
+    assert receive(machine, offer(header, data)) == []
+    later = manifest(MODEL, ExchangeId(job_id(7), 2, 1))
+    assert tasks(receive(machine, offer(later, MODEL))) == [dr.OpenPackage(later, MODEL)]
+    changed, other = announced(7, b"for everybody", sequence=2)
+    assert tasks(receive(machine, offer(changed, other))) == [dr.OpenPackage(changed, other)]
+
+
+def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
+    machine = device(dr.DeviceMemory())
+    header, data = announced(7)
+    receive(machine, offer(header, data))
+    receive(machine, CLOUD.note(Close(job_id(7), "cancelled")))
+    out = done(machine, dv.InstallJob(header, JobPackage(b"{}", b"g")), dv.Installation())
+    assert stored(out) == [dv.JobClosed(job_id(7), "forgotten")]
+    assert not machine.memory.jobs
+
+
+# --- reasons ------------------------------------------------------------------------------
+
+
+def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
+    machine, header = device(), manifest(MODEL)
+    receive(machine, offer(header, MODEL))
+    out = done(machine, dr.OpenPackage(header, MODEL), fx.WorkFailed("the file /x cannot be read"))
+    assert refused(out) == ["failed_work"]
+    assert reports(out)["failed_work"]["why"] == "the file /x cannot be read"
+
+
+# --- A device that comes and goes by its owner's conditions
+
+
+LEAVE, COME = fx.Command("leave"), fx.Command("come")
+UP = fx.PeerConnected(fx.ProxyAddress())
+
+
+def told(machine, event):
+    return machine.handle(event, 0.0)
+
+
+def test_it_leaves_once_and_comes_again():
+    machine = device()
+    told(machine, UP)
+    out = told(machine, LEAVE)
+    assert bodies(out, Bye) == [Bye(ME.id)]
+    assert fx.CancelTimer("hello") in out
+    assert told(machine, LEAVE) == []
+    assert len(bodies(told(machine, COME), Hello)) == 1
+    assert told(machine, COME) == []
+
+
+@pytest.mark.parametrize("asked", [Here(60.0), Later(5.0)])
+def test_while_away_it_does_not_come_because_the_proxy_asks(asked):
+    machine = device()
+    told(machine, UP)
+    told(machine, LEAVE)
+    assert receive(machine, PROXY.note(asked)) == []
+    assert fire(machine, "hello") == []
+
+
+def test_what_it_has_begun_it_ends_before_it_goes():
+    machine, header = device(), manifest(MODEL)
+    told(machine, UP)
+    work_on(machine, header)
+    assert told(machine, LEAVE) == []
+    out = done(machine, ComputeAnswer(header, PACKAGE), SEALED)
+    assert bodies(out, Bye) == []
+    assert machine.state is DeviceState.UPLOADING
+    assert bodies(fire(machine, "deadline"), Bye) == [Bye(ME.id)]
+
+
+def test_it_goes_with_the_end_of_a_round_that_it_declines():
+    machine, header = device(), manifest(MODEL)
+    told(machine, UP)
+    work_on(machine, header)
+    told(machine, LEAVE)
+    out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("the budget is spent"))
+    assert bodies(out, Bye) == [Bye(ME.id)]
+
+
+def test_a_proxy_that_comes_is_not_sent_an_upload_that_it_holds():
+    machine = device()
+    told(machine, UP)
+    upload(machine)
+    receive(machine, PROXY.note(Ack(machine.memory.uploads[JOB].upload.blob.digest, "held")))
+    receive(machine, PROXY.note(Here(60.0)))
+    assert headers(fire(machine, "hello")) == []
+
+
+# --- What each role says when nothing came for long: a word that is answered, and no
+
+
+def test_a_device_says_hello() -> None:
+    out = device().handle(fx.PeerSilent(fx.ProxyAddress()), 0.0)
+    assert len(bodies(out, Hello)) == len(of(out, fx.Send)) == 1
+
+
+def test_a_device_that_is_away_says_nothing() -> None:
+    machine = device()
+    machine.handle(fx.Command("leave"), 0.0)
+    assert machine.handle(fx.PeerSilent(fx.ProxyAddress()), 0.0) == []
+
+
+def test_a_proxy_asks_its_devices_and_offers_the_cloud_its_roster() -> None:
+    assert len(bodies(proxy().handle(fx.PeerSilent(fx.AllDevices()), 0.0), Here)) == 1
+    (header,) = headers(proxy().handle(fx.PeerSilent(fx.CloudAddress()), 0.0))
+    assert isinstance(header, Roster)
+
+
+def test_a_cloud_asks_the_proxy() -> None:
+    out = cloud().handle(fx.PeerSilent(fx.ProxyAddress()), 0.0)
+    assert len(bodies(out, Here)) == len(of(out, fx.Send)) == 1

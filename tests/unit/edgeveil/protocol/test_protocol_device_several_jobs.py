@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
-import msgspec
-import pytest
-from device_bench import ME, MODEL, PACKAGE, SEALED, SEGMENTS, device, own
-from hypothesis import given
+from device_bench import MODEL, PACKAGE, SEALED, device
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from protocol_kit import (
     CLOUD,
+    CLOUD_KEY,
     JOB,
+    PACKET_BYTES,
     PROXY,
+    PROXY_KEY,
     at,
     bodies,
     commit_of,
     headers,
     manifest,
-    messages,
+    member,
     offer,
     refused,
     reports,
-    stored,
     tasks,
     timers,
 )
@@ -34,9 +35,10 @@ from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import DeviceMachine
+from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
+from edgeveil_edge.store import DeviceStore
 
 JOBS = (JOB, b"K" * 16, b"L" * 16)
-S = dr.DeviceState
 
 
 def several() -> DeviceMachine:
@@ -89,128 +91,11 @@ def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effec
     return done(machine, task, answer_of(job), 0.0)
 
 
-def ack(job: bytes, status: str = "held") -> object:
-    return PROXY.note(m.Ack(digest(answer_of(job).data), status))
-
-
 def digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
 # --- beside each other --------------------------------------------------------------------
-
-
-def test_a_round_of_another_job_takes_nothing_from_the_one_that_is_fetched() -> None:
-    machine = several()
-    first, second = round_of(JOBS[0]), round_of(JOBS[1])
-    hear(machine, offer(first))
-    assert tasks(hear(machine, offer(second, model(JOBS[1])))) == [
-        dr.OpenPackage(second, model(JOBS[1]))
-    ]
-    assert tasks(hear(machine, offer(first, model(JOBS[0])))) == [
-        dr.OpenPackage(first, model(JOBS[0]))
-    ]
-    assert [state(machine, job) for job in JOBS[:2]] == [S.OPENING, S.OPENING]
-
-
-def test_each_job_has_its_upload_until_it_is_acknowledged_and_counted() -> None:
-    machine = several()
-    for job in JOBS:
-        assert [type(item) for item in stored(upload(machine, job))] == [dr.OutboxPut]
-    assert set(machine.memory.uploads) == set(JOBS)
-    assert [item.upload.at.job_id for item in machine.memory.uploads.values()] == list(JOBS)
-    assert stored(hear(machine, ack(JOBS[1]))) == [dr.OutboxHeld(at(job=JOBS[1]))]
-    assert [state(machine, job) for job in JOBS] == [S.UPLOADING, S.ANSWERED, S.UPLOADING]
-    for job in JOBS[::2]:
-        again = machine.handle(own("resend", job), 1.0)
-        assert [header.at.job_id for header in headers(again)] == [job]
-    last = answer_of(JOBS[1]).data[-len(SEGMENTS[-1]) :]
-    record, data = commit_of(at(job=JOBS[1]), [*SEGMENTS[:2], last])
-    out = hear(machine, offer(record, data))
-    assert stored(out)[0].at == at(job=JOBS[1])
-    assert set(machine.memory.uploads) == {JOBS[0], JOBS[2]}
-
-
-def test_a_need_is_answered_from_the_upload_that_it_names() -> None:
-    machine = several()
-    for job in JOBS[:2]:
-        upload(machine, job)
-    for job in JOBS[:2]:
-        item = machine.memory.uploads[job]
-        (part,) = messages(hear(machine, m.Need(item.upload.blob.digest, (0,))), m.BlobPart)
-        assert part.blob == item.upload.blob.digest
-        assert item.data.startswith(part.data)
-
-
-def test_answers_are_numbered_over_all_jobs() -> None:
-    machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS), answered=4))
-    (hello,) = messages(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0), m.Note)
-    hear(machine, PROXY.note(m.Ack(digest(hello.body.payload), "held")))
-    for job in JOBS:
-        upload(machine, job)
-    assert [item.upload.number for item in machine.memory.uploads.values()] == [5, 6, 7]
-
-
-@pytest.mark.parametrize("ended", JOBS)
-def test_the_end_of_one_job_leaves_the_others_rounds(ended: bytes) -> None:
-    machine = several()
-    for job in JOBS:
-        upload(machine, job)
-    out = hear(machine, CLOUD.note(m.Close(ended, "completed")))
-    assert dr.OutboxDrop(at(job=ended), "dropped") in stored(out)
-    others = [job for job in JOBS if job != ended]
-    assert list(machine.memory.uploads) == others
-    assert all(state(machine, job) is S.UPLOADING for job in others)
-
-
-def test_the_deadline_of_one_round_is_its_own() -> None:
-    machine = several()
-    hear(machine, offer(round_of(JOBS[0])))
-    upload(machine, JOBS[1])
-    out = machine.handle(own("deadline", JOBS[0]), 70.0)
-    assert stored(out) == []
-    assert [state(machine, job) for job in JOBS[:2]] == [S.IDLE, S.UPLOADING]
-    assert not machine.fetches.has(round_of(JOBS[0]))
-
-
-def test_all_uploads_come_back_after_a_restart() -> None:
-    machine = several()
-    for job in JOBS:
-        upload(machine, job)
-    hear(machine, ack(JOBS[2]))
-    again = device(machine.memory)
-    out = again.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert {header.at.job_id for header in headers(out)} == set(JOBS[:2])
-    assert [state(again, job) for job in JOBS] == [S.UPLOADING, S.UPLOADING, S.ANSWERED]
-    for job in JOBS:  # nor is one of them computed anew
-        assert hear(again, offer(round_of(job), model(job))) == []
-        fork = msgspec.structs.replace(round_of(job), commitment=b"z" * 32)
-        assert refused(hear(again, offer(fork, model(job)))) == ["forked_manifest"]
-        older = round_of(job, 0)
-        assert refused(hear(again, offer(older, model(job)))) == ["replayed_round"]
-
-
-def test_a_device_leaves_when_all_that_it_owes_is_done() -> None:
-    machine = several()
-    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    upload(machine, JOBS[1])
-    (task,) = tasks(open_(machine, round_of(JOBS[0])))
-    assert bodies(machine.handle(fx.Command("leave"), 0.0), m.Bye) == []
-    assert hear(machine, offer(round_of(JOBS[2]), model(JOBS[2]))) == []  # nothing new
-    assert bodies(hear(machine, ack(JOBS[1])), m.Bye) == []
-    out = done(machine, task, dr.NoAnswer("few"), 0.0)
-    assert bodies(out, m.Bye) == [m.Bye(ME.id)]
-    out = machine.handle(fx.Command("come"), 0.0)
-    assert len(bodies(out, m.Hello)) == 1
-
-
-def test_rounds_before_their_jobs_wait_for_each_of_them() -> None:
-    machine = device(dr.DeviceMemory())
-    wanted = [
-        want for job in JOBS[:2] for want in bodies(hear(machine, offer(round_of(job))), m.Want)
-    ]
-    assert [want.job_id for want in wanted] == [JOBS[0], JOBS[0], JOBS[1]]
-    assert all(machine.fetches.has(round_of(job)) for job in JOBS[:2])
 
 
 def test_what_happens_is_told_of_its_job() -> None:
@@ -252,15 +137,6 @@ def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_
     assert (second.begun_s, second.until_s) == (103.5, 109.5)
 
 
-@pytest.mark.parametrize("unread", [dr.NoAnswer("few"), replace(SEALED, at_once=True)])
-def test_a_turn_without_records_ends_at_once(unread: object) -> None:
-    machine = several()
-    (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
-    open_(machine, round_of(JOBS[1]), 100.0, budget_s=4.0)
-    (second,) = works(done(machine, first, unread, 100.25))
-    assert second.begun_s == 100.25
-
-
 def test_the_round_whose_time_ends_first_is_next() -> None:
     """In the order in which they came one of the two would come too late."""
     machine = several()
@@ -276,16 +152,6 @@ def test_the_round_whose_time_ends_first_is_next() -> None:
     assert third.allowed_s >= 20.0
 
 
-def test_what_would_come_too_late_is_declined_as_it_comes() -> None:
-    machine = several()
-    open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
-    out = open_(machine, round_of(JOBS[1], deadline_s=31.0), 100.0, budget_s=2.0, needed_s=1.0)
-    assert bodies(out, m.Decline) == [m.Decline(at(job=JOBS[1]), "conditions")]
-    assert reports(out)["declined"]["why"] == dr.BUSY
-    assert state(machine, JOBS[1]) is S.IDLE
-    assert works(machine.handle(fx.Timer(dr.TURN), 130.0)) == []
-
-
 def test_under_cover_what_comes_too_late_is_covered() -> None:
     machine = several()
     hear(machine, PROXY.note(m.Cover(20.0)), 100.0)
@@ -293,16 +159,6 @@ def test_under_cover_what_comes_too_late_is_covered() -> None:
     out = open_(machine, round_of(JOBS[1]), 100.0, budget_s=40.0)
     assert bodies(out, m.Decline) == []
     assert [type(task) for task in tasks(out)] == [dr.SealDummies]
-
-
-def test_a_round_that_is_over_does_not_wait_for_its_turn() -> None:
-    machine = several()
-    open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0)
-    open_(machine, round_of(JOBS[1]), 100.0, budget_s=4.0)
-    open_(machine, round_of(JOBS[2]), 100.0, budget_s=4.0)
-    hear(machine, CLOUD.note(m.Close(JOBS[1], "cancelled")), 101.0)
-    (next_,) = works(machine.handle(fx.Timer(dr.TURN), 103.5))
-    assert next_.manifest.at.job_id == JOBS[2]
 
 
 Plan = Sequence[tuple[float, float, float]]  # of each job: when its package comes, budget, chance
@@ -385,3 +241,219 @@ def test_the_bound_of_a_turn_is_the_work_s_share_of_the_budget() -> None:
     machine = several()
     (task,) = works(open_(machine, round_of(JOBS[0]), 5.0, budget_s=8.0))
     assert task.until_s == 5.0 + 8.0 * dr.WORK_SHARE < math.inf
+
+
+# --- Three jobs at one device under loss, repetition, delay and crashes, with a real
+
+
+ME = member(0)
+HERE, THERE = fx.DeviceAddress(ME.id), fx.ProxyAddress()
+JOBS_FAULTS = tuple(bytes((name,)) * 16 for name in b"JKL")
+ROUNDS = 3
+BUDGET_S = {JOBS_FAULTS[0]: 1.0, JOBS_FAULTS[1]: 1.5, JOBS_FAULTS[2]: 2.0}
+WORK_S = 0.3
+
+
+class CrashError(BaseException):
+    """The device's process ends here."""
+
+
+def model_of_faults(where: m.ExchangeId) -> bytes:
+    return MODEL + where.job_id + where.numbers
+
+
+def answer_to(where: m.ExchangeId, made: int) -> dr.SealedAnswer:
+    """Anew each time that it is computed."""
+    return replace(
+        SEALED, data=SEALED.data[:-24] + where.job_id + where.numbers[:4] + bytes((made,)) * 4
+    )
+
+
+@dataclass
+class Host:
+    """Opens and answers, and counts how often; its process ends after the stores it is told to."""
+
+    crashes: frozenset[int]
+    disk: DeviceStore = field(default_factory=lambda: DeviceStore(":memory:"))
+    made: dict[m.ExchangeId, int] = field(default_factory=dict)
+    stores: int = 0
+
+    def together(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def store(self, item: object) -> None:
+        self.disk.store(item)
+        self.stores += 1
+        if self.stores in self.crashes:
+            raise CrashError
+
+    def perform(self, task: object) -> object:
+        match task:
+            case dr.OpenPackage(manifest=header):
+                return dr.OpenedPackage(PACKAGE, 0.5, BUDGET_S[header.at.job_id])
+            case dr.ComputeAnswer(manifest=header):
+                # As the ledger recalls it: what was committed once is sealed again.
+                self.made[header.at] = self.made.get(header.at, 0) + 1
+                return answer_to(header.at, self.made[header.at])
+        return fx.WorkFailed("unexpected")
+
+    def report(self, report: fx.Report) -> None:
+        pass
+
+
+class Played:
+    """Cloud and proxy in one: what they offer, hear and say."""
+
+    at = None
+
+    def __init__(self) -> None:
+        self.number = dict.fromkeys(JOBS_FAULTS, 1)
+        self.held: dict[m.ExchangeId, list[tuple[bytes, int]]] = {}
+        self.uploads: dict[m.ExchangeId, set[bytes]] = {}
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        match event:
+            case fx.PeerConnected():
+                return self.tick()
+            case fx.Timer():
+                return self.tick()
+            case fx.MessageReceived(message=message):
+                return [fx.Send(HERE, said) for said in self.heard(message)]
+        return []
+
+    def tick(self) -> list[fx.Effect]:
+        offers = [said for job in JOBS_FAULTS for said in self.open_round(job)]
+        return [*(fx.Send(HERE, said) for said in offers), fx.SetTimer("tick", 20.0)]
+
+    def open_round(self, job: bytes) -> list[m.Message]:
+        number = self.number[job]
+        if number > ROUNDS:
+            return [CLOUD.note(m.Close(job, "completed"))]
+        where = at(number, job=job)
+        data = model_of_faults(where)
+        return [CLOUD.offer(manifest(data, where, deadline_s=600.0), data)]
+
+    def heard(self, message: m.Message) -> list[m.Message]:
+        if isinstance(message, m.Note) and isinstance(m.decode_body(message.body), m.Hello):
+            digest = hashlib.sha256(message.body.payload).digest()
+            offers = [said for job in JOBS_FAULTS for said in self.open_round(job)]
+            return [PROXY.note(m.Ack(digest, "held")), *offers]
+        if not isinstance(message, m.Offer):
+            return []
+        upload = m.decode_header(message.header)
+        assert isinstance(upload, m.Upload)
+        self.uploads.setdefault(upload.at, set()).add(upload.blob.digest)
+        job, number = upload.at.job_id, upload.at.exchange
+        if number != self.number[job]:
+            return [PROXY.note(m.Ack(upload.blob.digest, "closed"))]
+        assert hashlib.sha256(message.data).digest() == upload.blob.digest
+        self.held.setdefault(upload.at, []).append((upload.blob.digest, upload.number))
+        self.number[job] += 1
+        said: list[m.Message] = [PROXY.note(m.Ack(upload.blob.digest, "held"))]
+        if number % 2:  # of the others the record is late for ever
+            marks, data = commit_of(upload.at, [message.data])
+            said.append(CLOUD.offer(marks, data))
+        return said + self.open_round(job)
+
+
+class Scene:
+    """The device and who plays the others, over a network with faults."""
+
+    def __init__(self, tape: bytes, crashes: frozenset[int]) -> None:
+        self._tape: Iterator[int] = iter(tape)
+        self.net = MemoryNet(self._faults, self._work_s, PACKET_BYTES)
+        self.host, self.played = Host(crashes), Played()
+        for job in JOBS_FAULTS:
+            self.host.disk.put_job(job, b"{}", b"")
+        self.net.add(THERE, self.played, self.host)
+        self.start()
+
+    def _faults(self, _sender: fx.Address, _to: fx.Address, _frame: bytes) -> list[float]:
+        kind = next(self._tape, None)
+        if kind is None:
+            return [LATENCY_S]
+        return [[], [], [LATENCY_S], [LATENCY_S, 1.0], [kind / 32]][kind % 5]
+
+    def _work_s(self, task: object) -> float:
+        return WORK_S if isinstance(task, dr.ComputeAnswer) else 0.01
+
+    def start(self) -> Node:
+        """A process of the device, with what the one before kept."""
+        keys = m.PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
+        bounds = dr.DeviceSettings(packet_bytes=PACKET_BYTES)
+        machine = DeviceMachine(ME.signer, keys, self.host.disk.load(), bounds)
+        old = self.net.nodes.get(HERE)
+        if old is not None:
+            old.up = False
+        node = self.net.add(HERE, machine, self.host)
+        self.net.connect(node)
+        self.net.connect(self.net.nodes[THERE])
+        return node
+
+    def run(self) -> DeviceMachine:
+        """Until all jobs have ended for the device."""
+        while True:
+            with crashing() as crashed:
+                assert self.net.run(self.over, 3600.0), "a job did not come to its end"
+            if not crashed:
+                machine = self.net.nodes[HERE].machine
+                assert isinstance(machine, DeviceMachine)
+                return machine
+            self.start()
+
+    def over(self) -> bool:
+        machine = self.net.nodes[HERE].machine
+        assert isinstance(machine, DeviceMachine)
+        return set(machine.memory.closed) == set(JOBS_FAULTS)
+
+
+@contextmanager
+def crashing() -> Iterator[list[bool]]:
+    crashed: list[bool] = []
+    try:
+        yield crashed
+    except CrashError:
+        crashed.append(True)
+
+
+@given(st.binary(max_size=300), st.frozensets(st.integers(1, 40), max_size=5))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_round_of_every_job_is_answered_once(tape: bytes, crashes: frozenset[int]) -> None:
+    scene = Scene(tape, crashes)
+    machine = scene.run()
+    played, disk = scene.played, scene.host.disk.load()
+    every = {at(number, job=job) for job in JOBS_FAULTS for number in range(1, ROUNDS + 1)}
+    assert set(played.held) == every
+    assert all(len(found) == 1 for found in played.held.values())
+    # An upload is on disk before it leaves, so a crash seals none of them anew.
+    assert all(len(digests) == 1 for digests in played.uploads.values())
+    assert not machine.memory.uploads and not disk.uploads and not machine.rounds.under_way
+    numbers = sorted(number for found in played.held.values() for _, number in found)
+    assert len(set(numbers)) == len(every)
+    assert disk.answered == machine.memory.answered >= len(every)
+
+
+def test_all_uploads_under_way_outlive_the_process() -> None:
+    """None is acknowledged before the process ends, and each is there again, as it was."""
+    scene = Scene(b"", frozenset())
+
+    def no_upload(sender: fx.Address, _to: fx.Address, frame: bytes) -> list[float]:
+        is_upload = sender == HERE and isinstance(m.decode(frame, PACKET_BYTES), m.Offer)
+        return [] if is_upload else [LATENCY_S]
+
+    scene.net.faults = no_upload
+    assert scene.net.run(lambda: len(scene.host.disk.load().uploads) == len(JOBS_FAULTS), 60.0)
+    scene.net.faults = no_faults
+    before = scene.host.disk.load().uploads
+    scene.start()
+    scene.run()
+    sent = {
+        where: digests for where, digests in scene.played.uploads.items() if where.exchange == 1
+    }
+    assert sent == {item.at: {item.upload.blob.digest} for item in before.values()}
+
+
+def test_without_faults_no_answer_is_computed_twice() -> None:
+    scene = Scene(b"", frozenset())
+    scene.run()
+    assert set(scene.host.made.values()) == {1}

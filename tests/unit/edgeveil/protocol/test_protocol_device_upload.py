@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -40,10 +41,17 @@ from protocol_kit import (
     tasks,
     timers,
 )
+from proxy_bench import FLEET, proxy, says
 
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol.device import CountElsewhere, Installation
+from edgeveil.protocol.device_round import DeviceMemory, DeviceState
+from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit, MaskedGroup, RoundKey, Upload
+from edgeveil.protocol.proxy import Answered, FindAnswered
+from edgeveil.protocol.proxy_rounds import ProxyMemory
+from edgeveil.protocol.transfer import Backoff
 
 DIGEST = hashlib.sha256(SEALED.data).digest()
 NAMED = JOB.hex()[:12]
@@ -62,14 +70,6 @@ def test_declining_says_so_and_names_the_cause_but_not_the_reason():
     assert reports(out)["declined"]["why"] == "over it by 3"
     assert reports(out)["declined"]["cause"] == "budget"
     assert machine.state is dr.DeviceState.IDLE
-
-
-def test_what_fails_at_the_box_is_declined_as_its_fault():
-    machine, header = device(), manifest(MODEL)
-    work_on(machine, header)
-    out = done(machine, dr.ComputeAnswer(header, PACKAGE), fx.WorkFailed("no space is left"))
-    assert bodies(out, m.Decline) == [m.Decline(header.at, "fault")]
-    assert reports(out)["declined"]["why"] == "no space is left"
 
 
 def test_an_upload_is_durable_before_it_is_sent():
@@ -108,14 +108,6 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert fire(machine, "resend") == []
 
 
-def test_a_proxy_that_is_away_for_days_is_waited_for():
-    machine = device(waits_cap_s=30.0)
-    upload(machine)
-    for _ in range(2000):
-        out = fire(machine, "resend")
-    assert 15.0 < timers(out)["resend"] <= 30.0
-
-
 def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
@@ -138,38 +130,6 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     assert receive(machine, m.Need(b"x" * 32, (0,))) == []
 
 
-@pytest.mark.parametrize(("size", "inline"), [(15_000, True), (17_000, False)])
-def test_a_small_upload_alone_is_offered_whole_however_large_packets_may_be(size, inline):
-    machine, header = device(packet_bytes=1 << 18), manifest(MODEL)
-    work_on(machine, header)
-    out = done(
-        machine,
-        dr.ComputeAnswer(header, PACKAGE),
-        dr.SealedAnswer((0,), (size,), bytes(size), (b"m" * 32,)),
-    )
-    (offered,) = messages(out, m.Offer)
-    assert len(offered.data) == (size if inline else 0)
-
-
-def test_the_upload_is_kept_after_the_acknowledgement():
-    machine = device()
-    upload(machine)
-    receive(machine, ack("held"))
-    assert machine.memory.uploads
-
-
-@pytest.mark.parametrize("status", ["refused", "closed", "duplicate"])
-def test_a_refused_upload_is_dropped_and_reported(status):
-    machine = device()
-    upload(machine)
-    out = receive(machine, ack(status, reason="closed_round"))
-    # "Closed" may follow a lost acknowledgement: only a refusal says that it was never taken.
-    outcome = "refused" if status == "refused" else "dropped"
-    assert stored(out) == [dr.OutboxDrop(at(), outcome)]
-    assert reports(out)["upload_refused"] == {"job": NAMED, "round": 1, "why": "closed_round"}
-    assert machine.state is dr.DeviceState.IDLE and not machine.memory.uploads
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -188,13 +148,6 @@ def test_nobody_else_can_end_an_upload(message, reason):
     assert snapshot(machine) == before
 
 
-def test_an_acknowledgement_of_something_else_is_ignored():
-    machine = device()
-    upload(machine)
-    assert receive(machine, ack("refused", digest=b"x" * 32)) == []
-    assert machine.state is dr.DeviceState.UPLOADING
-
-
 # --- commit -------------------------------------------------------------------------------
 
 
@@ -211,13 +164,6 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     assert stored(out) == [dr.OutboxDrop(at(), outcome)] and not machine.memory.uploads
     assert machine.state is dr.DeviceState.IDLE
     assert receive(machine, offer(record, data)) == []
-
-
-def test_an_empty_commit_ends_the_upload():
-    machine = device()
-    upload(machine)
-    record, data = commit_of(at(), [])
-    assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 0
 
 
 def test_a_commit_of_another_round_is_not_fetched():
@@ -253,13 +199,6 @@ def test_the_deadline_leaves_an_acknowledged_upload_alone():
     assert fire(machine, "deadline") == [] and machine.memory.uploads
 
 
-def test_a_newer_round_drops_the_old_upload():
-    machine = device()
-    upload(machine)
-    out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
-    assert dr.OutboxDrop(at(), "dropped") in stored(out) and not machine.memory.uploads
-
-
 @pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
 def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
     machine = device()
@@ -274,38 +213,6 @@ def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome
     assert receive(machine, offer(record, data)) == []
 
 
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
-def test_a_commit_tells_of_an_upload_that_was_never_acknowledged(accepted, outcome, closed):
-    """The acknowledgement may have been lost, also where the proxy then says that it is closed."""
-    machine = device()
-    upload(machine)
-    if closed:
-        receive(machine, ack("closed", reason="closed_round"))
-    receive(machine, offer(manifest(MODEL, at(2)), MODEL))
-    record, data = commit_of(at(), SEGMENTS[:accepted])
-    assert stored(receive(machine, offer(record, data))) == [dr.LateRecord(at(), outcome)]
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_closed_job_drops_the_upload(restarted):
-    machine = device()
-    upload(machine)
-    if restarted:
-        machine = device(machine.memory)
-        machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    out = receive(machine, CLOUD.note(m.Close(JOB, "cancelled")))
-    assert dr.OutboxDrop(at(), "dropped") in stored(out)
-    assert not machine.memory.uploads and machine.state is dr.DeviceState.IDLE
-
-
-def test_a_foreign_job_s_end_changes_nothing_here():
-    machine = device()
-    upload(machine)
-    receive(machine, CLOUD.note(m.Close(b"K" * 16, "failed")))
-    assert machine.state is dr.DeviceState.UPLOADING and machine.memory.uploads
-
-
 def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     first = device()
     sent = headers(upload(first))
@@ -316,12 +223,6 @@ def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     receive(machine, ack("held"))
     record, data = commit_of(at(), SEGMENTS)
     assert reports(receive(machine, offer(record, data)))["counted"]["counted"] == 3
-
-
-def test_a_restart_before_the_upload_takes_the_round_up_again():
-    first, header = device(), manifest(MODEL)
-    work_on(first, header)
-    assert len(tasks(receive(device(first.memory), offer(header, MODEL)))) == 1
 
 
 def test_a_restart_still_refuses_a_fork():
@@ -335,12 +236,6 @@ def test_a_restart_still_refuses_a_fork():
 def test_stopping_says_goodbye():
     out = device(dr.DeviceMemory()).handle(fx.Command("stop"), 0.0)
     assert bodies(out, m.Bye) == [m.Bye(ME.id)]
-
-
-def test_late_timers_and_unknown_events_do_nothing():
-    machine = device()
-    for event in (fx.Timer("resend"), fx.Timer("repair"), fx.Timer("?"), fx.WorkDone("?", "?")):
-        assert machine.handle(event, 0.0) == []
 
 
 @pytest.mark.parametrize("end", ["counted", "refused", "expired", "declined"])
@@ -365,3 +260,190 @@ def test_a_settled_round_is_not_taken_up_again(end, restarted):
     fork = msgspec.structs.replace(manifest(MODEL), commitment=b"z" * 32)
     assert refused(receive(machine, offer(fork, MODEL))) == ["forked_manifest"]
     assert len(tasks(receive(machine, offer(manifest(MODEL, at(1, 2)), MODEL)))) == 1
+
+
+# --- A device in a round under masks: first the proxy's key, then the round, and a se
+
+
+KEY = bytes(range(32))
+MASKED = replace(SEALED, at_once=True, seed=b"s" * 80)
+ROUND = manifest(MODEL, masked=(MaskedGroup(0, 10, 40),))
+
+
+def told(machine, key=KEY, where=None):
+    return receive(machine, PROXY.note(RoundKey(where or at(), key)))
+
+
+@pytest.mark.parametrize(
+    "where", [None, at(1, 2), at(2), at(job=b"K" * 16)], ids=["none", "attempt", "round", "job"]
+)
+def test_without_the_round_s_key_the_round_is_refused_and_nothing_stored(where):
+    machine = device()
+    if where:
+        told(machine, where=where)
+    before = snapshot(machine)
+    out = receive(machine, offer(ROUND, MODEL))
+    assert refused(out) == ["no_round_key"]
+    assert stored(out) == tasks(out) == []
+    assert snapshot(machine) == before
+
+
+def test_the_work_is_given_the_key_and_the_upload_carries_the_seed():
+    machine = device()
+    told(machine, b"n" * 32, at(1, 2))
+    told(machine)
+    (task,) = tasks(work_on(machine, ROUND))
+    assert task.round_key == KEY
+    out = done(machine, dr.ComputeAnswer(ROUND, PACKAGE), MASKED)
+    (upload,) = [header for header in headers(out) if isinstance(header, Upload)]
+    assert upload.seed == b"s" * 80
+    (item,) = stored(out)
+    assert item.upload.seed == b"s" * 80
+
+
+def test_a_key_is_believed_from_the_proxy_alone():
+    machine = device()
+    out = receive(machine, CLOUD.note(RoundKey(at(), KEY)))
+    assert refused(out)
+    assert refused(receive(machine, offer(ROUND, MODEL))) == ["no_round_key"]
+
+
+def test_keys_of_as_many_jobs_as_it_knows_are_kept():
+    names = [bytes([number]) * 16 for number in range(4)]
+    machine = device(dr.DeviceMemory(jobs=dict.fromkeys([*names, JOB])), jobs=3)
+    for name in names:
+        told(machine, where=at(job=name))
+    found = []
+    for name in names:
+        header = manifest(MODEL + name, at(job=name), masked=ROUND.masked)
+        found.append(refused(receive(machine, offer(header, MODEL + name))))
+    assert found == [["no_round_key"], [], [], []]
+
+
+# --- A device's waits: spread over the fleet, put off when asked; an acknowledgement
+
+
+def test_a_fleet_s_waits_are_spread_and_never_longer_than_said() -> None:
+    waits = [Backoff(f"{n:016x}").wait_s(4.0, 1, 30.0) for n in range(2000)]
+    assert all(4.0 < wait <= 8.0 for wait in waits)
+    tenths = [int((wait - 4.0) / 0.4) for wait in waits]
+    assert min(tenths.count(tenth) for tenth in range(10)) > 120  # 200 expected, 13 deviation
+
+
+@pytest.mark.parametrize(("tries", "most_s"), [(0, 5.0), (1, 10.0), (3, 30.0), (10_000, 30.0)])
+def test_waits_double_up_to_a_cap(tries: int, most_s: float) -> None:
+    wait_s = Backoff("a" * 16).wait_s(5.0, tries, 30.0)
+    assert most_s / 2 < wait_s <= most_s
+
+
+# --- what is acknowledged -------------------------------------------------------------------
+
+
+def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
+    first = device()
+    upload(first)
+    receive(first, PROXY.note(Ack(DIGEST, "held")))
+    machine = device(first.memory)
+    assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == []
+    assert machine.state is DeviceState.ANSWERED
+    assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
+    # A late word that the round is closed takes nothing back.
+    assert receive(machine, PROXY.note(Ack(DIGEST, "closed"))) == []
+    record, data = commit_of(at(), [])
+    out = receive(machine, offer(record, data))
+    assert refused(out) == []
+    assert reports(out)["counted"]["counted"] == 0
+
+
+# --- A device that was copied or put back to an older state: it counts what was answe
+
+
+UP = fx.PeerConnected(fx.ProxyAddress())
+
+
+def counting(answered: int = 0):
+    """A device whose memory is kept, after so many answers."""
+    return device(DeviceMemory(jobs={JOB: None}, answered=answered))
+
+
+def heard(machine) -> None:
+    machine.handle(UP, 0.0)
+    receive(machine, PROXY.note(Ack(said(machine), "held")))
+
+
+def said(machine) -> bytes:
+    """Digest of its hello."""
+    hello = Hello(ME.id, 0, 0, machine.memory.answered, 3)
+    return hashlib.sha256(ME.signer.note(hello).body.payload).digest()
+
+
+# --- at the device ---
+
+
+def test_answers_are_numbered_and_a_hello_says_the_last_number() -> None:
+    machine = counting(4)
+    heard(machine)
+    (header,) = headers(upload(machine))
+    assert (header.number, machine.memory.answered) == (5, 5)
+    assert bodies(machine.handle(UP, 0.0), Hello) == [Hello(ME.id, 0, 0, 5, 3)]
+
+
+def test_before_it_was_heard_it_takes_up_nothing() -> None:
+    machine = counting()
+    machine.handle(UP, 0.0)
+    assert receive(machine, offer(manifest(MODEL), MODEL)) == []
+    heard(machine)
+    assert tasks(receive(machine, offer(manifest(MODEL), MODEL)))
+
+
+def test_told_that_it_is_behind_it_counts_before_it_says_hello_again() -> None:
+    machine = counting(2)
+    machine.handle(UP, 0.0)
+    behind = Behind(said(machine), 6, (JobDeposit(JOB, b"d"),), True)
+    (task,) = tasks(receive(machine, PROXY.note(behind)))
+    assert task == CountElsewhere(behind)
+    assert receive(machine, offer(manifest(MODEL), MODEL)) == []
+    out = done(machine, task, Installation())
+    assert bodies(out, Hello) == [Hello(ME.id, 0, 0, 6, 3)]
+
+
+@pytest.mark.parametrize("wrong", ["of another hello", "by another signer"])
+def test_a_foreign_word_makes_it_count_nothing(wrong: str) -> None:
+    machine = counting(2)
+    machine.handle(UP, 0.0)
+    digest = bytes(32) if wrong == "of another hello" else said(machine)
+    signer = PROXY if wrong == "of another hello" else ME.signer
+    out = receive(machine, signer.note(Behind(digest, 6, (), True)))
+    assert tasks(out) == [] and machine.memory.answered == 2
+
+
+def test_what_could_not_be_counted_leaves_it_where_it_was() -> None:
+    machine = counting(2)
+    machine.handle(UP, 0.0)
+    behind = Behind(said(machine), 6, (), True)
+    (task,) = tasks(receive(machine, PROXY.note(behind)))
+    assert refused(done(machine, task, fx.WorkFailed("full_disk"))) == ["full_disk"]
+    assert machine.memory.answered == 2
+    assert receive(machine, offer(manifest(MODEL), MODEL)) == []
+
+
+# --- at the proxy ---
+
+
+def hello(machine, number: int):
+    return says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, 0, 0, number, 3)))
+
+
+def test_who_counts_fewer_than_were_given_is_told_and_not_heard() -> None:
+    machine = proxy(ProxyMemory(answered={FLEET[0].id: 7}))
+    machine.hold_work = True
+    out = hello(machine, 5)
+    assert refused(out) == ["behind"] and not bodies(out, Ack)
+    assert FLEET[0].id not in machine.online
+    (task,) = tasks(out)
+    assert isinstance(task, FindAnswered) and (task.since, task.known) == (5, 7)
+    found = Answered(7, (JobDeposit(JOB, b"d"),), True)
+    out = machine.handle(fx.WorkDone(task, found), 0.0)
+    assert bodies(out, Behind) == [Behind(task.hello, 7, found.jobs, True)]
+    assert [send.to for send in of(out, fx.Send)] == [fx.DeviceAddress(FLEET[0].id)]
+    assert bodies(hello(machine, 7), Ack) and FLEET[0].id in machine.online

@@ -20,9 +20,7 @@ from protocol_kit import (
     of,
     offer,
     refused,
-    stored,
     tasks,
-    timers,
 )
 from proxy_bench import FLEET, cloud_says
 from real_proxy import RealProxy
@@ -83,17 +81,6 @@ def ask_checks(machine: RealProxy, asked: m.CheckMasks) -> list[fx.Effect]:
 def checks_of(places: range = range(UPLOADS)) -> bytes:
     vectors = masked_vectors(at(), GROUPS, MASKED)
     return mask_checks(vectors, [seed(UPLOADS - 1 - place) for place in places], CHECK)
-
-
-def test_the_checks_come_in_the_batch_s_order_and_nothing_is_made_durable_for_them(
-    machine: RealProxy,
-) -> None:
-    batch_ = checked_batch(machine)
-    out = ask_checks(machine, check(batch_))
-    assert given(out) == checks_of()
-    assert stored(out) == []
-    assert given(ask_checks(machine, check(batch_))) == checks_of()
-    assert given(ask_checks(machine.restarted(), check(batch_))) == checks_of()
 
 
 def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine: RealProxy) -> None:
@@ -214,18 +201,6 @@ def answered(machine: CloudMachine) -> list[fx.Effect]:
     return receive(machine, offer(header, ANSWER, PROXY))
 
 
-def test_the_factors_are_disclosed_once_the_batch_is_there_and_said_again() -> None:
-    machine = waiting()
-    offer_batch(machine)
-    out = done(machine, cj.Absorb({"": batch()[0]}), cj.AskChecks({"": ASKED}))
-    assert bodies(out, m.CheckMasks) == [ASKED]
-    assert bodies(out, m.Ack) == []
-    assert {"unmask", "watchdog"} <= timers(out).keys()
-    assert bodies(fire(machine, "unmask"), m.CheckMasks) == [ASKED]
-    again = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert bodies(again, m.CheckMasks) == [ASKED]
-
-
 def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it() -> None:
     machine = checking()
     assert tasks(answered(machine)) == [cj.TakeChecks(at(), {"": ANSWER})]
@@ -234,17 +209,6 @@ def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it
     assert state(machine) is cj.CloudState.UNMASKING
     assert bodies(out, m.Misfits | m.Unmask) == [WRONG, CHOSEN]
     assert bodies(fire(machine, "unmask"), m.Misfits | m.CheckMasks) == []
-
-
-def test_too_few_that_fit_are_told_and_the_round_asked_for_again() -> None:
-    machine = checking()
-    answered(machine)
-    out = done(
-        machine, cj.TakeChecks(at(), {"": ANSWER}), cj.TooFewUploads("few", None, {"": WRONG})
-    )
-    told = bodies(out, m.Misfits | m.Ack)
-    assert told[0] == WRONG  # while the proxy knows its batch
-    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
 
 
 @pytest.mark.parametrize("why", ["refused", "failed"])
@@ -258,12 +222,3 @@ def test_a_check_that_comes_to_nothing_has_spent_nothing(why: str) -> None:
         out = done(machine, cj.TakeChecks(at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks"))
     assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
     assert bodies(out, m.Unmask) == []
-
-
-def test_a_silent_proxy_pauses_the_job_unspent() -> None:
-    machine = checking()
-    assert bodies(fire(machine, "watchdog"), m.Unmask) == []
-    assert state(machine) is cj.CloudState.CHECKING
-    out = fire(machine, "watchdog")
-    assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
-    assert state(machine) is cj.CloudState.IDLE

@@ -53,12 +53,6 @@ def seed(number: int) -> MaskSeed:
 # --- masked groups ---
 
 
-def test_masked_groups_are_those_that_the_manifest_says() -> None:
-    assert [(one.group, one.name) for one in VECTORS] == [(0, "layer0"), (1, "layer1")]
-    assert [(one.ring.count, one.ring.bits) for one in VECTORS] == [(7, 40), (20, 33)]
-    assert masked_vectors(at(), GROUPS, ()) == ()
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -75,23 +69,7 @@ def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
         masked_vectors(at(), GROUPS, said)
 
 
-def test_a_vector_may_fill_its_group_to_the_last_byte() -> None:
-    assert masked_vectors(at(), (Group("full", 5 * 11 + 8),), (MaskedGroup(0, 11, 40),))
-
-
-def test_every_group_job_exchange_and_attempt_has_a_use_of_its_own() -> None:
-    places = [at(), at(2), at(1, 2), at(1, 1, b"K" * 16)]
-    uses = {one.use for where in places for one in masked_vectors(where, GROUPS, MASKED)}
-    assert len(uses) == 2 * len(places)
-
-
 # --- seeds ---
-
-
-def test_a_seed_opens_for_its_device_round_and_job() -> None:
-    sealed = seal_seed(seed(1), ROUND, ME, KEY.public().to_bytes())
-    assert len(sealed) == SEALED_SEED_BYTES
-    assert open_seed(KEY, ROUND, ME, sealed).to_bytes() == seed(1).to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -142,12 +120,6 @@ def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
 def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
     with pytest.raises(ProtocolError, match="malformed_choice"):
         chosen_of(said, uploads)
-
-
-def test_no_upload_has_two_names_in_a_choice() -> None:
-    """A digest of the question names the choice: two forms of one would be two choices."""
-    found = {tuple(chosen_of(bytes([said]), 5)) for said in range(32)}
-    assert len(found) == 32
 
 
 # --- sums, from devices by cloud and proxy ---

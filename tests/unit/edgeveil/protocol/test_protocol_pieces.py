@@ -23,7 +23,7 @@ from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import FindStanza, Installation, InstallJob, StanzaLook
+from edgeveil.protocol.device import FindStanza, StanzaLook
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_CHECKS,
@@ -38,16 +38,14 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.protocol.proxy import DeviceKnows
-from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES, UNSELECTED_BYTES
 from edgeveil.protocol.sealed import (
-    JobPackage,
     Terms,
     in_pieces,
     is_listed,
     open_broadcast,
     seal_broadcast,
 )
-from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, NEED_LIMIT, describe, parts
+from edgeveil.protocol.transfer import NEED_LIMIT, describe, parts
 from edgeveil.protocol.transfer import part as part_of
 
 STANZAS = bytes(range(200)) * 3
@@ -96,20 +94,6 @@ def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
     assert [type(task) for task in tasks(out)] == [dr.ComputeAnswer]
 
 
-def test_parts_that_do_not_come_are_asked_for_again_piece_by_piece():
-    machine = device()
-    receive(machine, offer(HEADER))
-    assert needs(fire(machine, "repair")) == [Need(FRONT.digest, tuple(range(FRONT.parts)))]
-    looked(machine)
-    assert needs(fire(machine, "repair")) == []  # the host is at it
-    done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    came(machine, [0, 2])
-    fire(machine, "repair")
-    missing = needs(fire(machine, "repair"))
-    assert [i for need in missing for i in need.indices if i < 3][:1] == [1]
-    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
-
-
 def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
     machine = device()
     receive(machine, offer(HEADER))
@@ -130,34 +114,6 @@ def test_under_cover_everybody_fetches_the_stream_unlooked():
     assert machine.state is dr.DeviceState.OPENING
     out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(None))
     assert [type(task) for task in tasks(out)] == [dr.SealDummies]
-
-
-def test_cover_that_is_asked_for_during_the_look_counts():
-    machine = device()
-    looked(machine)
-    receive(machine, PROXY.note(Cover(5.0)))
-    assert needs(done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)))
-    assert machine.state is dr.DeviceState.FETCHING
-
-
-def test_a_small_one_comes_whole_in_its_offer():
-    machine = device()
-    data = b"abcd" + b"efgh"
-    header = in_pieces(manifest(data, stanza_bytes=4), data)
-    assert tasks(receive(machine, offer(header, data))) == [dr.OpenPackage(header, data)]
-    assert machine.fetches.under_way == {}
-
-
-def test_a_whole_that_comes_during_the_look_goes_before_it():
-    data = b"abcd" + b"efgh"
-    header = in_pieces(manifest(data, stanza_bytes=4), data)
-    machine = device()
-    receive(machine, offer(header))
-    for part in parts(header.pieces[0], b"abcd"):
-        receive(machine, part)
-    assert tasks(receive(machine, offer(header, data))) == [dr.OpenPackage(header, data)]
-    assert done(machine, FindStanza(header, b"abcd"), StanzaLook(False)) == []
-    assert machine.state is dr.DeviceState.OPENING
 
 
 def test_a_look_that_a_newer_round_overtook_is_dropped():
@@ -189,27 +145,6 @@ def test_pieces_that_are_not_the_blob_are_refused(pieces):
     wrong = manifest(DATA, stanza_bytes=len(STANZAS), pieces=pieces)
     assert receive(machine, CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
     assert snapshot(machine) == before
-
-
-def test_a_newer_round_ends_both_pieces():
-    machine = device(fetch_bytes=len(DATA) + 10)
-    newer = manifest(b"y" * len(DATA), at(2))
-    receive(machine, offer(HEADER))
-    assert refused(receive(machine, offer(newer))) == []
-    assert machine.at == newer.at
-    assert list(machine.fetches.under_way) == [newer.blob.digest]
-
-
-def test_a_round_before_its_job_is_looked_at_once_the_job_is_known():
-    machine = device(dr.DeviceMemory())
-    receive(machine, offer(HEADER))
-    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
-    assert tasks(out) == []
-    job, package = manifest(b"job", at(0), kind="job", sequence=0), JobPackage(b"{}", b"")
-    receive(machine, offer(job, b"job"))
-    done(machine, dr.OpenPackage(job, b"job"), dr.OpenedPackage(package))
-    out = done(machine, InstallJob(job, package), Installation())
-    assert tasks(out) == [FindStanza(HEADER, STANZAS)]
 
 
 # --- stanzas in buckets -------------------------------------------------------------------------
@@ -245,15 +180,6 @@ def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
     (opened,) = tasks([e for part in REST_PARTS for e in receive(machine, part)])
     assert open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
     assert open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
-
-
-def test_a_bucket_that_does_not_come_is_asked_for_and_no_other():
-    machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
-    receive(machine, offer(BUCKETED))
-    assert needs(fire(machine, "repair")) == [Need(BUCKETED.pieces[0].digest, (own,))]
-    assert tasks(receive(machine, BUCKET_PARTS[own])) == [
-        FindStanza(BUCKETED, BUCKET_PARTS[own].data)
-    ]
 
 
 def test_with_a_new_key_it_looks_in_the_buckets_of_both():
@@ -318,15 +244,6 @@ def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     ]
     told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
     assert told == [offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
-
-
-def test_of_a_round_only_buckets_are_pushed_and_each_may_be_asked_for():
-    machine = proxy()
-    out = said(machine, BUCKETED, BUCKETS)
-    assert [e.message for e in out if isinstance(e.to, fx.AllDevices)] == [offer(BUCKETED)]
-    assert [e.message for e in out if isinstance(e.to, fx.BucketAddress)] == BUCKET_PARTS
-    asked = Need(BUCKETED.pieces[0].digest, (3,))
-    assert messages(says(machine, FLEET[0], asked), BlobPart) == [BUCKET_PARTS[3]]
 
 
 def said(machine, header, data):
@@ -404,23 +321,6 @@ def test_who_comes_late_is_offered_it_and_asks_for_either_piece():
     brought(machine, LONGER, LONG)
     hello = FLEET[0].signer.note(Hello(FLEET[0].id))
     assert offer(LONGER) in messages(says(machine, FLEET[0], hello), Offer)
-
-
-def test_under_cover_both_pieces_go_to_all():
-    machine = proxy(cover_window_s=5.0)
-    told = [m for m in brought(machine, LONGER, LONG) if isinstance(m, BlobPart)]
-    assert told == [*PUSHED, *PULLED]
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_what_hardly_matters_is_in_the_offer_whole(left):
-    machine = proxy(packet_bytes=1 << 16)
-    whole_bytes = UNSELECTED_BYTES - RECORD_BYTES
-    room = whole_bytes - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
-    data = LONG[:room]
-    header = in_pieces(manifest(data, stanza_bytes=len(STANZAS)), data)
-    whole = [offer(header, data)]
-    assert (brought(machine, header, data) == whole) == (not left)
 
 
 @pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])

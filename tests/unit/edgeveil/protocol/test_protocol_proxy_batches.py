@@ -27,9 +27,21 @@ from protocol_kit import (
     tasks,
     timers,
 )
-from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_cloud, upload
+from proxy_bench import (
+    FLEET,
+    MODEL,
+    cloud_says,
+    fire,
+    open_round,
+    proxy,
+    says,
+    to_cloud,
+    to_devices,
+    upload,
+)
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
@@ -39,12 +51,13 @@ from edgeveil.protocol.messages import (
     Close,
     Decline,
     Hello,
-    Here,
     Need,
     Shortfall,
     Signer,
     encode,
 )
+from edgeveil.protocol.proxy import SetAside
+from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadKept
 
 
 def opened(shuffle=None, memory=None, floor=3, push_bytes=1 << 20, **changes):
@@ -77,25 +90,6 @@ def effects_data(effects):
 # --- when -----------------------------------------------------------------------------------
 
 
-def test_when_all_answered_the_round_is_handed_over_at_once():
-    machine = opened(quorum=5)
-    for number in range(3):
-        assert to_cloud(upload(machine, number)) == []
-    decline(machine, 3)
-    header, _ = batch_of(upload(machine, 4))
-    assert (header.uploads, header.declined, header.counts) == (4, 1, (4, 4, 4))
-    assert state(machine) is pr.CollectionState.HANDING_OVER
-
-
-def test_a_decline_may_be_the_last_answer():
-    machine = opened()
-    for number in range(3):
-        upload(machine, number)
-    decline(machine, 3)
-    header, _ = batch_of(decline(machine, 4))
-    assert (header.uploads, header.declined) == (3, 2)
-
-
 def test_at_quorum_the_others_get_a_grace():
     machine = opened(grace_s=7.0)
     for number in range(3):
@@ -107,24 +101,6 @@ def test_at_quorum_the_others_get_a_grace():
     )
     header, _ = batch_of(fire(machine, "grace"))
     assert header.uploads == 4
-
-
-def test_a_late_answer_within_the_grace_counts():
-    machine = opened()
-    for number in range(4):
-        upload(machine, number)
-    header, _ = batch_of(upload(machine, 4))
-    assert header.uploads == 5
-    assert fire(machine, "grace") == []
-
-
-@pytest.mark.parametrize("uploads", [3, 4])
-def test_at_the_deadline_enough_is_enough(uploads):
-    machine = opened()
-    for number in range(uploads):
-        upload(machine, number)
-    header, _ = batch_of(fire(machine, "deadline"))
-    assert header.uploads == uploads
 
 
 @pytest.mark.parametrize(("job_floor", "proxy_floor"), [(4, 2), (2, 4)])
@@ -147,14 +123,6 @@ def test_a_quorum_below_the_floor_does_not_end_a_round_early():
     assert state(machine) is pr.CollectionState.COLLECTING
     upload(machine, 2)
     assert state(machine) is pr.CollectionState.GRACE
-
-
-def test_when_too_many_declined_the_round_is_short_at_once():
-    machine = opened()
-    for number in range(3):
-        decline(machine, number)
-    upload(machine, 3)
-    assert bodies(upload(machine, 4), Shortfall) == [Shortfall(at(), 2, 3, (0, 0, 0, 0, 0))]
 
 
 def test_declines_are_handed_on_as_counts_by_cause():
@@ -211,25 +179,6 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
         assert bodies(fire(machine, "short"), Shortfall) == [Shortfall(at(), 0, 0)]
     open_round(machine, manifest(MODEL, at(1, 2)))
     assert fire(machine, "short") == []
-
-
-def test_a_shortfall_that_nobody_answers_is_told_ever_less_often_and_at_once_to_who_comes():
-    machine = opened()
-    waits = [timers(fire(machine, "deadline"))]
-    waits += [timers(fire(machine, "short")) for _ in range(20)]
-    waits_s = [next(iter(timer.values())) for timer in waits]
-    assert waits_s[:3] == [3.0, 6.0, 12.0] and waits_s[-1] == waits_s[-2] == 300.0
-    for event in (
-        fx.PeerConnected(fx.CloudAddress()),
-        fx.MessageReceived(fx.CloudAddress(), CLOUD.note(Here(1.0))),
-    ):
-        assert bodies(machine.handle(event, 0.0), Shortfall) == [Shortfall(at(), 0, 0)]
-
-
-def test_timers_of_a_round_that_is_gone_do_nothing():
-    machine = opened()
-    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert [fire(machine, what) for what in ("deadline", "grace", "handover", "short")] == [[]] * 4
 
 
 # --- what -----------------------------------------------------------------------------------
@@ -324,14 +273,6 @@ def handed_over():
     return machine, batch_of(out)[0], out
 
 
-def test_a_batch_is_durable_before_it_is_sent():
-    _, header, out = handed_over()
-    kinds = [type(effect) for effect in out]
-    assert kinds.index(fx.Persist) < kinds.index(fx.Send)
-    (item,) = stored(out)
-    assert isinstance(item, pr.BatchKept) and item.batch == header
-
-
 def test_a_batch_is_offered_until_the_cloud_holds_it():
     machine, header, out = handed_over()
     for _ in range(3):
@@ -379,13 +320,6 @@ def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
     out = cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
     assert len(refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
-
-
-def test_a_commit_ends_the_hand_over():
-    machine, _, _ = handed_over()
-    record, data = commit_of(at(), [b"a"])
-    cloud_says(machine, offer(record, data))
-    assert machine.memory.batches == {} and fire(machine, "handover") == []
 
 
 # --- restart ------------------------------------------------------------------------------
@@ -480,14 +414,6 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
     assert machine.memory.batches == {}
 
 
-def test_a_batch_survives_a_restart_and_takes_no_more_uploads():
-    machine, header, _ = handed_over()
-    again = proxy(durable(machine), min_batch_floor=3)
-    assert bodies(upload(again, 3), Ack)[0].status == "closed"
-    assert header in headers(again.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
-    assert header in headers(fire(again, "handover"))
-
-
 @pytest.mark.parametrize("ended_by", ["ack", "commit"])
 def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     machine, header, _ = handed_over()
@@ -502,10 +428,259 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     assert bodies(upload(again, 4), Ack)[0].status == "closed"
 
 
-def test_a_device_that_comes_when_a_round_takes_no_more_uploads_is_not_offered_it():
-    machine, _, _ = handed_over()
-    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
-    assert headers(out) == []
-    open_round(machine, manifest(MODEL, at(2)))
-    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
-    assert [header.at for header in headers(out)] == [at(2)]
+# --- Devices that never answer cost a round its grace a few times, not for ever
+
+
+STALLED = 5
+
+
+def opened_of_attendance(machine, number, **changes):
+    """Round `number`, for all six devices unless `changes` say other."""
+    fields = {"selected": 6, "quorum": 4, "min_batch": 3, "sequence": number} | changes
+    model = b"model %d" % number
+    cloud_says(machine, offer(manifest(model, at(number), **fields), model))
+
+
+def answer(machine, number, who):
+    """These devices upload to round `number`."""
+    return [effect for device in who for effect in upload(machine, device, where=at(number))]
+
+
+def uploads(effects):
+    return [header.uploads for header in headers(effects) if isinstance(header, Batch)]
+
+
+def state_of_attendance(machine, number):
+    return machine.rounds.collections[at(number)].state
+
+
+def play(machine, number, who, **changes):
+    """A round that these answer: how many uploads it had, and whether it took its grace."""
+    opened_of_attendance(machine, number, **changes)
+    out = answer(machine, number, who)
+    graced = state_of_attendance(machine, number) is CollectionState.GRACE
+    if graced:
+        out += fire(machine, "grace", number)
+    (count,) = uploads(out)
+    return count, graced
+
+
+@pytest.fixture
+def machine():
+    """Device 5 let three rounds pass."""
+    machine = proxy()
+    for number in (1, 2, 3):
+        assert play(machine, number, range(5)) == (5, True)
+    return machine
+
+
+def test_a_stalled_device_costs_the_first_rounds_their_grace_and_no_more(machine):
+    assert [play(machine, n, range(5))[1] for n in (4, 5, 6)] == [False] * 3
+
+
+def test_it_is_tried_again_ever_more_rarely(machine):
+    graced = [n for n in range(4, 40) if play(machine, n, range(5))[1]]
+    assert graced == [7, 13, 25]
+
+
+def hello(machine):
+    device = FLEET[STALLED]
+    says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+
+
+def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
+    assert play(machine, 4, range(5)) == (5, False)
+    hello(machine)
+    opened_of_attendance(machine, 5)
+    assert uploads(answer(machine, 5, range(5))) == []
+    assert uploads(answer(machine, 5, [STALLED])) == [6]
+    assert [play(machine, n, range(5))[1] for n in (6, 7, 8, 9)] == [True] * 3 + [False]
+    hello(machine)  # it has answered since
+    assert play(machine, 10, range(5)) == (5, True)
+
+
+def test_one_that_comes_again_and_again_and_never_answers_costs_one_grace(machine):
+    graced = []
+    for number in (4, 5, 6):
+        hello(machine)
+        graced.append(play(machine, number, range(5))[1])
+    assert graced == [True, False, False]
+
+
+def test_a_device_in_a_cool_down_is_not_waited_for_from_then_on():
+    machine = proxy()
+    opened_of_attendance(machine, 1)
+    answer(machine, 1, range(5))
+    assert state_of_attendance(machine, 1) is CollectionState.GRACE
+    out = machine.handle(fx.Command(SetAside(FLEET[STALLED].id)), 0.0)
+    assert uploads(out) == [5]
+    assert play(machine, 2, range(5)) == (5, False)
+    assert uploads(_all_but_last(machine)) == [6]
+
+
+def _all_but_last(machine):
+    """Round 3: the device is back, and all others are waited for."""
+    opened_of_attendance(machine, 3)
+    return answer(machine, 3, [STALLED, *range(5)])
+
+
+def test_with_cover_traffic_who_is_there_and_silent_is_not_waited_for_either():
+    machine = proxy(cover_window_s=10.0)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    for device in FLEET:
+        says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+    machine.handle(fx.Timer("hellos"), 10.0)
+    graced = [play(machine, n, range(5), selected=4, quorum=2)[1] for n in range(1, 7)]
+    assert graced == [True] * 3 + [False] * 3
+
+
+def test_who_is_revoked_is_forgotten(machine):
+    device = FLEET[STALLED].id
+    key = machine.registry.members.pop(device)
+    machine.handle(fx.Command("roster_changed"), 0.0)
+    machine.registry.members[device] = key
+    machine.handle(fx.Command("roster_changed"), 0.0)
+    assert play(machine, 4, range(5)) == (5, True)
+
+
+# --- With cover traffic a round waits for all who are there, not for so many as were
+
+
+def came(there, **settings):
+    """The proxy has come, and these devices have said hello in time."""
+    machine = proxy(cover_window_s=10.0, **settings)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    for number in there:
+        hello_of_cover(machine, number)
+    machine.handle(fx.Timer("hellos"), 10.0)
+    return machine
+
+
+def opened_of_cover(there=range(6), **changes):
+    machine = came(there)
+    header = manifest(MODEL, **({"selected": 4, "quorum": 3, "min_batch": 3} | changes))
+    open_round(machine, header)
+    return machine
+
+
+def hello_of_cover(machine, number):
+    return says(
+        machine, FLEET[number], FLEET[number].signer.note(m.Hello(FLEET[number].id, knows=3))
+    )
+
+
+def bye(machine, number):
+    return says(machine, FLEET[number], FLEET[number].signer.note(m.Bye(FLEET[number].id)))
+
+
+def batches(effects):
+    return [header for header in headers(effects) if isinstance(header, m.Batch)]
+
+
+def test_it_is_over_when_all_who_are_there_have_answered():
+    machine = opened_of_cover(quorum=4)
+    for number in range(5):
+        assert batches(upload(machine, number)) == []
+    (batch,) = batches(upload(machine, 5))
+    assert batch.uploads == 6
+
+
+def test_who_goes_is_not_waited_for_and_who_comes_is():
+    machine = opened_of_cover(there=range(5), quorum=4)
+    for number in range(3):
+        upload(machine, number)
+    hello_of_cover(machine, 5)
+    bye(machine, 3)
+    assert batches(upload(machine, 4)) == []
+    (batch,) = batches(upload(machine, 5))
+    assert batch.uploads == 5
+
+
+def test_the_quorum_is_never_less_than_the_job_s():
+    machine = opened_of_cover(there=range(4), quorum=4)
+    bye(machine, 3)
+    for number in range(3):
+        upload(machine, number)
+    assert state(machine) is CollectionState.COLLECTING
+
+
+def test_while_devices_have_yet_to_say_hello_nothing_is_over():
+    """Just after the proxy came: the answers of the unselected are here, the selected are not."""
+    machine = proxy(cover_window_s=10.0)
+    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    assert timers(out)["hellos"] > bodies(out, m.Here)[0].spread_s
+    for number in range(3):
+        hello_of_cover(machine, number)
+    open_round(machine, manifest(MODEL, selected=3, quorum=3, min_batch=3))
+    for number in range(3):
+        upload(machine, number)
+    assert state(machine) is CollectionState.COLLECTING
+    for number in range(3, 6):
+        hello_of_cover(machine, number)
+    machine.handle(fx.Timer("hellos"), 4.0)
+    for number in range(3, 5):
+        assert batches(upload(machine, number)) == []
+    (batch,) = batches(upload(machine, 5))
+    assert batch.uploads == 6
+
+
+def test_a_new_link_to_the_devices_gives_them_that_time_again():
+    machine = came(range(4))
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 20.0)
+    open_round(machine, manifest(MODEL, selected=4, quorum=4, min_batch=3))
+    for number in range(4):
+        upload(machine, number)
+    assert state(machine) is CollectionState.COLLECTING
+    (batch,) = batches(machine.handle(fx.Timer("hellos"), 24.0))
+    assert batch.uploads == 4
+
+
+def test_who_was_told_to_come_later_has_that_time():
+    machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    (later,) = [b for n in range(2) for b in bodies(hello_of_cover(machine, n), m.Later)]
+    out = machine.handle(fx.Timer("hellos"), later.delay_s - 0.5)
+    assert timers(out)["hellos"] > 0.5
+    assert timers(machine.handle(fx.Timer("hellos"), later.delay_s + 0.5)) == {}
+
+
+def test_a_job_whose_largest_dummies_would_fill_the_spool_is_refused_before_its_first_round():
+    """Its first rounds may be small: then all had paid when the later one was refused."""
+    sealed = sum(SEALED_BYTES)
+    told = manifest(b"job", at(0, 1), kind="job", min_batch=3, upload_bytes=sealed)
+    for devices, reasons in ((5, ["spool_too_small_for_cover"]), (4, [])):
+        machine = came(range(devices), spool_bytes=4 * sealed)
+        assert refused(cloud_says(machine, offer(told, b"job"))) == reasons
+
+
+def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_answers():
+    """All who are there will upload: who was selected must not find the spool full."""
+    sealed = sum(SEALED_BYTES)
+    room = {"spool_bytes": 4 * sealed}
+    out = open_round(came(range(5), **room))
+    assert refused(out) == ["spool_too_small_for_cover"] and to_devices(out) == []
+    (ack,) = bodies(out, m.Ack)
+    assert (ack.status, ack.reason) == ("refused", "spool_too_small_for_cover")
+    machine = came(range(4), **room)
+    assert refused(open_round(machine)) == []
+    for number in range(4):
+        assert bodies(upload(machine, number), m.Ack)[0].status == "held"
+    assert refused(open_round(proxy(**room))) == []
+
+
+def test_after_a_restart_it_is_the_deadline_that_ends_it():
+    """While it is not known who is there, those who have answered would look like all."""
+    machine = opened_of_cover()
+    kept = []
+    for number in range(4):
+        out = upload(machine, number)
+        kept += [
+            e.item for e in out if isinstance(e, fx.Persist) and isinstance(e.item, UploadKept)
+        ]
+    memory = ProxyMemory(dict(machine.memory.kept), kept)
+    again = proxy(memory, disk=machine.disk, cover_window_s=10.0)
+    assert batches(again.handle(fx.Command("started"), 0.0)) == []
+    hello_of_cover(again, 0)
+    assert batches(upload(again, 4)) == []
+    (batch,) = batches(fire(again, "deadline"))
+    assert batch.uploads == 5

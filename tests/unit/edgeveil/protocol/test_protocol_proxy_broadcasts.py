@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from types import SimpleNamespace
 
 import msgspec
@@ -25,10 +26,21 @@ from protocol_kit import (
     reports,
     signing_key,
     stored,
+    tasks,
     timers,
     upload_of,
 )
-from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, to_cloud, to_devices
+from proxy_bench import (
+    FLEET,
+    MODEL,
+    cloud_says,
+    open_round,
+    proxy,
+    says,
+    to_cloud,
+    to_devices,
+    upload,
+)
 
 from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
@@ -39,9 +51,13 @@ from edgeveil.protocol.messages import (
     BlobPart,
     Bye,
     Close,
+    Cover,
     ExchangeId,
     Hello,
+    Here,
+    Later,
     Need,
+    NewSealingKey,
     Offer,
     PeerKeys,
     ReleaseStatement,
@@ -51,7 +67,7 @@ from edgeveil.protocol.messages import (
     Want,
     proof_of_releases,
 )
-from edgeveil.protocol.proxy_broadcasts import BroadcastPart, JobEnded
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, JobEnded
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
 
 LONG = bytes(range(256)) * 20
@@ -172,18 +188,6 @@ def test_an_older_release_cannot_replace_a_newer_one():
     assert [kept.header for kept in machine.memory.kept.values()] == [new]
 
 
-def test_an_older_announcement_cannot_replace_a_newer_one():
-    """A new one is sealed to the devices that are enrolled now."""
-    machine = proxy()
-    new = manifest(b"new", at(0, 2), kind="job", sequence=9)
-    cloud_says(machine, offer(new, b"new"))
-    out = cloud_says(machine, offer(manifest(b"old", at(0, 1), kind="job", sequence=8), b"old"))
-    assert refused(out) == ["replayed_job"]
-    newest = manifest(b"newest", at(0, 3), kind="job", sequence=10)
-    cloud_says(machine, offer(newest, b"newest"))
-    assert [kept.header for kept in machine.memory.kept.values()] == [newest]
-
-
 @pytest.mark.parametrize(
     ("signer", "reason"),
     [(Signer("cloud", signing_key(9)), "forged"), (PROXY, "unknown_signer")],
@@ -218,43 +222,11 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
-@pytest.mark.parametrize("kind", ["job", "round", "release"])
-def test_the_cloud_hears_that_a_broadcast_is_larger_than_the_proxy_takes(kind):
-    """Or a job that is paid for would wait for ever."""
-    large = manifest(MODEL, kind=kind, blob=Blob(b"x" * 32, 2**30, PART_BYTES))
-    assert acks(cloud_says(proxy(), offer(large, b""))) == [("refused", "oversized_blob")]
-
-
-def test_a_new_attempt_ends_the_earlier_ones():
-    machine = proxy()
-    open_round(machine)
-    out = open_round(machine, manifest(MODEL, at(1, 2)))
-    assert RoundDropped(at(1, 1)) in stored(out)
-    assert list(machine.rounds.collections) == [at(1, 2)]
-    assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
-
-
-def test_a_fetch_that_was_overtaken_is_given_up():
-    machine = proxy()
-    cloud_says(machine, offer(manifest(LONG)))
-    open_round(machine, manifest(MODEL, at(1, 2)))
-    assert machine.handle(fx.Timer("repair"), 0.0) == []
-
-
 def test_a_closed_job_is_no_longer_fetched():
     machine = proxy()
     cloud_says(machine, offer(manifest(LONG)))
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
     assert machine.handle(fx.Timer("repair"), 0.0) == []
-
-
-def test_a_commit_is_passed_on_and_ends_the_round():
-    machine = proxy()
-    open_round(machine)
-    record, data = commit_of(at(), [b"a", b"b"])
-    out = cloud_says(machine, offer(record, data))
-    assert to_devices(out) == [offer(record, data)]
-    assert RoundDropped(at()) in stored(out) and acks(out) == [("held", "")]
 
 
 # --- devices that come late -----------------------------------------------------------------
@@ -274,23 +246,6 @@ def test_a_late_device_gets_what_is_open_the_job_first():
     assert [header.kind for header in headers(out)] == ["job", "round"]
     assert {send.to for send in of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
     assert bodies(out, Close) == [Close(b"E" * 16, "completed")]
-
-
-def test_presence_is_a_count():
-    machine = proxy()
-    hello(machine)
-    out = hello(machine, FLEET[1])
-    assert reports(out) == {"devices_online": {"count": 2}}
-    out = says(machine, ME, ME.signer.note(Bye(ME.id)))
-    assert reports(out) == {"devices_online": {"count": 1}}
-
-
-def test_a_large_broadcast_is_not_pushed_to_a_late_device():
-    machine, header = proxy(), manifest(LONG)
-    cloud_says(machine, offer(header))
-    for piece in parts_of(header, LONG):
-        cloud_says(machine, piece)
-    assert messages(hello(machine), BlobPart) == []
 
 
 def test_wanting_a_job_gets_that_job_alone():
@@ -350,30 +305,6 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
     assert acks(again) == acks(out) == [("held", "")] and to_devices(again) == []
 
 
-def test_a_close_leaves_the_release():
-    machine = proxy()
-    release = manifest(b"final", at(0, 2), kind="release")
-    cloud_says(machine, offer(release, b"final"))
-    cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
-    assert headers(hello(machine)) == [release]
-
-
-def test_a_commit_that_comes_after_the_close_is_not_kept():
-    machine = proxy()
-    open_round(machine)
-    cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
-    record, data = commit_of(at(), [b"a"])
-    assert refused(cloud_says(machine, offer(record, data))) == ["closed_job"]
-    assert machine.memory.kept == {}
-
-
-def test_only_so_many_ended_jobs_are_remembered():
-    machine = proxy(ended_kept=2)
-    for number in range(4):
-        cloud_says(machine, CLOUD.note(Close(bytes([number]) * 16, "completed")))
-    assert list(machine.memory.ended) == [b"\2" * 16, b"\3" * 16]
-
-
 def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
     machine = proxy()
     machine.registry.members.update({m.id: m.key for m in map(member, range(50, 90))})
@@ -388,14 +319,6 @@ def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
     assert messages(cloud_says(machine, Need(header.blob.digest, (1,))), BlobPart) == pieces[1:]
     assert of(cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer)
     assert machine.handle(fx.Timer("roster"), 0.0) == []
-
-
-def test_an_admission_changes_the_roster():
-    machine = proxy()
-    machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
-    machine.registry.members[member(50).id] = member(50).key
-    (header,) = headers(machine.handle(fx.Command("roster_changed"), 0.0))
-    assert header.blob.size_bytes == 32 * (len(FLEET) + 1)
 
 
 def test_messages_from_nowhere_do_nothing():
@@ -511,3 +434,242 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     assert refused(cloud_says(machine, offer(job_of(4), b"job"))) == []
     assert acks(cloud_says(machine, offer(again, b"release"))) == [("held", "")]
     assert [k.header for k in machine.memory.kept.values() if k.header.kind == "release"] == [again]
+
+
+# --- The proxy keeps broadcasts on the disk: checked there, bounded, and only while t
+
+
+def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
+    machine, header = proxy(), manifest(LONG)
+    cloud_says(machine, offer(header))
+    *rest, last = parts_of(header, LONG)
+    wrong = bytes(len(last.data))
+    lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
+    for piece in (*rest, lie):
+        out = cloud_says(machine, piece)
+    assert refused(out) == ["bad_digest"] and to_devices(out) == [] and acks(out) == []
+    assert stored(out)[-1] == BroadcastDropped(header.blob.digest)
+    assert machine.memory.kept == {}
+    cloud_says(machine, offer(header))
+    for piece in (*rest, last):
+        out = cloud_says(machine, piece)
+    assert acks(out) == [("held", "")]
+
+
+def checked(machine, task, data):
+    """The host has checked what it was asked to."""
+    return machine.handle(fx.WorkDone(task, KeptBroadcast(task.signed, task.header, data)), 0.0)
+
+
+def test_a_commit_that_the_next_round_overtakes_is_still_passed_on_and_kept():
+    machine = proxy()
+    open_round(machine)
+    machine.hold_work = True
+    record, data = commit_of(at(), [b"a"])
+    (commit,) = tasks(cloud_says(machine, offer(record, data)))
+    (new,) = tasks(cloud_says(machine, offer(manifest(b"newer", at(2)), b"newer")))
+    checked(machine, new, b"newer")
+    out = checked(machine, commit, data)
+    assert to_devices(out) == [offer(record, data)] and acks(out) == [("held", "")]
+    assert machine.memory.kept[record.blob.digest].header == record
+    assert list(machine.rounds.open) == [at(2)]
+
+
+def test_a_record_that_a_later_one_overtakes_while_it_is_checked_is_dropped():
+    machine = proxy()
+    machine.hold_work = True
+    held = [commit_of(at(number), [bytes([number])]) for number in (1, 2)]
+    first, second = (tasks(cloud_says(machine, offer(*one)))[0] for one in held)
+    checked(machine, second, held[1][1])
+    out = checked(machine, first, held[0][1])
+    assert refused(out) == ["replayed_commit"] and to_devices(out) == []
+    assert BroadcastDropped(held[0][0].blob.digest) in stored(out)
+    assert [kept.header for kept in machine.memory.kept.values()] == [held[1][0]]
+
+
+def records(machine):
+    headers = [kept.header for kept in machine.memory.kept.values()]
+    return {header.at for header in headers if header.kind == "commit"}
+
+
+def test_a_record_outlives_the_next_round_and_ends_with_the_next_record():
+    machine = proxy()
+    first, other = commit_of(at(), [b"a"]), commit_of(at(9, job=b"K" * 16), [b"k"])
+    for record in (first, other):
+        cloud_says(machine, offer(*record))
+    open_round(machine, manifest(MODEL, at(2)))
+    assert records(machine) == {at(), other[0].at}
+    cloud_says(machine, offer(*commit_of(at(2), [b"b"])))
+    assert records(machine) == {at(2), other[0].at}
+    assert refused(cloud_says(machine, offer(*first))) == ["replayed_commit"]
+
+
+def test_what_is_checked_when_its_job_ends_is_not_kept():
+    machine = proxy()
+    machine.hold_work = True
+    (task,) = tasks(cloud_says(machine, offer(manifest(MODEL), MODEL)))
+    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    out = checked(machine, task, MODEL)
+    assert out == [fx.Persist(BroadcastDropped(task.header.blob.digest))]
+    assert machine.memory.kept == {}
+
+
+# --- the cache's bound ----------------------------------------------------------------------
+
+
+def test_the_cache_has_a_bound_and_says_so():
+    machine = proxy(cache_bytes=3 * len(LONG))
+    for job in (b"1", b"2"):
+        header = manifest(LONG + job, ExchangeId(job * 16, 0, 0), kind="job")
+        cloud_says(machine, offer(header))
+        for piece in parts_of(header, LONG + job):
+            out = cloud_says(machine, piece)
+        assert acks(out) == [("held", "")]
+    used = machine.cache_bytes
+    third = manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
+    out = cloud_says(machine, offer(third))
+    assert refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
+    assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
+
+
+def test_a_broadcast_under_way_takes_its_room_at_once():
+    machine = proxy(cache_bytes=int(1.5 * len(LONG)))
+    cloud_says(machine, offer(manifest(LONG, ExchangeId(b"1" * 16, 0, 0), kind="job")))
+    second = manifest(LONG + b"2", ExchangeId(b"2" * 16, 0, 0), kind="job")
+    assert refused(cloud_says(machine, offer(second))) == ["cache_full"]
+
+
+# --- Hellos at a bounded pace; cover traffic is announced
+
+
+def hello_of_greeting(machine, who, now_s=0.0):
+    return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
+
+
+def crowd(machine, count):
+    """So many admitted devices."""
+    many = [member(1000 + number) for number in range(count)]
+    machine.registry.members.update({who.id: who.key for who in many})
+    return many
+
+
+def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
+    machine = proxy(hellos_per_s=5.0)
+    waiting = [(0.0, number, who) for number, who in enumerate(crowd(machine, 40))]
+    heard = []
+    for _ in range(400):
+        if not waiting:
+            break
+        waiting.sort(key=lambda item: item[:2])
+        now_s, number, who = waiting.pop(0)
+        out = hello_of_greeting(machine, who, now_s)
+        if bodies(out, Ack):
+            heard.append(now_s)
+            continue
+        (later,) = bodies(out, Later)
+        assert later.delay_s > 0 and who.id not in machine.online
+        waiting.append((now_s + later.delay_s, number, who))
+    assert len(heard) == 40 and heard == sorted(heard)
+    for start_s in range(15):
+        assert sum(start_s <= when_s < start_s + 1 for when_s in heard) <= 10
+    assert heard[-1] < 20
+
+
+def test_a_forged_hello_takes_nobody_s_place():
+    machine = proxy(hellos_per_s=1.0)
+    for _ in range(5):
+        forged = FLEET[1].signer.note(Hello(FLEET[0].id, knows=3))
+        assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
+    assert bodies(hello_of_greeting(machine, FLEET[0]), Ack)
+
+
+def test_one_device_that_keeps_saying_hello_does_not_take_the_others_place():
+    machine = proxy(hellos_per_s=20.0)
+    loud, others = FLEET[0], crowd(machine, 40)
+    for moment in range(4000):
+        now_s = moment / 200
+        out = hello_of_greeting(machine, loud, now_s)
+        if moment >= 5 and now_s < 10:
+            assert refused(out) == ["hello_too_often"] and of(out, fx.Send) == []
+        if moment % 100 == 0:
+            assert bodies(hello_of_greeting(machine, others.pop(), now_s), Ack)
+
+
+@pytest.mark.parametrize("window_s", [0.0, 7.0])
+def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
+    machine = proxy(cover_window_s=window_s)
+    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    assert bodies(out, Cover) == ([Cover(window_s)] if window_s else [])
+    greeted = hello_of_greeting(machine, FLEET[0])
+    assert bodies(greeted, Cover) == ([Cover(window_s)] if window_s else [])
+    if window_s:
+        notes = of(greeted, fx.Send)
+        assert [send.to for send in notes[:2]] == [fx.DeviceAddress(FLEET[0].id)] * 2
+    assert timers(greeted) == {}
+
+
+def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
+    machine = proxy()
+    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
+    hello_of_greeting(machine, FLEET[0])
+    says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
+    open_round(machine)
+    assert bodies(upload(machine, 0), Here) == []  # all are still coming
+    machine.handle(fx.Timer("hellos"), 60.0)
+    out = upload(machine, 0)
+    assert of(out, fx.Send)[-1].to == fx.DeviceAddress(FLEET[0].id)
+    assert bodies(out, Here) == [Here(0.0)]
+    hello_of_greeting(machine, FLEET[0], 60.0)
+    assert bodies(upload(machine, 0), Here) == []
+
+
+def test_a_revoked_device_is_not_online_any_more():
+    machine = proxy()
+    hello_of_greeting(machine, FLEET[0])
+    del machine.registry.members[FLEET[0].id]
+    machine.handle(fx.Command("roster_changed"), 0.0)
+    assert machine.online == set()
+
+
+def last_delay_s(machine, loud):
+    """What an honest device is told after 20 s in which sound hellos used up all the pace."""
+    honest, others = FLEET[2], crowd(machine, 200)
+    for moment in range(200):
+        now_s = moment / 10
+        while machine.hello_rate.free(now_s):
+            hello_of_greeting(machine, others.pop(), now_s)
+        for who in loud:
+            for _ in range(20):
+                hello_of_greeting(machine, who, now_s)
+    (later,) = bodies(hello_of_greeting(machine, honest, now_s), Later)
+    return later.delay_s
+
+
+def test_one_device_that_keeps_saying_hello_does_not_put_the_others_off():
+    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
+    assert last_delay_s(proxy(hellos_per_s=5.0), [FLEET[1]]) <= calm_s + 2 * 5 / 5.0
+
+
+def test_hellos_of_strangers_are_not_answered_and_put_nobody_off():
+    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
+    strangers = [member(number) for number in range(50, 53)]
+    machine = proxy(hellos_per_s=5.0)
+    assert last_delay_s(machine, strangers) == calm_s
+    out = hello_of_greeting(machine, strangers[0], 20.0)
+    assert refused(out) == ["unknown_signer"] and of(out, fx.Send) == []
+
+
+def test_a_new_sealing_key_is_kept_once_and_others_come_once_a_minute():
+    """Keeping one is a transaction, and a roster of all devices for the cloud."""
+    machine, who, other = proxy(), FLEET[0], FLEET[1]
+
+    def new_key(number, by=who):
+        return by.signer.note(NewSealingKey(by.id, bytes([number] * 32), number))
+
+    outs = [says(machine, who, new_key(200)) for _ in range(100)]
+    assert [len(stored(out)) for out in outs] == [1] + [0] * 99
+    assert all(len(bodies(out, Ack)) == 1 for out in outs)
+    outs = [says(machine, who, new_key(n), n / 2) for n in range(1, 118)]
+    assert [refused(out) for out in outs] == [["new_key_too_often"]] * 117
+    assert len(stored(says(machine, other, new_key(1, other), 59.0))) == 1
+    assert len(stored(says(machine, who, new_key(118), 60.0))) == 1

@@ -30,7 +30,7 @@ from protocol_kit import (
     stored,
     upload_of,
 )
-from proxy_bench import FLEET, MODEL, cloud_says, fire, says, to_cloud, to_devices
+from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud, to_devices
 from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey
@@ -56,7 +56,7 @@ from edgeveil.protocol.messages import (
     encode_inner,
 )
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_rounds import CollectionState, RoundUnmasked, SumMasks
+from edgeveil.protocol.proxy_rounds import CollectionState, SumMasks
 from edgeveil.protocol.sealed import choice, masked_vectors, seal_seed
 from edgeveil.protocol.tensors import mask_sums
 from edgeveil.protocol.transfer import describe
@@ -179,19 +179,6 @@ def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) 
     assert told_key(machine) == key.key == told_key(machine.restarted())
 
 
-def test_a_round_without_masks_has_no_key(machine: RealProxy) -> None:
-    assert bodies(begin(machine, masked_round(masked=())), RoundKey) == []
-    assert told_key(machine) == b""
-
-
-def test_each_round_has_a_key_of_its_own(machine: RealProxy) -> None:
-    begin(machine)
-    first = told_key(machine)
-    begin(machine, masked_round(at(1, 2)))
-    assert told_key(machine) == b""
-    assert told_key(machine, at(1, 2)) not in (b"", first)
-
-
 @pytest.mark.parametrize(
     "masked",
     [
@@ -242,12 +229,6 @@ def test_a_seed_of_another_device_is_refused(machine: RealProxy) -> None:
     stolen, _ = masked_upload(machine, 0)
     assert refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
     assert refused(upload(machine, 0, seed=stolen.seed)) == []
-
-
-def test_a_device_without_training_sends_what_has_no_masks(machine: RealProxy) -> None:
-    begin(machine)
-    assert refused(upload(machine, 0, groups=(2,), seed=b"")) == []
-    assert list(machine.rounds.collections[at()].uploads) == [FLEET[0].id]
 
 
 # --- the answer ---
@@ -310,12 +291,6 @@ def test_a_second_choice_is_refused(machine: RealProxy, restart: bool, heard: bo
     assert given(ask(given_now, question(batch, (0, 1, 2)))) == expected((0, 1, 2))
 
 
-def test_a_refused_question_spends_nothing(machine: RealProxy) -> None:
-    batch = handed_over(machine)
-    why_not(ask(machine, question(batch, (0, 1))))
-    assert given(ask(machine, question(batch, (0, 1, 2)))) == expected((0, 1, 2))
-
-
 @pytest.mark.parametrize(
     ("places", "changes", "reason"),
     [
@@ -357,16 +332,6 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> N
     assert given(ask(machine, kept)) == mask_sums(
         masked_vectors(at(), GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
     )
-
-
-def test_a_question_before_the_batch_is_refused_and_spends_nothing(machine: RealProxy) -> None:
-    begin(machine)
-    for number in range(UPLOADS - 1):
-        upload(machine, number)
-    early = Unmask(at(), bytes(32), b"\x0f")
-    assert why_not(ask(machine, early)) == "unknown_round"
-    (batch,) = [h for h in headers(upload(machine, UPLOADS - 1)) if isinstance(h, Batch)]
-    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
 
 def test_a_plain_batch_has_no_masks_to_give(machine: RealProxy) -> None:
@@ -477,16 +442,6 @@ def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
     assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
 
-def test_a_plain_batch_that_the_cloud_has_no_use_for_goes(machine: RealProxy) -> None:
-    begin(machine, masked_round(masked=()))
-    for number in range(UPLOADS):
-        made, data = upload_of(at(), number + 1)
-        out = says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
-    cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "closed")))
-    assert machine.rounds.collections[at()].state is CollectionState.DELIVERED
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
     tmp_path: Path, restart: bool
@@ -544,39 +499,6 @@ def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(
     assert refused(begin(back, masked_round(at(job=b"L" * 16)))) == []
 
 
-def test_devices_hear_of_a_memory_that_was_put_back(machine: RealProxy) -> None:
-
-    def name(one: RealProxy, job: bytes) -> bytes:
-        (told,) = bodies(begin(one, masked_round(at(job=job * 16))), RoundKey)
-        return told.memory
-
-    first = name(machine, b"K")
-    assert name(machine.restarted(), b"L") == first != b""
-    assert name(put_back(machine), b"M") not in (first, b"")
-
-
-def test_a_job_that_ends_before_anything_was_unmasked_leaves_no_mark(machine: RealProxy) -> None:
-    handed_over(machine)
-    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.masks._context.memory.summed == set()
-    assert machine.restarted().masks._context.memory.summed == set()
-
-
-def test_however_many_exchanges_follow_none_is_forgotten_while_its_job_runs(
-    machine: RealProxy,
-) -> None:
-    """Rounds of helpers could else push out the one that the cloud wants a second sum of."""
-    ask(machine, question(handed_over(machine)))
-    other = b"K" * 16
-    for number in range(1, 20):
-        header = masked_round(at(number, job=other))
-        batch = handed_over(machine, header)
-        ask(machine, question(batch))
-        commit(machine, batch)
-    for one in (machine, machine.restarted()):
-        assert refused(begin(one, masked_round(at(1, 2)))) == ["unmasked_already"]
-
-
 def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     batch = handed_over(machine)
     me = FLEET[0]
@@ -587,27 +509,6 @@ def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     assert not machine.masks._context.memory.unmasked
 
 
-def test_a_batch_is_offered_again_with_its_seeds_after_a_restart(machine: RealProxy) -> None:
-    batch = handed_over(machine)
-    again = machine.restarted()
-    out = fire(again, "handover")
-    assert [h for h in headers(out) if isinstance(h, Batch)] == [batch]
-    (record,) = stored(ask(again, question(batch)))
-    assert record == RoundUnmasked(at(), hashlib.sha256(encode_inner(question(batch))).digest())
-
-
-def test_uploads_of_an_open_round_keep_their_seeds_over_a_restart(machine: RealProxy) -> None:
-    begin(machine)
-    for number in range(3):
-        upload(machine, number)
-    again = machine.restarted()
-    for number in (3, 4):
-        out = upload(again, number)
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
-    found = given(ask(again, question(batch)))
-    assert found == expected(range(UPLOADS))
-
-
 # --- sets of uploads, each summed by itself ---
 
 
@@ -615,13 +516,6 @@ def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path: Pa
     machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
     batch = handed_over(machine, header)
     assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
-
-
-def test_who_leaves_an_upload_out_moves_no_other_to_another_set(tmp_path: Path) -> None:
-    machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
-    batch = handed_over(machine, header)
-    chosen = question(batch, [1, 2, 3, 4])
-    assert given(ask(machine, chosen)) == expected([2, 4]) + expected([1, 3])
 
 
 def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from protocol_kit import (
     PART_BYTES,
     SEALED_BYTES,
@@ -21,13 +25,14 @@ from protocol_kit import (
     stored,
     upload_of,
 )
-from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, to_cloud, upload
+from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Ack, Blob, Decline, Upload
-from edgeveil.protocol.proxy_rounds import CollectionState, UploadKept
-from edgeveil.protocol.proxy_uploads import UploadPart
-from edgeveil.protocol.transfer import describe
+from edgeveil.protocol import messages as m
+from edgeveil.protocol.messages import Ack, Decline, Upload
+from edgeveil.protocol.proxy_rounds import UploadKept
+from edgeveil.protocol.proxy_uploads import SLOW_SHARE, Credit, UploadPart
+from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
 BIG = manifest(MODEL, groups=(manifest(MODEL).groups[0].__class__("layer0", 4000),))
 
@@ -65,14 +70,6 @@ def test_an_upload_is_durable_before_it_is_acknowledged():
     }
 
 
-def test_the_same_upload_again_is_acknowledged_again_and_counted_once():
-    machine = opened()
-    upload(machine, 0)
-    out = upload(machine, 0)
-    assert acks(out) == [("held", "")] and stored(out) == []
-    assert len(collection(machine).uploads) == 1
-
-
 def test_a_second_upload_of_one_identity_is_refused():
     machine = opened()
     upload(machine, 0)
@@ -89,36 +86,6 @@ def test_wrong_groups_are_refused(groups):
     blob = describe(bytes(sum(SEALED_BYTES)), PART_BYTES)
     out = says(machine, FLEET[0], offer(Upload(at(), groups, blob), b"", FLEET[0].signer))
     assert refused(out) == ["wrong_groups"] and acks(out) == [("refused", "wrong_groups")]
-
-
-@pytest.mark.parametrize("extra", [-1, 1, 2**33])
-def test_another_than_the_public_size_is_refused(extra):
-    machine = opened()
-    blob = Blob(b"x" * 32, SEALED_BYTES[0] + extra, PART_BYTES)
-    out = says(machine, FLEET[0], offer(Upload(at(), (0,), blob), b"", FLEET[0].signer))
-    assert refused(out) == ["wrong_size"] and acks(out) == [("refused", "wrong_size")]
-    assert len(machine.uploads.arriving) == 0
-
-
-def test_part_of_the_groups_is_an_upload_too():
-    assert acks(upload(opened(), 0, groups=(0, 2))) == [("held", "")]
-
-
-@pytest.mark.parametrize("where", [at(2), at(1, 2), at(job=b"K" * 16)])
-def test_an_upload_for_a_round_that_is_not_open_is_refused(where):
-    out = upload(opened(), 0, where=where)
-    assert refused(out) == ["closed_round"] and acks(out) == [("closed", "closed_round")]
-
-
-def test_an_upload_after_the_hand_over_is_refused_and_an_early_one_still_known():
-    machine = proxy()
-    open_round(machine, manifest(MODEL, selected=3))
-    for number in range(3):
-        upload(machine, number)
-    assert collection(machine).state is CollectionState.HANDING_OVER
-    assert acks(upload(machine, 3)) == [("closed", "closed_round")]
-    assert acks(upload(machine, 2)) == [("held", "")]
-    assert {held.digest for held in collection(machine).uploads.values()} == {b""}
 
 
 def test_an_upload_under_another_s_name_is_refused():
@@ -156,13 +123,6 @@ def test_a_corrupt_upload_is_not_held_and_can_be_sent_again():
     assert acks(upload(machine, 0)) == [("held", "")]
 
 
-def test_an_upload_in_crumbs_is_refused():
-    machine = opened()
-    blob = Blob(b"x" * 32, SEALED_BYTES[0], 1)
-    out = says(machine, FLEET[0], offer(Upload(at(), (0,), blob), b"", FLEET[0].signer))
-    assert refused(out) == ["tiny_parts"] and acks(out) == [("refused", "tiny_parts")]
-
-
 def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
     out = upload(opened(upload_bytes=sum(SEALED_BYTES) - 1), 0)
     assert acks(out) == [("refused", "oversized_blob")]
@@ -174,20 +134,6 @@ def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
 def decline(machine, number, where=None):
     who = FLEET[number]
     return says(machine, who, who.signer.note(Decline(where or at())))
-
-
-def test_declining_counts_once_and_is_final():
-    machine = opened()
-    for _ in range(2):
-        assert reports(decline(machine, 0))["answered"]["declined"] == 1
-    assert acks(upload(machine, 0)) == [("closed", "closed_round")]
-
-
-def test_an_upload_cannot_be_declined_afterwards():
-    machine = opened()
-    upload(machine, 0)
-    assert refused(decline(machine, 0)) == ["closed_round"]
-    assert collection(machine).declined == {}
 
 
 def test_nobody_both_declines_and_uploads():
@@ -209,13 +155,6 @@ def test_declining_a_round_that_is_not_open_is_refused(where):
 
 
 # --- the spool's bound ----------------------------------------------------------------------
-
-
-def test_the_spool_has_a_bound():
-    machine = opened(spool_bytes=2 * sum(SEALED_BYTES))
-    for number in range(2):
-        assert acks(upload(machine, number)) == [("held", "")]
-    assert refused(upload(machine, 2)) == ["spool_full"]
 
 
 def test_a_full_spool_is_no_answer_and_the_device_s_next_offer_may_find_room():
@@ -246,19 +185,6 @@ def test_uploads_under_way_reserve_their_place_with_their_first_part():
     assert refused(late) == ["spool_full"] and of(late, fx.Send) == []
 
 
-def test_offers_without_parts_do_not_fill_the_spool_before_the_others_uploads():
-    machine = proxy(spool_bytes=3 * 4048)
-    open_round(machine, BIG)
-    data = bytes(4048)
-    header = Upload(at(), (0,), describe(data, PART_BYTES))
-    for who in FLEET:
-        says(machine, who, offer(header, b"", who.signer))
-    for who in FLEET[3:]:
-        for piece in parts_of(header, data):
-            out = says(machine, who, piece)
-        assert acks(out) == [("held", "")]
-
-
 def test_an_unfinished_upload_gives_its_place_back_when_the_round_ends():
     machine = proxy(spool_bytes=4048)
     open_round(machine, BIG)
@@ -270,8 +196,274 @@ def test_an_unfinished_upload_gives_its_place_back_when_the_round_ends():
     assert acks(upload(machine, 1, where=at(2))) == [("held", "")]
 
 
-def test_nothing_about_an_upload_goes_to_the_cloud_while_the_round_is_open():
-    machine = opened()
-    for number in range(4):
-        assert to_cloud(upload(machine, number)) == []
-    assert to_cloud(decline(machine, 5)) == []
+# --- Uploads are pulled: in turn, in order, with a bound on what is on its way
+
+
+SEALED = 4048
+ROOM = 4 * PART_BYTES  # for one upload
+
+
+def opened_of_arrivals(sealed=SEALED, **settings):
+    machine = proxy(**settings)
+    group = m.Group("layer0", sealed - m.SEAL_OVERHEAD_BYTES)
+    open_round(machine, manifest(MODEL, groups=(group,), selected=6, quorum=6))
+    return machine
+
+
+def big(number, size=SEALED):
+    """Device `number`'s upload: header and parts."""
+    data = hashlib.shake_256(bytes([number])).digest(size)
+    header = m.Upload(at(), (0,), describe(data, PART_BYTES))
+    return header, parts_of(header, data), data
+
+
+def offered(machine, number, now_s=0.0, size=SEALED):
+    header, _, _ = big(number, size)
+    return says(machine, FLEET[number], offer(header, b"", FLEET[number].signer), now_s)
+
+
+def needs(effects):
+    """(device number, indices) of every request."""
+    ids = [who.id for who in FLEET]
+    return [
+        (ids.index(send.to.id), send.message.indices)
+        for send in of(effects, fx.Send)
+        if isinstance(send.message, m.Need)
+    ]
+
+
+def acks_of_arrivals(effects):
+    return [(ack.status, ack.reason) for ack in bodies(effects, m.Ack)]
+
+
+def test_uploads_wait_their_turn_and_the_next_is_asked_when_one_is_here():
+    machine = opened_of_arrivals(credit_bytes=2 * ROOM)
+    assert [needs(offered(machine, n)) for n in range(4)] == [
+        [(0, (0, 1, 2, 3))],
+        [(1, (0, 1, 2, 3))],
+        [],
+        [],
+    ]
+    for piece in big(1)[1]:
+        out = says(machine, FLEET[1], piece)
+    assert acks_of_arrivals(out) == [("held", "")] and needs(out) == [(2, (0, 1, 2, 3))]
+    assert machine.credit_bytes <= 2 * ROOM
+
+
+def test_a_repeated_offer_changes_nothing_while_it_waits_or_comes():
+    machine = opened_of_arrivals(credit_bytes=ROOM)
+    offered(machine, 0)
+    says(machine, FLEET[0], big(0)[1][0])
+    offered(machine, 1)
+    assert offered(machine, 0) == offered(machine, 1) == []
+    for piece in big(0)[1][1:]:
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")]
+
+
+def test_a_silent_device_gives_its_place_to_others_and_is_asked_again():
+    machine = opened_of_arrivals(credit_bytes=ROOM, credit_patience_s=5.0)
+    offered(machine, 0)
+    offered(machine, 1)
+    out = machine.handle(fx.Timer("credit"), 5.0)
+    assert (1, (0, 1, 2, 3)) in needs(out)
+    for piece in big(1)[1]:
+        out += says(machine, FLEET[1], piece, 6.0)
+    assert (0, (0,)) in needs(out)  # and for less, among the slow
+
+
+def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent():
+    machine = opened_of_arrivals()
+    offered(machine, 0)
+    first, *rest = big(0)[1]
+    says(machine, FLEET[0], first)
+    out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
+    assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - PART_BYTES
+    for piece in rest:
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")] and machine.credit_bytes == 0
+
+
+def test_an_upload_that_is_not_its_digest_begins_anew_behind_the_others():
+    machine = opened_of_arrivals(credit_bytes=ROOM)
+    offered(machine, 0)
+    offered(machine, 1)
+    *rest, last = big(0)[1]
+    wrong = bytes(len(last.data))
+    lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
+    for piece in (*rest, lie):
+        out = says(machine, FLEET[0], piece)
+    assert refused(out) == ["bad_digest"] and acks_of_arrivals(out) == []
+    assert needs(out) == [(1, (0, 1, 2, 3))]
+    for piece in big(1)[1]:
+        out = says(machine, FLEET[1], piece)
+    assert needs(out) == [(0, (0, 1, 2, 3))]
+    for piece in (*rest, last):
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")]
+
+
+def test_another_upload_of_the_device_takes_the_place_of_one_under_way():
+    machine = opened_of_arrivals()
+    offered(machine, 0)
+    says(machine, FLEET[0], big(0)[1][0])
+    header, pieces, data = big(9)
+    out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
+    assert needs(out) == [(0, (0, 1, 2, 3))] and machine.spool_bytes == SEALED
+    for piece in pieces:
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")] and machine.disk.uploads[at()] == data
+
+
+@pytest.mark.parametrize("how", ["hello", "another offer"])
+def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
+    machine = opened_of_arrivals(credit_bytes=ROOM, credit_patience_s=5.0)
+    offered(machine, 0)
+    machine.handle(fx.Timer("credit"), 5.0)
+    if how == "hello":
+        says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)), 6.0)
+    else:
+        header, _, _ = big(9)
+        says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
+    credit = machine.uploads.credit
+    assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
+
+
+@pytest.mark.parametrize("claimed", [PART_BYTES + 1, SEALED, 10 * SEALED])
+def test_an_upload_in_parts_that_no_packet_carries_is_refused(claimed):
+    machine = opened_of_arrivals()
+    header = m.Upload(at(), (0,), describe(big(0)[2], claimed))
+    out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
+    assert refused(out) == ["large_parts"] and acks_of_arrivals(out) == [("refused", "large_parts")]
+    assert machine.credit_bytes == machine.spool_bytes == 0
+
+
+def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
+    size = PART_BYTES * NEED_LIMIT
+    machine = opened_of_arrivals(size, credit_bytes=size, credit_patience_s=5.0)
+    assert needs(offered(machine, 0, size=size)) == [(0, tuple(range(NEED_LIMIT)))]
+    assert needs(machine.handle(fx.Timer("credit"), 5.0)) == [(0, (0, 1, 2, 3))]
+
+
+def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
+    machine = opened_of_arrivals()
+    assert not machine.asks(FLEET[0].id)
+    offered(machine, 0)
+    wrong = msgspec.structs.replace(big(0)[1][0], data=b"")
+    for _ in range(4):
+        assert machine.asks(FLEET[0].id)
+        assert refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
+    assert not machine.asks(FLEET[0].id)
+    for piece in big(0)[1]:  # the right ones still count
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")] and not machine.asks(FLEET[0].id)
+
+
+def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
+    machine = opened_of_arrivals()
+    offered(machine, 0)
+    first, *_, last = big(0)[1]
+    assert machine.asks(FLEET[0].id) == (1, 4)
+    for _ in range(50):
+        out = says(machine, FLEET[0], last)
+        assert refused(out) == ["out_of_turn"] and needs(out) == []
+    says(machine, FLEET[0], first)  # what counts is followed by one request, and by no more
+    asked = [need for _ in range(50) for need in needs(says(machine, FLEET[0], last))]
+    assert asked == [(0, (1, 2, 3))] and machine.uploads.credit.holds(FLEET[0].id)
+    for piece in big(0)[1][1:]:
+        out = says(machine, FLEET[0], piece)
+    assert acks_of_arrivals(out) == [("held", "")]
+
+
+# --- Credit: bounded, in turn, and not held up by those who bring nothing
+
+
+PATIENCE_S = 5.0
+
+
+def credit(limit_bytes=1000):
+    return Credit(limit_bytes, PATIENCE_S)
+
+
+def test_a_wish_above_the_limit_is_granted_alone():
+    it = credit(100)
+    it.want("a", 5000)
+    it.want("b", 10)
+    assert it.deal(0.0) == ["a"] and it.deal(0.0) == []
+    it.leave("a")
+    assert it.deal(0.0) == ["b"] and it.granted_bytes == 10
+
+
+def test_a_grant_without_progress_is_taken_back_and_progress_keeps_it():
+    it = credit()
+    it.want("silent", 600)
+    it.want("busy", 400)
+    it.want("next", 500)
+    assert it.deal(0.0) == ["silent", "busy"]
+    it.arrived("busy", 10, 4.0)
+    assert it.take_back(PATIENCE_S) == ["silent"]
+    assert not it.holds("silent") and it.holds("busy")
+    assert it.deal(PATIENCE_S) == ["next"]
+
+
+def test_however_many_are_slow_the_others_have_most_of_the_credit():
+    it = credit()
+    slow = [f"slow{number}" for number in range(50)]
+    now_s = 0.0
+    for who in slow:
+        it.want(who, 100)
+    while len(it._known_slow) < len(slow):
+        it.deal(now_s)
+        now_s += PATIENCE_S
+        for who in it.take_back(now_s):
+            it.want(who, 100)
+    it.deal(now_s)
+    assert it.granted_bytes <= it.limit_bytes // SLOW_SHARE
+    for number in range(20):
+        it.want(f"fast{number}", 100)
+    dealt = it.deal(now_s)
+    assert len(dealt) >= 7 and all(who.startswith("fast") for who in dealt)
+    for who in dealt:
+        it.arrived(who, 100, now_s)
+        it.leave(who)
+    assert len(it.deal(now_s)) == len(dealt)
+
+
+def test_what_comes_after_its_grant_was_taken_back_counts_for_nothing():
+    it = credit()
+    it.want("a", 100)
+    it.deal(0.0)
+    it.take_back(PATIENCE_S)
+    it.arrived("a", 100, PATIENCE_S)
+    it.arrived("stranger", 100, PATIENCE_S)
+    assert it.granted_bytes == 0 and it.idle
+
+
+steps = st.tuples(
+    st.sampled_from(["want", "arrived", "leave", "wait"]),
+    st.integers(0, 6),
+    st.integers(1, 400),
+)
+
+
+@given(st.lists(steps, max_size=80))
+def test_the_bound_holds_whatever_happens(course):
+    it, now_s = credit(), 0.0
+    for what, number, size_bytes in course:
+        who = str(number)
+        if what == "want":
+            it.want(who, size_bytes)
+        elif what == "arrived":
+            it.arrived(who, size_bytes, now_s)
+        elif what == "leave":
+            it.leave(who)
+        else:
+            now_s += size_bytes / 40
+            for lost in it.take_back(now_s):
+                it.want(lost, size_bytes)
+        it.deal(now_s)
+        lanes = (it._brisk, it._slow)
+        running = [grant.left_bytes for lane in lanes for grant in lane.granted.values()]
+        assert it.granted_bytes == sum(running)
+        assert it.granted_bytes <= it.limit_bytes + 400  # each lane may always serve one
+        assert all(left >= 0 for left in running)

@@ -25,9 +25,7 @@ from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer
-from edgeveil.protocol.device import RECORD_LOOKS
 from edgeveil.protocol.device_round import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
-from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES
 
 PART_BYTES = transfer.part_bytes(PACKET_BYTES)
 MARKS = [hashlib.sha256(b"mark %d" % number).digest() for number in range(200)]
@@ -79,20 +77,6 @@ def test_a_record_without_a_floor_has_no_pieces_and_one_of_few_marks_is_its_own(
     assert transfer.describe_record(at(), MARKS, PART_BYTES)[0].pieces == ()
     few, _ = record(MARKS[:30])
     assert few.pieces == (few.blob,)
-
-
-def test_who_looks_for_marks_in_several_pieces_asks_for_the_whole():
-    commit, _ = record()
-    other = next(mark for mark in MARKS if mark[0] >> 5 != MINE[0] >> 5)
-    assert transfer.piece_for(commit, [MINE, other]) == commit.blob
-    assert transfer.piece_for(commit, [MINE, MINE]) == transfer.piece_for(commit, [MINE])
-
-
-def test_the_largest_offer_is_small():
-    marks = [hashlib.sha256(b"%d" % number).digest() for number in range(5000)]
-    commit, _ = record(marks, size=65536)
-    assert len(commit.pieces) == m.MOST_PIECES
-    assert len(msgspec.msgpack.encode(offer(commit))) <= 1024 < RECORD_BYTES
 
 
 @pytest.mark.parametrize("these", [(0, 1, 2), (0, 1), (0,) * 8])
@@ -170,22 +154,6 @@ def test_of_several_segments_a_device_asks_for_the_whole():
     assert reports(out)["counted"]["counted"] == len(marks) == 3
 
 
-def test_under_cover_a_device_waits_for_the_whole_and_asks_for_no_piece():
-    machine = answered(cover=True)
-    commit, data = record()
-    assert messages(receive(machine, offer(commit)), m.Need) == []
-    out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
-    assert stored(out) == [OutboxDrop(at(), "counted")]
-    machine = answered(cover=True)
-    receive(machine, offer(commit))
-    (asked,) = messages(fire(machine, "repair"), m.Need)
-    assert asked.blob == commit.blob.digest
-
-
-def test_who_did_not_answer_asks_for_nothing():
-    assert receive(device(), offer(record()[0])) == []
-
-
 def test_the_last_record_of_a_job_is_taken_after_its_end():
     machine = answered()
     commit, data = record()
@@ -194,15 +162,6 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
     piece = transfer.piece_for(commit, [MINE])
     out = came(machine, piece, piece_bytes(commit, data, piece))
     assert stored(out) == [LateRecord(at(), "counted")]
-
-
-def test_a_record_that_is_gone_is_not_asked_for_for_ever():
-    machine = answered()
-    receive(machine, offer(record()[0]))
-    looks = [messages(fire(machine, "repair"), m.Need) for _ in range(RECORD_LOOKS + 2)]
-    assert all(looks[:RECORD_LOOKS]) and not any(looks[RECORD_LOOKS:])
-    assert machine.fetches.under_way == {} and machine.memory.uploads
-    assert messages(receive(machine, offer(record()[0])), m.Need)  # it is offered again
 
 
 class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
@@ -233,29 +192,6 @@ def brought(machine, commit, data):
     return to_devices(
         out + [e for part in parts_of(commit, data) for e in cloud_says(machine, part)]
     )
-
-
-def test_all_hear_the_offer_and_who_asks_gets_a_piece():
-    machine = proxy()
-    commit, data = record()
-    assert brought(machine, commit, data) == [offer(commit)]
-    for piece in commit.pieces:
-        asked = m.Need(piece.digest, tuple(range(piece.parts)))
-        got = messages(says(machine, FLEET[0], asked), m.BlobPart)
-        assert got == list(transfer.parts(piece, piece_bytes(commit, data, piece)))
-
-
-@pytest.mark.parametrize("pushed", ["no pieces", "cover"])
-def test_the_whole_record_goes_to_all(pushed):
-    machine = proxy(cover_window_s=5.0 if pushed == "cover" else 0.0)
-    commit, data = record(floor=3 if pushed == "cover" else None)
-    assert brought(machine, commit, data) == [offer(commit), *parts_of(commit, data)]
-
-
-def test_a_small_record_is_in_its_offer():
-    machine = proxy()
-    commit, data = record(MARKS[:10])
-    assert brought(machine, commit, data) == [offer(commit, data)]
 
 
 def test_the_last_record_stays_with_the_job_s_end_for_who_asks():

@@ -29,7 +29,7 @@ from edgeveil.protocol import device as dv
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud import CountReports, PublishRelease, ReportsCounted, SealPublication
-from edgeveil.protocol.device_round import DeviceMemory, OpenedPackage, OpenPackage
+from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
 from edgeveil.protocol.proxy_broadcasts import ReleaseReplaced, ReleaseStated
 from edgeveil.protocol.sealed import ReleasePackage
 
@@ -101,19 +101,6 @@ def test_a_report_is_made_at_its_moment_and_said_until_the_cloud_has_it():
     assert not timers(not_mine(machine, header)).get("report")  # once for each broadcast
 
 
-def test_a_device_that_starts_again_still_owes_its_report():
-    header = release()
-    memory = DeviceMemory(jobs={JOB: None}, report_due=header)
-    machine = device(memory)
-    assert "report" in timers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0))
-    assert tasks(fire(machine, "report")) == [dv.SealReport(header)]
-
-
-def test_a_release_that_asks_for_none_is_not_reported():
-    out = installed(device(), release(groups=()))
-    assert not any(isinstance(item, dv.ReportDue) for item in stored(out))
-
-
 def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
     machine, first, again = device(), release(7), release(9)
     installed(machine, first)
@@ -143,13 +130,6 @@ def test_a_release_for_other_data_is_passed_over_and_stands_before_nothing():
     assert dv.ReportDue(mine) in stored(out)  # what there is to tell goes before a dummy
     assert not stored(receive(machine, offer(others, bytes_of(others))))
     assert refused(receive(machine, offer(release(4, data_set=A)))) == ["replayed_release"]
-
-
-@pytest.mark.parametrize("tagged", [{}, {"data_set": b""}], ids=["earlier cloud", "empty"])
-def test_a_release_without_a_tag_is_looked_into_as_before(tagged: dict):
-    header = release(**tagged)
-    out = receive(device(data_set=A), offer(header, bytes_of(header)))
-    assert tasks(out) == [OpenPackage(header, bytes_of(header))]
 
 
 def test_a_newer_statement_is_applied_and_an_older_one_refused():
@@ -206,12 +186,6 @@ def test_reports_are_handed_over_together_and_in_an_order_that_says_nothing():
     assert len(sealed) == 3
 
 
-def test_all_who_are_there_have_reported_so_nobody_is_waited_for():
-    machine = holding()
-    out = [effect for number in range(4) for effect in report(machine, number)]
-    assert [len(sealed) for sealed in handed(out)] == [4]
-
-
 def test_a_device_hears_that_its_report_is_counted_once_the_cloud_has_it():
     machine = holding()
     out = [effect for number in range(4) for effect in report(machine, number)]
@@ -222,13 +196,6 @@ def test_a_device_hears_that_its_report_is_counted_once_the_cloud_has_it():
     assert len(bodies(told, m.Ack)) == 4
     assert not handed(look(machine))
     assert [one.status for one in bodies(report(machine, 2), m.Ack)] == ["held"]  # said again
-    assert not handed(look(machine))
-
-
-def test_one_device_reports_once():
-    machine = holding()
-    for fill in (5, 6, 7, 8):
-        report(machine, 1, fill=fill)
     assert not handed(look(machine))
 
 
@@ -307,38 +274,6 @@ def test_releases_of_many_data_sets_give_way_the_oldest_first():
         one = release(number, data_set=bytes([number]) * 16)
         cloud_says(machine, offer(one, bytes_of(one)))
     assert kept_releases(machine) == [2, 3]
-
-
-def test_a_round_takes_the_room_of_releases_but_the_newest():
-    first, second = release(1, data_set=A), release(2, data_set=B)
-    both = sum(len(offer(one).header.payload) + one.blob.size_bytes for one in (first, second))
-    machine = holding(first, cache_bytes=both + 100)
-    cloud_says(machine, offer(second, bytes_of(second)))
-    wide = manifest(MODEL, sequence=3)
-    out = cloud_says(machine, offer(wide, MODEL))
-    assert [ack.status for ack in bodies(out, m.Ack)] == ["held"]
-    assert kept_releases(machine) == [2, 3]
-    large = manifest(MODEL * 40, at(2), sequence=4)
-    assert refused(cloud_says(machine, offer(large, MODEL * 40))) == ["cache_full"]
-    assert kept_releases(machine) == [2, 3]
-
-
-def test_reports_on_releases_of_two_data_sets_are_counted_beside_one_another():
-    one, two = release(5, data_set=A), release(7, data_set=B)
-    machine = holding(one)
-    cloud_says(machine, offer(two, bytes_of(two)))
-    for number in range(3):
-        report(machine, number, one)
-        report(machine, number, two)
-    assert [len(sealed) for sealed in handed(look(machine))] == [3, 3]
-
-
-def test_nobody_but_the_cloud_withdraws():
-    machine = holding()
-    said = m.ReleaseStatement(5, 100.0, (), (7,))
-    assert refused(cloud_says(machine, PROXY.note(said))) == ["unknown_signer"]
-    assert refused(says(machine, FLEET[0], FLEET[0].signer.note(said))) == ["unexpected_body"]
-    assert machine.memory.kept
 
 
 # --- the cloud --------------------------------------------------------------------------------

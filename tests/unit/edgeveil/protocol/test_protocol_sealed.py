@@ -11,7 +11,7 @@ import pytest
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
+from edgeveil.protocol.messages import ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import (
     Terms,
     open_broadcast,
@@ -64,14 +64,6 @@ def test_the_manifest_tells_the_terms_and_the_measures() -> None:
     assert MANIFEST.stanza_bytes == 32 + 16 * 88  # the smallest bucket, dummies included
 
 
-def test_two_broadcasts_of_one_package_share_no_secret() -> None:
-    again, blob, tag = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
-    assert (again.commitment, blob, tag) != (MANIFEST.commitment, BLOB, TAG)
-    assert again.commitment != MANIFEST.commitment
-    assert tag != TAG
-    assert reason(changed(commitment=again.commitment), BLOB) == "wrong_commitment"
-
-
 BOUND: list[dict[str, Any]] = [
     {"kind": "release"},
     {"at": ExchangeId(b"K" * 16, 4, 2)},
@@ -83,11 +75,6 @@ BOUND: list[dict[str, Any]] = [
     {"cloud_key": bytes(32)},
     {"package_digest": b"p" * 32},
 ]
-
-
-@pytest.mark.parametrize("fields", BOUND, ids=lambda f: next(iter(f)))
-def test_the_blob_opens_under_its_own_manifest_alone(fields: dict[str, Any]) -> None:
-    assert open_broadcast(SELECTED[0], changed(**fields), BLOB) is None
 
 
 def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment() -> None:
@@ -148,12 +135,6 @@ def opened(**other: Any) -> bytes | None:
     return open_segment(**(values | other))
 
 
-def test_a_segment_has_its_public_size_and_its_own_key_each_time() -> None:
-    assert opened() == TENSOR + bytes(28)
-    assert len(SEALED) == GROUP.padded_bytes + SEAL_OVERHEAD_BYTES
-    assert seal_segment(MANIFEST, GROUP, TAG, TENSOR)[:32] != SEALED[:32]
-
-
 @pytest.mark.parametrize(("count", "public"), [(0, 0), (1, 64), (64, 64), (65, 128), (4000, 4032)])
 def test_public_sizes_are_multiples_of_64_bytes(count: int, public: int) -> None:
     assert padded(count) == public
@@ -173,23 +154,11 @@ ELSEWHERE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("other", ELSEWHERE, ids=lambda o: next(iter(o)))
-def test_a_segment_counts_in_its_own_place_alone(other: dict[str, Any]) -> None:
-    assert opened(**other) is None
-
-
 def test_no_byte_of_a_segment_can_be_altered_unseen() -> None:
     for place in range(len(SEALED)):
         sealed = bytearray(SEALED)
         sealed[place] ^= 0x10
         assert opened(sealed=bytes(sealed)) is None
-
-
-def test_a_segment_of_another_size_than_public_is_none() -> None:
-    longer = seal_segment(MANIFEST, Group(GROUP.name, 192), TAG, TENSOR)
-    shorter = seal_segment(MANIFEST, Group(GROUP.name, 100), TAG, TENSOR)
-    assert opened(sealed=longer) is None
-    assert opened(sealed=shorter) is None
 
 
 def test_a_tensor_above_its_public_size_is_not_cut() -> None:

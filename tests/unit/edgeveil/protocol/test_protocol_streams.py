@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_bench import cloud, done, fire, receive, waiting
+from cloud_bench import cloud, done, receive, waiting
 from msgspec import structs
 from protocol_kit import (
-    PACKET_BYTES,
     PART_BYTES,
     PROXY,
     at,
@@ -33,7 +32,6 @@ from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_rounds import StreamUploads
 from edgeveil.protocol.sealed import seal_seed
 from edgeveil.protocol.transfer import describe, part
 
@@ -100,18 +98,6 @@ def pulled(machine: RealProxy, blob: m.Blob) -> bytes:
     return b"".join(part.data for part in found)
 
 
-def test_the_first_go_on_while_the_others_are_waited_for(tmp_path: Path) -> None:
-    """Whole parts of masked segments alone, one upload held back for the last lot."""
-    machine = opened(tmp_path)
-    assert told(upload(machine, 0)) == []
-    (first,) = told(upload(machine, 1))
-    assert first.blob.size_bytes == PART_BYTES < UPLOAD_BYTES
-    (second,) = told(upload(machine, 2))
-    assert second.blob.digest == first.blob.digest
-    there = pulled(machine, second.blob)
-    assert there == b"".join(segments(n, (0,))[0] for n in range(2))[: second.blob.size_bytes]
-
-
 def test_what_is_not_masked_waits_for_all(tmp_path: Path) -> None:
     machine = opened(tmp_path)
     sent = b""
@@ -163,34 +149,12 @@ def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(
     assert batch.counts[0] - sum(len(task.uploads) for task in machine.waiting) >= floor
 
 
-def test_a_round_smaller_than_a_lot_goes_on_as_one(tmp_path: Path) -> None:
-    machine = opened(tmp_path, lot_bytes=1 << 20)
-    for number in range(COUNT):
-        out = upload(machine, number)
-        assert told(out) == []
-    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
-    assert batch.stream == b""
-
-
 def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path: Path) -> None:
     machine, frames = opened(tmp_path), []
     for number in range(COUNT):
         frames += to_cloud(upload(machine, number))
     said = repr(frames).encode()
     assert all(member.id.encode() not in said for member in FLEET)
-
-
-def test_one_lot_at_a_time_and_none_is_told_that_is_not_there(tmp_path: Path) -> None:
-    machine = opened(tmp_path)
-    machine.slow = True
-    for number in range(4):
-        assert told(upload(machine, number)) == []
-    (task,) = machine.waiting
-    assert [index for index, _, _ in task.uploads] == [0]
-    out = machine.work(task)
-    assert len(told(out)) == 1
-    (_, after) = machine.waiting
-    assert [index for index, _, _ in after.uploads] == [1, 2]
 
 
 def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
@@ -213,25 +177,6 @@ def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
     assert [index for index, _, _ in machine.waiting[-1].uploads] == [0, 1]
 
 
-def test_while_the_batch_is_made_what_was_told_can_be_had(tmp_path: Path) -> None:
-    """The cloud's question may be on its way when the round closes."""
-    machine = opened(tmp_path)
-    for number in range(3):
-        for arrived in told(upload(machine, number)):
-            front = arrived
-    before, perform = pulled(machine, front.blob), machine.host.perform
-    seen: list[bytes] = []
-
-    def performed(task: object) -> object:
-        if not isinstance(task, StreamUploads):
-            seen.append(pulled(machine, front.blob))
-        return perform(task)
-
-    machine.host.perform = performed  # type: ignore[method-assign]
-    ring(machine, "deadline")
-    assert seen == [before]
-
-
 def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> None:
     machine = opened(tmp_path, header_of(min_batch=5))
     for number in range(4):
@@ -241,18 +186,6 @@ def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> No
     assert bodies(out, m.Shortfall) == [m.Shortfall(at(), 4, 0)]
     assert headers(out) == []
     assert refused(cloud_says(machine, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
-
-
-def test_a_lot_that_is_done_after_its_round_is_not_told(tmp_path: Path) -> None:
-    machine = opened(tmp_path)
-    machine.slow = True
-    for number in range(3):
-        upload(machine, number)
-    (task,) = machine.waiting
-    ring(machine, "deadline")
-    assert machine.work(task) == []
-    data = machine.masks._context.memory.batches[at()]
-    assert data.batch.counts == (3, 3)
 
 
 def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
@@ -332,26 +265,6 @@ def test_what_came_is_opened_in_one_task_at_a_time() -> None:
     assert len(tasks(receive(machine, part_of(2)))) == 1
 
 
-def test_a_part_that_comes_twice_is_taken_once() -> None:
-    machine = waiting()
-    say(machine, arrived(2))
-    assert len(spooled(receive(machine, part_of(0)))) == 1
-    assert receive(machine, part_of(0)) == []
-
-
-def test_no_more_is_on_its_way_than_the_credit() -> None:
-    machine = waiting()
-    out = say(machine, arrived(1000))
-    on_way = set(asked(out))
-    data = bytes(PART_BYTES)
-    for _ in range(300):
-        index = min(on_way)
-        on_way.discard(index)
-        out = receive(machine, part_of(index, data=data * 1000) if index < 1000 else part_of(0))
-        on_way |= set(asked(out))
-        assert len(on_way) <= cj.BATCH_CREDIT
-
-
 def test_with_the_batch_only_the_rest_is_asked_for() -> None:
     machine = waiting()
     say(machine, arrived(10))
@@ -384,11 +297,6 @@ def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> No
     assert len(spooled(receive(machine, part_of(2, batch_of().blob.digest)))) == 1
 
 
-def test_a_batch_whose_stream_was_never_told_is_pulled_at_once() -> None:
-    machine = waiting()
-    assert asked(receive(machine, offer(batch_of(), b"", PROXY)))[0] == 0
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -406,18 +314,6 @@ def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(
     for index in range(10):
         receive(machine, part_of(index))
     assert asked(receive(machine, offer(header, b"", PROXY)))[0] == 0
-
-
-def test_another_stream_takes_the_place_of_the_first() -> None:
-    """The proxy has begun anew."""
-    machine = waiting()
-    say(machine, arrived(4))
-    receive(machine, part_of(0))
-    other = b"o" * 32
-    assert asked(say(machine, arrived(2, other))) == [0, 1]
-    (item,) = spooled(receive(machine, part_of(1, other)))
-    assert item.digest == other
-    assert receive(machine, part_of(1)) == []
 
 
 @pytest.mark.parametrize(
@@ -447,28 +343,3 @@ def test_a_stream_that_no_proxy_tells_is_refused(body: m.Arrived, reason: str) -
 def test_a_stream_that_the_proxy_did_not_sign_is_refused() -> None:
     forged = m.Signer("proxy", signing_key(9)).note(arrived(2))
     assert refused(receive(waiting(), forged)) == ["forged"]
-
-
-def test_a_lost_part_is_asked_for_again_once_the_batch_is_known() -> None:
-    machine = waiting()
-    say(machine, arrived(3))
-    receive(machine, part_of(0))
-    receive(machine, offer(batch_of(), b"", PROXY))
-    found: list[int] = []
-    for _ in range(3):
-        found += asked(fire(machine, "repair"))
-    assert {1, 2} <= set(found)
-
-
-def test_an_attempt_that_comes_to_nothing_takes_its_stream_with_it() -> None:
-    machine = waiting()
-    say(machine, arrived(3))
-    receive(machine, part_of(0))
-    out = say(machine, m.Shortfall(at(), 1, 0))
-    assert stored(out) == [cj.BatchDropped(at().job_id)]
-    assert cj.SealRound(at().job_id, 1, 2) in tasks(out)
-    assert say(machine, arrived(4)) == []
-
-
-def test_offers_are_of_what_a_packet_carries() -> None:
-    assert len(m.Offer(PROXY.header(batch_of())).header.payload) < PACKET_BYTES

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import tracemalloc
 import zlib
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,8 +16,11 @@ from protocol_kit import CLOUD, manifest
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.messages import Blob, BlobPart, Offer, encode
+from edgeveil.protocol.sealed import decode_package
+from edgeveil.protocol.tensors import unpack_tensors
 
 SIZE = 256
 texts = st.integers(0, 6 * SIZE).map(lambda size: hashlib.shake_256(b"text").digest(size))
@@ -48,12 +54,6 @@ def test_what_is_missing_is_asked_for(data, draw):
     for send in tr.answer_need(fx.ProxyAddress(), need, blob, data):
         done = assembly.add(send.message)
     assert done and assembly.finish() == data
-
-
-def test_one_request_takes_a_bounded_credit():
-    data = bytes(SIZE * (tr.NEED_LIMIT + 5))
-    assembly = tr.Assembly(tr.describe(data, SIZE), len(data))
-    assert assembly.missing().indices == tuple(range(tr.NEED_LIMIT))
 
 
 def _altered(good: BlobPart) -> list[BlobPart]:
@@ -109,14 +109,6 @@ def test_a_blob_in_crumbs_is_refused():
     tr.Assembly(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
 
 
-def test_the_last_part_is_short_and_none_follows():
-    data = bytes(SIZE + 1)
-    blob = tr.describe(data, SIZE)
-    assert [len(piece.data) for piece in tr.parts(blob, data)] == [SIZE, 1]
-    with pytest.raises(ProtocolError, match="bad_index"):
-        tr.part(blob, data, 2)
-
-
 @given(st.integers(0, 5 * 2048), st.integers(1024, 2048))
 def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
     data = bytes(size)
@@ -125,21 +117,6 @@ def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
     assert all(len(encode(send.message)) <= packet_bytes for send in out)
     inline = isinstance(out[0].message, Offer) and out[0].message.data == data
     assert inline or len(out) == 1 + header.blob.parts
-
-
-def test_nothing_is_pushed_where_the_receiver_pulls():
-    data = bytes(9000)
-    header = manifest(data)
-    out = tr.sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, 1536, push=False)
-    assert [send.message for send in out] == [Offer(CLOUD.header(header))]
-
-
-@pytest.mark.parametrize("data", [b"", b"model"])
-def test_a_blob_inside_its_offer_is_complete_at_once(data):
-    header = manifest(data)
-    fetch = tr.Fetch(CLOUD.offer(header, data), header, 100)
-    assert [fetch.add(piece) for piece in tr.first_data(fetch.offer, header.blob)] == [True]
-    assert fetch.assembly.finish() == data
 
 
 def test_an_offer_with_other_bytes_inside_is_refused():
@@ -199,26 +176,90 @@ def test_no_more_than_the_credit_is_ever_on_its_way(count, credit, draw):
     assert fetch.assembly.complete
 
 
-def test_asked_parts_that_never_came_are_asked_again_when_the_others_have():
-    fetch, pieces = pulled(tr.NEED_LIMIT + 4)
-    for index in range(2, tr.NEED_LIMIT + 4):  # the first two are lost
-        fetch.add(pieces[index])
-        fetch.next_need(timer=False)
-    assert fetch.next_need(timer=True) is None  # there was news
-    assert fetch.next_need(timer=True).indices == (0, 1)
-
-
-def test_parts_that_are_put_away_elsewhere_take_no_memory():
-    data = bytes(SIZE * 3)
-    assembly = tr.Assembly(tr.describe(data, SIZE), len(data), keep=False)
-    pieces = list(tr.parts(assembly.blob, data))
-    assert [assembly.add(piece) for piece in pieces] == [False, False, True]
-    assert 1 in assembly and 3 not in assembly
-    assembly.forget()
-    assert assembly.missing().indices == (0, 1, 2)
-
-
 @given(st.binary(max_size=4096))
 def test_parts_carry_the_crc_that_every_zlib_knows(data):
     assert tr.crc32(b"123456789") == 0xCBF43926
     assert tr.crc32(data) == zlib.crc32(data) == tr.crc32(memoryview(data))
+
+
+# --- Bytes that claim more than they hold are refused by their headers, before memory
+
+
+ROOM = 1 << 20
+LIMIT = 1 << 16
+
+HUGE = {
+    "an array of 2^32 items": b"\xdd\xff\xff\xff\xff",
+    "a map of 2^32 items": b"\xdf\xff\xff\xff\xff",
+    "4 GiB of bytes": b"\xc6\xff\xff\xff\xff",
+    "4 GiB of text": b"\xdb\xff\xff\xff\xff",
+    "an extension of 4 GiB": b"\xc9\xff\xff\xff\xff\x01",
+    "an offer with 4 GiB": b"\x93\xa5offer\x93\xa5cloud\xc6\xff\xff\xff\xff",
+    "a need of 2^32 parts": b"\x93\xa4need\xc4\x20" + bytes(32) + b"\xdd\xff\xff\xff\xff",
+    "a need of 60,000 parts": b"\x93\xa4need\xc4\x20" + bytes(32) + b"\xdc\xea\x60" + bytes(60_000),
+    "arrays in arrays": b"\x91" * 60_000,
+    "maps in maps": b"\x81\xa1a" * 20_000,
+    "a number beyond all": b"\xcf" + b"\xff" * 8,
+}
+
+
+def peak_bytes(read: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("raw", HUGE.values(), ids=HUGE)
+def test_a_length_bomb_is_refused_by_its_header(raw):
+    signed = m.Envelope("cloud", raw, bytes(64))
+    readers: list[Callable[[], object]] = [
+        lambda: m.decode(bytes((m.VERSION,)) + raw, LIMIT),
+        lambda: m.decode_header(signed),
+        lambda: m.decode_body(signed),
+        lambda: decode_package(raw),
+        lambda: unpack_tensors(raw),
+    ]
+    assert max(map(peak_bytes, readers)) < ROOM
+
+
+def test_a_frame_above_the_limit_is_not_looked_at():
+    frame = m.encode(CLOUD.note(m.Hello("0" * 16))) + bytes(8 << 20)
+    assert peak_bytes(lambda: m.decode(frame, LIMIT)) < 1 << 16
+
+
+def tensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
+
+
+def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+TENSORS = {
+    "a header of 2^63 bytes": tensors({}, length=2**63),
+    "a header of 100 MB": tensors({}, length=100_000_000),
+    "2^62 numbers in 4 bytes": tensors({"a": entry([2**62], 0, 4)}, bytes(4)),
+    "axes that overflow": tensors({"a": entry([2**32, 2**32], 0, 0)}),
+    "an axis below zero": tensors({"a": entry([-1], 0, 4)}, bytes(4)),
+    "data beyond the end": tensors({"a": entry([4], 0, 16)}, bytes(4)),
+    "data before the beginning": tensors({"a": entry([1], -4, 0)}, bytes(4)),
+    "an end before its start": tensors({"a": entry([1], 4, 0)}, bytes(4)),
+    "two tensors on the same bytes": tensors(
+        {"a": entry([1], 0, 4), "b": entry([1], 0, 4)}, bytes(4)
+    ),
+    "bytes that are nobody's": tensors({"a": entry([1], 0, 4)}, bytes(400)),
+    "an unknown type": tensors({"a": entry([1], 0, 4, "F7")}, bytes(4)),
+    "objects": tensors({"a": entry([1], 0, 8, "O")}, bytes(8)),
+    "a header in a header": tensors(b"[" * 60_000),
+    "no header": b"\0\0",
+}
+
+
+@pytest.mark.parametrize("raw", TENSORS.values(), ids=TENSORS)
+def test_tensors_that_claim_more_than_they_hold_are_refused(raw):
+    assert peak_bytes(lambda: unpack_tensors(raw)) < ROOM
