@@ -29,32 +29,11 @@ from dataclasses import replace as with_changes
 
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud_job import (
-    ONE_CELL,
-    Absorb,
-    BatchArrival,
-    BatchDropped,
-    Cell,
-    CellBroadcasts,
-    CellCourse,
-    CloudSettings,
-    JobCourse,
-    OpenArrived,
-    OutgoingBroadcast,
-    ReleaseHeld,
-    RepeatedNotes,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    TakeBatch,
-    TakeChecks,
-    TakeMasks,
-)
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud_reasons import EDGE_LINK, OTHER_KEY, OWN_LINK
-from edgeveil.protocol.transfer import Fetch, GrantPut, ShowBlob, check_fetchable, first_data
 
 # --- what the process asks, work for the host, and what the cloud keeps ----------------------
 
@@ -79,7 +58,7 @@ class PublishRelease:
     """A `Command`: bring the release of this ended job to all enrolled devices of these cells."""
 
     job_id: bytes
-    cells: tuple[str, ...] = ONE_CELL
+    cells: tuple[str, ...] = cj.ONE_CELL
 
 
 @dataclass(frozen=True)
@@ -97,7 +76,7 @@ class SealPublication:
     """Seal a release to all keys of these cells. Result as `SealJob`."""
 
     job_id: bytes
-    cells: tuple[str, ...] = ONE_CELL
+    cells: tuple[str, ...] = cj.ONE_CELL
 
 
 @dataclass(frozen=True)
@@ -150,13 +129,18 @@ class RosterRefused:
 def job_of(task: object) -> bytes | None:
     """The job that a task of the cloud's is about."""
     match task:
-        case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
+        case (
+            cj.SealJob(job_id)
+            | cj.SealRelease(job_id)
+            | SealPublication(job_id)
+            | cj.SealRound(job_id)
+        ):
             return job_id
-        case OpenArrived(batch) | TakeBatch(batch):
+        case cj.OpenArrived(batch) | cj.TakeBatch(batch):
             return batch.at.job_id
-        case Absorb(at=at) | TakeChecks(at) | TakeMasks(at) | CountReports(at):
+        case cj.Absorb(at=at) | cj.TakeChecks(at) | cj.TakeMasks(at) | CountReports(at):
             return at.job_id
-        case GrantPut(job_id=job_id):
+        case tr.GrantPut(job_id=job_id):
             return job_id
     return None
 
@@ -167,16 +151,16 @@ def job_of(task: object) -> bytes | None:
 class RosterArrival:
     """A cell's roster, as far as it is there. The timer `roster` asks for what is missing."""
 
-    def __init__(self, cell: Cell, newest: RosterMark | None = None) -> None:
+    def __init__(self, cell: cj.Cell, newest: RosterMark | None = None) -> None:
         self._cell = cell
-        self._roster: Fetch[m.Roster] | None = None
+        self._roster: tr.Fetch[m.Roster] | None = None
         self._newest = newest  # an older roster would bring revoked devices back
 
     def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
         """A roster is offered (again); `named` is the lineage that the root names. Raises
         ProtocolError where it cannot be fetched."""
         cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
-        check_fetchable(offer, header.blob, limit_bytes)
+        tr.check_fetchable(offer, header.blob, limit_bytes)
         if header.blob.size_bytes % KEY_BYTES:
             raise ProtocolError("malformed")
         if refused := self._why_not(header, named):
@@ -184,9 +168,9 @@ class RosterArrival:
             told = RosterRefused(refused, header.lineage, cell.name, header.expires_s)
             return [fx.Persist(told), fx.Refuse(refused)]
         if self._roster is None or self._roster.header != header:
-            self._roster = Fetch(offer, header, limit_bytes)
+            self._roster = tr.Fetch(offer, header, limit_bytes)
         complete = False
-        for part in first_data(offer, header.blob):
+        for part in tr.first_data(offer, header.blob):
             complete = self._roster.add(part)
         if complete:
             return self._keep(self._roster)
@@ -221,7 +205,7 @@ class RosterArrival:
         again = self._cell.set("roster", self._cell.settings.repair_s)
         return [*self._cell.ask(self._roster.next_need(timer=True)), again]
 
-    def _keep(self, roster: Fetch[m.Roster]) -> list[fx.Effect]:
+    def _keep(self, roster: tr.Fetch[m.Roster]) -> list[fx.Effect]:
         data, header, name = roster.assembly.finish(), roster.header, self._cell.name
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
@@ -241,7 +225,7 @@ class CloudMachine:
         self,
         signer: m.Signer,
         keys: Mapping[str, m.PeerKeys],
-        settings: CloudSettings | None = None,
+        settings: cj.CloudSettings | None = None,
         *,
         releases: m.Signer | None = None,
         rosters: Mapping[str, RosterMark] | None = None,
@@ -254,16 +238,18 @@ class CloudMachine:
         self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # links, by their hop
         self._now_s = 0.0
         self._releases = releases or signer
-        self.settings = settings or CloudSettings()
-        self.courses: dict[bytes, JobCourse] = {}
-        cells = {name: Cell(name, signer, self._releases, self.settings) for name in keys}
+        self.settings = settings or cj.CloudSettings()
+        self.courses: dict[bytes, cj.JobCourse] = {}
+        cells = {name: cj.Cell(name, signer, self._releases, self.settings) for name in keys}
         marks, self._cells = rosters or {}, cells
         self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
-        self._ends = {name: RepeatedNotes(one, signer, "close") for name, one in cells.items()}
+        self._ends = {name: cj.RepeatedNotes(one, signer, "close") for name, one in cells.items()}
         self._statements = {
-            name: RepeatedNotes(one, self._releases, "statement") for name, one in cells.items()
+            name: cj.RepeatedNotes(one, self._releases, "statement") for name, one in cells.items()
         }
-        self._published = {name: OutgoingBroadcast(one, "release") for name, one in cells.items()}
+        self._published = {
+            name: cj.OutgoingBroadcast(one, "release") for name, one in cells.items()
+        }
         self._publishing: PublishRelease | None = None  # while it is sealed
 
     @property
@@ -287,12 +273,12 @@ class CloudMachine:
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
-            case fx.Command(what=StartJob() as start):
+            case fx.Command(what=cj.StartJob() as start):
                 course = self.courses.get(start.job_id)
                 if course is None:
                     cells = self._cells.values()
                     own = [with_changes(cell, job_id=start.job_id) for cell in cells]
-                    course = JobCourse(start, own, list(self._ends.values()))
+                    course = cj.JobCourse(start, own, list(self._ends.values()))
                 out = course.begin()
                 self.courses[start.job_id] = course
                 for cell in self.keys:
@@ -337,13 +323,13 @@ class CloudMachine:
                 # What could not be counted the proxy says again.
                 counted = isinstance(result, ReportsCounted)
                 return [self._cells[cell].ack(note, "held")] if counted else []
-            case fx.WorkDone(task=ShowBlob() as task, result=result):
+            case fx.WorkDone(task=tr.ShowBlob() as task, result=result):
                 return self._shown(task, result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
 
-    def _of_jobs(self, cell: str) -> list[CellCourse]:
+    def _of_jobs(self, cell: str) -> list[cj.CellCourse]:
         return [course.cells[cell] for course in self.courses.values()]
 
     # --- releases beside the jobs ---
@@ -358,7 +344,7 @@ class CloudMachine:
         if self._publishing is None or self._publishing.job_id != task.job_id:
             return []
         self._publishing = None
-        if not isinstance(result, CellBroadcasts):
+        if not isinstance(result, cj.CellBroadcasts):
             return [fx.Report("release_waits", {"why": getattr(result, "reason", "")})]
         selected = next(iter(result.by_cell.values())).manifest.selected
         out: list[fx.Effect] = [fx.Report("release_published", {"selected": selected})]
@@ -407,25 +393,25 @@ class CloudMachine:
         """What the proxy answers with its roster."""
         return fx.Send(fx.ProxyAddress(cell), self.signer.note(m.Here(0.0)))
 
-    def _course(self, about: Callable[[JobCourse], bool]) -> JobCourse | None:
+    def _course(self, about: Callable[[cj.JobCourse], bool]) -> cj.JobCourse | None:
         return next((one for one in self.courses.values() if about(one)), None)
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         course = self.courses.get(job_of(task) or b"")
         if course is None:
-            if isinstance(task, TakeBatch):  # written since the job ended
-                return [fx.Persist(BatchDropped(task.batch.at.job_id, task.cell))]
+            if isinstance(task, cj.TakeBatch):  # written since the job ended
+                return [fx.Persist(cj.BatchDropped(task.batch.at.job_id, task.cell))]
             return []
         match task:
-            case OpenArrived():
+            case cj.OpenArrived():
                 return course.cells[task.cell].arrival.opened()
-            case GrantPut(sender=fx.ProxyAddress(cell=cell)):
+            case tr.GrantPut(sender=fx.ProxyAddress(cell=cell)):
                 return course.cells[cell].arrival.grants.granted(task, result)
-            case TakeBatch():
+            case cj.TakeBatch():
                 return course.taken(task, result)
         return course.done(task, result) if course.awaits(task) else []
 
-    def _shown(self, task: ShowBlob, result: object) -> list[fx.Effect]:
+    def _shown(self, task: tr.ShowBlob, result: object) -> list[fx.Effect]:
         """A broadcast lies in the store, or a publication; cells may have the same one."""
         of_jobs = [one for course in self.courses.values() for one in course.cells.values()]
         outgoing = [*self._published.values(), *(one.out for one in of_jobs)]
@@ -482,19 +468,19 @@ class CloudMachine:
                 course = self.courses.get(at.job_id)
                 if course is not None:
                     return self._batch(course, cell, offer, header)
-                check_fetchable(offer, header.blob, self.settings.spool_bytes)
+                tr.check_fetchable(offer, header.blob, self.settings.spool_bytes)
                 return [of_it.ack(header.blob.digest, "closed")]
             case m.Roster():
                 return self._rosters[cell].offer(offer, header, self.keys[cell].lineage)
         raise ProtocolError("unexpected_header")
 
-    def _others(self, course: JobCourse, cell: str) -> list[BatchArrival]:
+    def _others(self, course: cj.JobCourse, cell: str) -> list[cj.BatchArrival]:
         """What shares the disk with this job's batch of this cell."""
         of_all = [one for each in self.courses.values() for one in each.cells.values()]
         return [one.arrival for one in of_all if one is not course.cells[cell]]
 
     def _batch(
-        self, course: JobCourse, cell: str, offer: m.Offer, header: m.Batch
+        self, course: cj.JobCourse, cell: str, offer: m.Offer, header: m.Batch
     ) -> list[fx.Effect]:
         """Streams of other jobs make way where this batch would fit without them."""
         others = self._others(course, cell)
@@ -545,7 +531,7 @@ class CloudMachine:
             sequence, stop = published.sequence, self._cells[cell].cancel("release")
             published.drop()
             if ack.status == "held":
-                return [fx.Persist(ReleaseHeld(sequence, cell)), stop]
+                return [fx.Persist(cj.ReleaseHeld(sequence, cell)), stop]
             return [stop, fx.Report("release_refused", {"why": ack.reason})]
         course = self._course(lambda one: one.cells[cell].asks_about(ack))
         return course.acknowledged(cell, ack) if course else []

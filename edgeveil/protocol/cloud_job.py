@@ -41,21 +41,8 @@ from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
-from edgeveil.protocol.transfer import (
-    NEED_LIMIT,
-    Fetch,
-    LentData,
-    PutGrants,
-    PutTaken,
-    ShownBlobs,
-    answer_need,
-    check_claim,
-    check_fetchable,
-    first_data,
-    sends,
-    why_not,
-)
 
 # --- work for the host, its results, and what the cloud keeps --------------------------------
 
@@ -314,14 +301,14 @@ class OutgoingBroadcast:
     def __init__(self, cell: Cell, timer: str) -> None:
         self._cell, self._timer = cell, timer
         self._manifest: m.Manifest | None = None
-        self._data = LentData(b"")
+        self._data = tr.LentData(b"")
         settings = cell.settings
-        self.shown = ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
+        self.shown = tr.ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
 
     def offer(self, what: Broadcast) -> list[fx.Effect]:
         """Begin with this one, in place of the one before."""
         self.drop()
-        self._manifest, self._data = what.manifest, LentData(what.data)
+        self._manifest, self._data = what.manifest, tr.LentData(what.data)
         return self.send(push=what.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
 
     def drop(self) -> None:
@@ -337,7 +324,7 @@ class OutgoingBroadcast:
             proof = sign(cell.releases.key, RELEASE_AHEAD, m.proof_of_releases(manifest))
             manifest = replace(manifest, release_proof=proof)
         signer = cell.releases if manifest.kind == "release" else cell.signer
-        packets = sends(
+        packets = tr.sends(
             cell.proxy,
             signer.header(manifest),
             manifest.blob,
@@ -369,7 +356,7 @@ class OutgoingBroadcast:
             told = self.shown.answer(proxy, blob, self._data, now_s)
             if told is not None:
                 return told
-        return answer_need(proxy, need, blob, self._data)
+        return tr.answer_need(proxy, need, blob, self._data)
 
 
 class BatchArrival:
@@ -378,10 +365,10 @@ class BatchArrival:
 
     def __init__(self, cell: Cell) -> None:
         self._cell, settings = cell, cell.settings
-        self._batch: Fetch[m.Batch] | None = None  # its bytes go to the host
-        self._stream: Fetch[m.Batch] | None = None  # the front of one that is not whole yet
+        self._batch: tr.Fetch[m.Batch] | None = None  # its bytes go to the host
+        self._stream: tr.Fetch[m.Batch] | None = None  # the front of one that is not whole yet
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
-        self.grants = PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
+        self.grants = tr.PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
 
     @property
     def whole_batch(self) -> m.Batch | None:
@@ -429,7 +416,7 @@ class BatchArrival:
             return [*told, look_again, self.watch()]  # who offers it is there
         batch.on_its_way = False
         out: list[fx.Effect] = []
-        for part in first_data(offer, blob):
+        for part in tr.first_data(offer, blob):
             out += self._put_away(batch, part)
         if known:
             out += cell.ask(batch.next_need(timer=False))
@@ -452,16 +439,16 @@ class BatchArrival:
             # Its round went meanwhile, and what was written since is of no use.
             return [] if batch or self._stream else [self._dropped()]
         self.grants.end(self._cell.job_id)
-        if isinstance(result, PutTaken):
+        if isinstance(result, tr.PutTaken):
             batch.assembly.fill(b"")
             return []
-        return [fx.Refuse(f"beside_{why_not(result)}")]
+        return [fx.Refuse(f"beside_{tr.why_not(result)}")]
 
     def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
         """Ask for the front of a batch that is not whole yet. Raises ProtocolError
         `oversized_blob`, `tiny_parts` or `malformed`."""
         blob = arrived.blob
-        check_claim(blob, self._cell.settings.spool_bytes)
+        tr.check_claim(blob, self._cell.settings.spool_bytes)
         if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
             raise ProtocolError("malformed")
         if self._batch is not None:
@@ -521,12 +508,12 @@ class BatchArrival:
     def _dropped(self) -> fx.Effect:
         return fx.Persist(BatchDropped(self._cell.job_id, self._cell.name))
 
-    def _fetch(self, offer: m.Offer, header: m.Batch) -> Fetch[m.Batch]:
+    def _fetch(self, offer: m.Offer, header: m.Batch) -> tr.Fetch[m.Batch]:
         most_bytes = self._cell.settings.spool_bytes
-        credit = min(BATCH_CREDIT, max(NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
-        return Fetch(offer, header, most_bytes, keep=False, credit=credit)
+        credit = min(BATCH_CREDIT, max(tr.NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
+        return tr.Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
-    def _put_away(self, batch: Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
+    def _put_away(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
         """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
         again = part.index in batch.assembly
@@ -553,7 +540,7 @@ class MaskArrivals:
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._asked: m.CheckMasks | m.Unmask | None = None
-        self._answer: Fetch[m.MaskSums] | None = None
+        self._answer: tr.Fetch[m.MaskSums] | None = None
         self.masks: bytes | None = None
 
     def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
@@ -588,13 +575,13 @@ class MaskArrivals:
         if self._asked is None or header.question != self.question or header.at != self._asked.at:
             return [self._cell.ack(header.blob.digest, "held")]
         limit_bytes = self._cell.settings.blob_bytes
-        check_fetchable(offer, header.blob, limit_bytes)
+        tr.check_fetchable(offer, header.blob, limit_bytes)
         if self._answer is None or self._answer.header != header:
-            self._answer = Fetch(offer, header, limit_bytes)
+            self._answer = tr.Fetch(offer, header, limit_bytes)
         if self.masks is not None:
             return []  # they are being used
         complete = False
-        for part in first_data(offer, header.blob):
+        for part in tr.first_data(offer, header.blob):
             complete = self._answer.add(part)
         return self._whole(self._answer) if complete else []
 
@@ -612,7 +599,7 @@ class MaskArrivals:
             return self._whole(answer)
         return self._cell.ask(answer.next_need(timer=False))
 
-    def _whole(self, answer: Fetch[m.MaskSums]) -> list[fx.Effect]:
+    def _whole(self, answer: tr.Fetch[m.MaskSums]) -> list[fx.Effect]:
         try:
             self.masks = answer.assembly.finish()
         except ProtocolError:
@@ -754,7 +741,7 @@ class CellCourse:
         self.out.drop()
         self.stand, cell = Stand.OUT, self.home
         signed, packet_bytes = cell.signer.header(commit), cell.settings.packet_bytes
-        return [*out, *sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
+        return [*out, *tr.sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
 
     def wait(self) -> fx.SetTimer:
         of_it = self.manifest
@@ -1115,7 +1102,7 @@ class JobCourse:
             return self._pause(
                 f"the batch has {size_bytes} bytes, limits.spool_bytes is {settings.spool_bytes}"
             )
-        check_fetchable(offer, header.blob, settings.spool_bytes)
+        tr.check_fetchable(offer, header.blob, settings.spool_bytes)
         if header.at != self.at:
             closed = of_it.home.ack(header.blob.digest, "closed")
             return [] if self._may_be_summed(header.at) else [closed]

@@ -34,40 +34,12 @@ from dataclasses import dataclass
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.device_round import (
-    DEVICE_STATES,
-    TURN,
-    ComputeAnswer,
-    DeviceContext,
-    DeviceMemory,
-    DeviceRound,
-    DeviceRounds,
-    DeviceSettings,
-    DeviceState,
-    ManifestMark,
-    OpenedPackage,
-    OpenPackage,
-    SealDummies,
-)
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.messages import KNOWS_CHECKS, Hello
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
-from edgeveil.protocol.transfer import (
-    LEAST_BYTES,
-    Backoff,
-    Fetch,
-    FetchBeside,
-    PutBeside,
-    answer_need,
-    begin_fetch,
-    check_fetchable,
-    check_pieces,
-    check_record,
-    end_fetch,
-    first_data,
-    piece_for,
-)
 
 # --- work for the host, its results, and what the device keeps -------------------------------
 
@@ -201,7 +173,7 @@ class Fetches:
 
     def __init__(
         self,
-        context: DeviceContext,
+        context: dr.DeviceContext,
         sealing: Sequence[SealingKey],
         stays: HeaderTest,
         complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
@@ -210,7 +182,7 @@ class Fetches:
         `complete` gets a header, its data, and whether these are its stanzas alone."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
         self._stays, self._complete = stays, complete
-        self.under_way: dict[bytes, Fetch[m.BroadcastHeader]] = {}
+        self.under_way: dict[bytes, tr.Fetch[m.BroadcastHeader]] = {}
 
     def make_room(
         self, offer: m.Offer, header: m.BroadcastHeader, over: HeaderTest = lambda _header: False
@@ -233,28 +205,30 @@ class Fetches:
     def has(self, header: m.BroadcastHeader) -> bool:
         return any(fetch.header == header for fetch in self.under_way.values())
 
-    def begin(self, offer: m.Offer, header: m.BroadcastHeader) -> Fetch[m.BroadcastHeader] | None:
+    def begin(
+        self, offer: m.Offer, header: m.BroadcastHeader
+    ) -> tr.Fetch[m.BroadcastHeader] | None:
         """Begin a fetch that there is room for, or go on with it. None where the stanzas are here
         and the stream is under way."""
         limit_bytes = self._settings.blob_bytes
         beside = offer.beside and bool(self._settings.blob_urls)
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
-            new = Fetch[m.BroadcastHeader](offer, header, limit_bytes, beside=beside)
+            new = tr.Fetch[m.BroadcastHeader](offer, header, limit_bytes, beside=beside)
             return self.under_way.setdefault(header.blob.digest, new)
         stanzas, stream = header.pieces
         if not self.has(header):
             bucketed = header.buckets > 1
             mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
-            self.under_way[stanzas.digest] = Fetch[m.BroadcastHeader](
+            self.under_way[stanzas.digest] = tr.Fetch[m.BroadcastHeader](
                 offer,
                 header,
                 limit_bytes,
                 blob=stanzas,
                 only=frozenset(mine) if mine else None,
-                beside=beside and stanzas.size_bytes >= LEAST_BYTES and not bucketed,
+                beside=beside and stanzas.size_bytes >= tr.LEAST_BYTES and not bucketed,
             )
-            large = beside and stream.size_bytes >= LEAST_BYTES
-            self.under_way[stream.digest] = Fetch[m.BroadcastHeader](
+            large = beside and stream.size_bytes >= tr.LEAST_BYTES
+            self.under_way[stream.digest] = tr.Fetch[m.BroadcastHeader](
                 offer, header, limit_bytes, blob=stream, idle=True, beside=large
             )
         return self.under_way.get(stanzas.digest)
@@ -266,7 +240,7 @@ class Fetches:
         ProtocolError `bad_part` or `bad_digest`."""
         fetch = self.begin(offer, header)
         if fetch is not None and fetch.blob == header.blob:
-            for part in first_data(offer, header.blob):
+            for part in tr.first_data(offer, header.blob):
                 fetch.add(part)
         out: list[fx.Effect] = []
         for one in list(self.under_way.values()) if ask else ():
@@ -276,20 +250,20 @@ class Fetches:
 
     def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> list[fx.Effect]:
         """Ask for a piece alone, which is handed out as if it were the blob."""
-        new = Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
+        new = tr.Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
         return _asked(need if need and need.indices else None)
 
     def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
         """A blob that was asked for may be had beside the broker. Raises `foreign_url`."""
         fetch = self.under_way.get(at.blob)
-        return [] if fetch is None else begin_fetch(fetch, at, self._settings.blob_urls)
+        return [] if fetch is None else tr.begin_fetch(fetch, at, self._settings.blob_urls)
 
-    def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
+    def came_beside(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
         fetch = self.under_way.get(task.blob.digest)
         if fetch is None:
             return []
-        failed = end_fetch(fetch, result)
+        failed = tr.end_fetch(fetch, result)
         if fetch.assembly.complete and not fetch.idle and not self._stays(fetch.header):
             return self._finish(fetch)
         return failed
@@ -337,7 +311,7 @@ class Fetches:
         """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
-    def _finish(self, fetch: Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
+    def _finish(self, fetch: tr.Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
         data, header = fetch.before + fetch.assembly.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
         if isinstance(header, m.Manifest) and fetch.blob in header.pieces[:1]:
@@ -367,18 +341,18 @@ class DeviceMachine:
         self,
         signer: m.Signer,
         keys: m.PeerKeys,
-        memory: DeviceMemory,
-        settings: DeviceSettings | None = None,
+        memory: dr.DeviceMemory,
+        settings: dr.DeviceSettings | None = None,
         data_set: bytes = b"",
         sealing: Sequence[SealingKey] = (),
     ) -> None:
         """`data_set` is the tag of its data (empty: it takes releases for any)."""
         self._data_set, self._sealing, self._now_s = data_set, sealing, 0.0
         self.signer, self.keys = signer, keys
-        self.memory, self.settings = memory, settings or DeviceSettings()
-        self._backoff = Backoff(signer.name)
-        context = DeviceContext(signer, memory, self.settings, self._backoff)
-        self.rounds = DeviceRounds(context)
+        self.memory, self.settings = memory, settings or dr.DeviceSettings()
+        self._backoff = tr.Backoff(signer.name)
+        context = dr.DeviceContext(signer, memory, self.settings, self._backoff)
+        self.rounds = dr.DeviceRounds(context)
         self.fetches = Fetches(context, sealing, self._is_ahead, self._complete)
         self._trust_at_work = False  # the host verifies metadata
         # Of jobs, the digest of the package that is of no use here, or that the host opens.
@@ -406,9 +380,9 @@ class DeviceMachine:
         return last.at if last else None
 
     @property
-    def state(self) -> DeviceState:
+    def state(self) -> dr.DeviceState:
         last = self.rounds.last
-        return last.state if last else DEVICE_STATES.start
+        return last.state if last else dr.DEVICE_STATES.start
 
     @property
     def unheard(self) -> bool:
@@ -449,7 +423,7 @@ class DeviceMachine:
                 item = asked.item if asked else None
                 if item is None:
                     return []
-                return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
+                return tr.answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
             case fx.MessageReceived(message=m.Note(body=envelope)):
                 return self._note(envelope)
             case fx.MessageReceived(message=m.TrustMetadata() as metadata):
@@ -487,8 +461,8 @@ class DeviceMachine:
             return self._record(offer, header, round_) if round_ else []
         if header.sequence >= m.FAR_NUMBER:
             raise ProtocolError("far_sequence")
-        check_fetchable(offer, header.blob, self.settings.blob_bytes)
-        check_pieces(header, self.settings.blob_bytes)
+        tr.check_fetchable(offer, header.blob, self.settings.blob_bytes)
+        tr.check_pieces(header, self.settings.blob_bytes)
         at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
         if (self._away or not self._was_heard) and not at_hand:
             return []  # what is open by then comes again after the next hello
@@ -504,14 +478,14 @@ class DeviceMachine:
             raise ProtocolError("outdated_round")
         if self._is_ahead(header):
             return self._keep_ahead(offer, header)
-        mark = ManifestMark(header.at, hashlib.sha256(offer.header.payload).digest())
+        mark = dr.ManifestMark(header.at, hashlib.sha256(offer.header.payload).digest())
         round_ = self.rounds.take_up(job_id)
         if round_.is_new(mark):
             if header.masked and not self.rounds.context.round_key(header):
                 raise ProtocolError("no_round_key")
             self.fetches.make_room(offer, header, over=lambda old: _is_over(old, round_))
             return [*round_.begin(header, mark, self._now_s), *self._fetch(offer, header)]
-        if round_.state is DeviceState.FETCHING and self.fetches.has(header):
+        if round_.state is dr.DeviceState.FETCHING and self.fetches.has(header):
             # A repeated offer may carry the blob that the first one lacked.
             return self.fetches.offer(offer, header, ask=False)
         return []
@@ -531,17 +505,17 @@ class DeviceMachine:
         self._newest_release = header.sequence
         return self._fetch(offer, header)
 
-    def _record(self, offer: m.Offer, commit: m.Commit, round_: DeviceRound) -> list[fx.Effect]:
+    def _record(self, offer: m.Offer, commit: m.Commit, round_: dr.DeviceRound) -> list[fx.Effect]:
         """Fetch a record that tells what became of an upload: the whole, or the marks' piece."""
         answer = round_.awaited(commit.at)
         if answer is None:
             return []
-        check_fetchable(offer, commit.blob, self.settings.blob_bytes)
-        check_record(commit)
+        tr.check_fetchable(offer, commit.blob, self.settings.blob_bytes)
+        tr.check_record(commit)
         if offer.data or not commit.pieces or round_.cover.on:
             return self._fetch(offer, commit)
         self.fetches.make_room(offer, commit)
-        asked = self.fetches.pull(offer, commit, piece_for(commit, answer.marks))
+        asked = self.fetches.pull(offer, commit, tr.piece_for(commit, answer.marks))
         return [*asked, fx.SetTimer("repair", self.settings.repair_s)]
 
     def _fetch(self, offer: m.Offer, header: m.BroadcastHeader) -> list[fx.Effect]:
@@ -561,7 +535,7 @@ class DeviceMachine:
             return round_.complete(header, data, self._now_s) if round_ else []
         if header.kind == "job":
             self._job_at_work[header.at.job_id] = header.blob.digest
-        return [fx.Work(OpenPackage(header, data))]
+        return [fx.Work(dr.OpenPackage(header, data))]
 
     def _covers(self, manifest: m.Manifest) -> bool:
         """Whether even who finds no stanza fetches the stream: of a release, so that nobody sees
@@ -577,9 +551,9 @@ class DeviceMachine:
         match task, result:
             case fx.TakeTrust(), _:
                 return self._trust_taken(result)
-            case FetchBeside() as carried, _:
+            case tr.FetchBeside() as carried, _:
                 return self.fetches.came_beside(carried, result)
-            case PutBeside() as carried, _:
+            case tr.PutBeside() as carried, _:
                 digest = carried.blob.digest
                 laying = [one for one in self.rounds if one.beside.carried == digest]
                 return [effect for one in laying for effect in one.laid_down(carried, result)]
@@ -593,19 +567,19 @@ class DeviceMachine:
             case FindStanza(manifest=manifest), fx.WorkFailed(reason=reason):
                 self.fetches.forget(lambda old: old == manifest)
                 return [*self._not_for_me(manifest), *_failed(reason)]
-            case OpenPackage(manifest=manifest), OpenedPackage() as opened:
+            case dr.OpenPackage(manifest=manifest), dr.OpenedPackage() as opened:
                 if round_ := self.rounds.of(manifest.at.job_id):
                     round_.fix_window(manifest, opened)
                 return self._opened(manifest, opened.package)
-            case (OpenPackage() | InstallJob()) as work, fx.WorkFailed(reason=reason):
+            case (dr.OpenPackage() | InstallJob()) as work, fx.WorkFailed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
             case InstallJob(manifest=manifest), Installation():
                 return self._learned(manifest.at.job_id)
-            case ComputeAnswer() as work, answer:
+            case dr.ComputeAnswer() as work, answer:
                 round_ = self.rounds.of(work.manifest.at.job_id)
                 after = round_.answered(work.manifest, answer, self._now_s) if round_ else []
                 return after + self.rounds.worked(work, answer, self._now_s)
-            case SealDummies(manifest=manifest), answer:
+            case dr.SealDummies(manifest=manifest), answer:
                 round_ = self.rounds.of(manifest.at.job_id)
                 return (
                     round_.answered(manifest, answer, self._now_s, dummies=True) if round_ else []
@@ -914,7 +888,7 @@ class DeviceMachine:
                 return self._tell_report()
             case "want":
                 return self._want()
-            case _ if name == TURN:
+            case _ if name == dr.TURN:
                 return self.rounds.next_turn(self._now_s)
         what, _, job = name.partition("/")
         round_ = self.rounds.of(bytes.fromhex(job)) if job else None
@@ -934,7 +908,7 @@ def _digest(said: m.Envelope) -> bytes:
     return hashlib.sha256(said.payload).digest()
 
 
-def _is_over(fetched: m.BroadcastHeader, round_: DeviceRound) -> bool:
+def _is_over(fetched: m.BroadcastHeader, round_: dr.DeviceRound) -> bool:
     """Whether a fetch ends with this round; not the record of the last answer."""
     if fetched.at.job_id != round_.job_id:
         return False

@@ -34,15 +34,8 @@ from typing import Literal
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.sealed import Package, RoundPackage
-from edgeveil.protocol.transfer import (
-    Backoff,
-    LayingDown,
-    PutBeside,
-    describe,
-    part_bytes,
-    sends,
-)
 
 # --- work for the host, and its results ------------------------------------------------------
 
@@ -357,7 +350,7 @@ class DeviceContext:
     signer: m.Signer
     memory: DeviceMemory
     settings: DeviceSettings
-    backoff: Backoff
+    backoff: tr.Backoff
     round_keys: dict[bytes, m.RoundKey] = field(default_factory=dict)
 
     def round_key(self, manifest: m.Manifest) -> m.RoundKey | None:
@@ -380,7 +373,7 @@ class DeviceRound:
         self._deadline = timer_name("deadline", job_id)
         self._waiting: tuple[m.ExchangeId, SealedAnswer] | None = None  # until its moment
         self._last: OutboxPut | None = None  # gave its place to a newer round's, without its data
-        self.beside = LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
+        self.beside = tr.LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
 
     @property
     def item(self) -> OutboxPut | None:
@@ -562,7 +555,7 @@ class DeviceRound:
 
     def _put(self, at: m.ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
         self._waiting, memory, signer = None, self._memory, self._context.signer
-        blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
+        blob = tr.describe(sealed.data, tr.part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
         number = max(0, memory.answered)
         upload = m.Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
@@ -582,7 +575,7 @@ class DeviceRound:
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
         beside = self.beside.takes(blob)
-        packets = sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
+        packets = tr.sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
         return [*packets, fx.SetTimer(self._resend, wait_s)]
 
     def resend(self) -> list[fx.Effect]:
@@ -603,7 +596,7 @@ class DeviceRound:
             return []
         return self.beside.lay_down(at, item.upload.blob, item.data)
 
-    def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
+    def laid_down(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
         """The upload lies where the proxy said, or could not be put there: offer it again."""
         lies, out = self.beside.laid_down(task, result)
         item = self.item

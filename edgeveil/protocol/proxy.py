@@ -20,35 +20,15 @@ from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol import proxy_rounds as pr
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.proxy_broadcasts import (
     Broadcasts,
     KeepBroadcast,
     ProxyReleases,
     Serving,
 )
-from edgeveil.protocol.proxy_rounds import (
-    CheckSeeds,
-    DeviceRegistry,
-    ProxyContext,
-    ProxyMasks,
-    ProxyMemory,
-    ProxyRounds,
-    ProxySettings,
-    ShuffleRound,
-    StreamUploads,
-    SumMasks,
-)
 from edgeveil.protocol.proxy_uploads import Asked, ProxyUploads, TakePut
-from edgeveil.protocol.transfer import (
-    FetchBeside,
-    GrantPut,
-    PutBeside,
-    ShowBlob,
-    answer_need,
-    describe,
-    part_bytes,
-    sends,
-)
 
 
 class TrustDocuments(Protocol):
@@ -162,20 +142,20 @@ class ProxyMachine:
         self,
         signer: m.Signer,
         keys: m.PeerKeys,
-        registry: DeviceRegistry,
-        memory: ProxyMemory | None = None,
-        settings: ProxySettings | None = None,
+        registry: pr.DeviceRegistry,
+        memory: pr.ProxyMemory | None = None,
+        settings: pr.ProxySettings | None = None,
         trust: TrustDocuments | None = None,
     ) -> None:
         self.signer, self.registry, self._trust = signer, registry, trust
-        self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
-        context = ProxyContext(signer, keys, registry, self.memory, self.settings)
+        self.memory, self.settings = memory or pr.ProxyMemory(), settings or pr.ProxySettings()
+        context = pr.ProxyContext(signer, keys, registry, self.memory, self.settings)
         self._context, self.online = context, context.online
-        self.rounds = ProxyRounds(context)
+        self.rounds = pr.ProxyRounds(context)
         self.uploads = ProxyUploads(context, self.rounds)
         self.serving = Serving(context)
         self.releases = ProxyReleases(context)
-        self.masks = ProxyMasks(context, self.rounds)
+        self.masks = pr.ProxyMasks(context, self.rounds)
         self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases, self.masks)
         self._roster: tuple[m.Envelope, m.Roster, bytes] | None = None
         self._edge_up = True  # the link to the devices' broker
@@ -238,21 +218,21 @@ class ProxyMachine:
                 if isinstance(result, m.PeerKeys):
                     return [*self._believe(result), *self._send_roster()]
                 return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
-            case ShuffleRound():
+            case pr.ShuffleRound():
                 return self.rounds.shuffled(task, result)
-            case StreamUploads():
+            case pr.StreamUploads():
                 return self.rounds.streamed(task, result)
-            case ShowBlob():
+            case tr.ShowBlob():
                 return self.serving.shown.done(task, result, now_s)
-            case FetchBeside():
+            case tr.FetchBeside():
                 return self.broadcasts.came_beside(task, result)
-            case PutBeside():
+            case tr.PutBeside():
                 return self.rounds.laid_down(task, result)
-            case GrantPut():
+            case tr.GrantPut():
                 return self.uploads.grants.granted(task, result)
             case TakePut():
                 return self.uploads.taken(task, result)
-            case SumMasks() | CheckSeeds():
+            case pr.SumMasks() | pr.CheckSeeds():
                 return self.masks.summed(task, result)
             case KeepBroadcast():
                 return self.broadcasts.kept(task, result)
@@ -320,7 +300,7 @@ class ProxyMachine:
 
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
-        blob = describe(keys, part_bytes(self.settings.packet_bytes))
+        blob = tr.describe(keys, tr.part_bytes(self.settings.packet_bytes))
         registry = self.registry
         header = m.Roster(
             epoch, blob, registry.lineage, registry.roster_expires_s(), self._all_know
@@ -342,7 +322,7 @@ class ProxyMachine:
             return []
         signed, header, keys = self._roster
         limit = self.settings.packet_bytes
-        packets = sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
+        packets = tr.sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
     # --- whom it believes ---
@@ -380,7 +360,7 @@ class ProxyMachine:
             case m.Need() as need:
                 if self._roster and self._roster[1].blob.digest == need.blob:
                     _, header, keys = self._roster
-                    return answer_need(fx.CloudAddress(), need, header.blob, keys)
+                    return tr.answer_need(fx.CloudAddress(), need, header.blob, keys)
                 summed = self.masks.need(need)
                 return self.rounds.need(need) if summed is None else summed
             case m.Note(body=signed) as note:

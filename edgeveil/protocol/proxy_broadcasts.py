@@ -28,25 +28,8 @@ from itertools import chain
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyContext, ProxyMasks, ProxyRounds
-from edgeveil.protocol.transfer import (
-    NEED_LIMIT,
-    Data,
-    Fetch,
-    FetchBeside,
-    Piece,
-    ShownBlobs,
-    answer_need,
-    begin_fetch,
-    check_fetchable,
-    check_pieces,
-    check_record,
-    end_fetch,
-    first_data,
-    fits_offer,
-    parts,
-    pieces_of,
-)
 
 
 @dataclass(frozen=True)
@@ -269,7 +252,7 @@ class Broadcasts:
     ) -> None:
         self._context, self._rounds, self._serving = context, rounds, serving
         self._releases, self._masks = releases, masks
-        self.arriving: dict[bytes, Fetch[m.BroadcastHeader]] = {}  # by blob digest
+        self.arriving: dict[bytes, tr.Fetch[m.BroadcastHeader]] = {}  # by blob digest
 
     @property
     def cached_bytes(self) -> int:
@@ -297,11 +280,11 @@ class Broadcasts:
             return self._refuse(digest, reason)
         if header.blob.size_bytes > self._context.settings.blob_bytes:  # and the cloud hears of it
             return self._refuse(digest, "oversized_blob")
-        check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
+        tr.check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, m.Manifest):
-            check_pieces(header, self._context.settings.blob_bytes)
+            tr.check_pieces(header, self._context.settings.blob_bytes)
         else:
-            check_record(header)
+            tr.check_record(header)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             ended = self._ended(offer.header, header)
@@ -309,12 +292,12 @@ class Broadcasts:
                 return [*out, *self._refuse(digest, "cache_full")]
             limit_bytes = self._context.settings.blob_bytes
             beside = offer.beside and bool(self._context.settings.blob_urls)
-            fetch = Fetch(offer, header, limit_bytes, keep=False, beside=beside)
+            fetch = tr.Fetch(offer, header, limit_bytes, keep=False, beside=beside)
             self.arriving[digest] = fetch
             if beside and (need := fetch.next_need(timer=False)):
                 out.append(fx.Send(fx.CloudAddress(), need))
         fetch = self.arriving[digest]
-        for part in first_data(offer, header.blob):
+        for part in tr.first_data(offer, header.blob):
             out += self._put(fetch, part)
         if fetch.assembly.complete:
             return out
@@ -405,7 +388,9 @@ class Broadcasts:
                 self._context.keys.cloud_header(kept.signed)
                 yield kept
 
-    def _forget_fetches(self, over: Callable[[Fetch[m.BroadcastHeader]], bool]) -> list[fx.Effect]:
+    def _forget_fetches(
+        self, over: Callable[[tr.Fetch[m.BroadcastHeader]], bool]
+    ) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
@@ -429,19 +414,19 @@ class Broadcasts:
     def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
         """Where a broadcast may be had. Raises ProtocolError `foreign_url`."""
         fetch = self.arriving.get(at.blob)
-        return [] if fetch is None else begin_fetch(fetch, at, self._context.settings.blob_urls)
+        return [] if fetch is None else tr.begin_fetch(fetch, at, self._context.settings.blob_urls)
 
-    def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
+    def came_beside(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
         fetch = self.arriving.get(task.blob.digest)
         if fetch is None:
             known = task.blob.digest in self._context.memory.kept
             return [] if known else [fx.Persist(BroadcastDropped(task.blob.digest))]
-        failed = end_fetch(fetch, result)
+        failed = tr.end_fetch(fetch, result)
         if fetch.assembly.complete:
             return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
         return failed
 
-    def _put(self, fetch: Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
+    def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
         if part.index in fetch.assembly:
             return []
@@ -532,7 +517,7 @@ def _cost_bytes(signed: m.Envelope, header: m.BroadcastHeader) -> int:
     return header.blob.size_bytes + len(signed.payload)
 
 
-def _overtakes(new: m.BroadcastHeader, fetch: Fetch[m.BroadcastHeader]) -> bool:
+def _overtakes(new: m.BroadcastHeader, fetch: tr.Fetch[m.BroadcastHeader]) -> bool:
     """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
     record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
@@ -571,11 +556,11 @@ class _Served:
     before: frozenset[int] = frozenset()
 
 
-def _pieces(kept: KeptBroadcast) -> Iterator[tuple[m.Blob, Data]]:
+def _pieces(kept: KeptBroadcast) -> Iterator[tuple[m.Blob, tr.Data]]:
     """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     start = 0
-    for piece in pieces_of(kept.header):
-        yield piece, Piece(kept.data, start, piece.size_bytes)
+    for piece in tr.pieces_of(kept.header):
+        yield piece, tr.Piece(kept.data, start, piece.size_bytes)
         start += piece.size_bytes
 
 
@@ -587,7 +572,7 @@ class Serving:
         self._served: dict[str, _Served] = {}  # of admitted devices alone
         self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
         settings = context.settings
-        self.shown = ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
+        self.shown = tr.ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """The broadcast's offer; to all at once, the whole of one that is small. Of a round that is
@@ -603,7 +588,7 @@ class Serving:
             packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
         elif pieces and not limit.cover_window_s:
             pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
-        if fits_offer(kept.signed, kept.data, packet_bytes):
+        if tr.fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, m.Offer(kept.signed, kept.data[:]))]
         beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
         out: list[fx.Effect] = [*key, fx.Send(to, m.Offer(kept.signed, beside=beside))]
@@ -616,7 +601,7 @@ class Serving:
             if bucketed or small:
                 out += [
                     fx.Send(fx.BucketAddress(level, part.index) if bucketed else to, part)
-                    for part in parts(piece, data)
+                    for part in tr.parts(piece, data)
                 ]
         return out
 
@@ -641,15 +626,15 @@ class Serving:
         if served is None or served.blob != need.blob or now_s >= served.until_s:
             served = _Served(need.blob)
         sent = served.last | served.before
-        fresh = frozenset(sorted(set(need.indices) - sent)[:NEED_LIMIT])
+        fresh = frozenset(sorted(set(need.indices) - sent)[: tr.NEED_LIMIT])
         if not fresh:
             return []
         until_s = now_s + self._context.settings.need_repeat_s
         self._served[device] = _Served(need.blob, until_s, fresh, served.last)
         asked = m.Need(need.blob, tuple(fresh))
-        return answer_need(fx.DeviceAddress(device), asked, blob, data)
+        return tr.answer_need(fx.DeviceAddress(device), asked, blob, data)
 
-    def _found(self, digest: bytes) -> tuple[m.Blob, Data]:
+    def _found(self, digest: bytes) -> tuple[m.Blob, tr.Data]:
         """A kept blob, or a piece of one. Raises ProtocolError `unknown_blob`."""
         for kept in reversed(self._context.memory.kept.values()):  # all ask for the newest
             for blob, data in chain(((kept.header.blob, kept.data),), _pieces(kept)):

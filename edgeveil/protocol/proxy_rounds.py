@@ -64,21 +64,13 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.sealed import (
     MaskedVector,
     check_factors,
     chosen_of,
     dealt,
     masked_vectors,
-)
-from edgeveil.protocol.transfer import (
-    Data,
-    LayingDown,
-    PutBeside,
-    answer_need,
-    describe,
-    part_bytes,
-    sends,
 )
 
 # --- what the proxy keeps --------------------------------------------------------------------
@@ -90,7 +82,7 @@ class KeptBroadcast:
 
     signed: m.Envelope
     header: m.BroadcastHeader
-    data: Data
+    data: tr.Data
     key: OpeningKey | None = None
 
 
@@ -133,7 +125,7 @@ class BatchKept:
     at: m.ExchangeId
     signed: m.Envelope
     batch: m.Batch
-    data: Data
+    data: tr.Data
     seeds: tuple[MaskSeed, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
 
@@ -309,7 +301,7 @@ class ShuffledBatch:
 
     counts: tuple[int, ...]
     digest: bytes
-    data: Data
+    data: tr.Data
     order: tuple[int, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
     stream: bytes = b""
@@ -334,7 +326,7 @@ class StreamedUploads:
     """The stream so far. Its `name` is random, and another one after a restart."""
 
     name: bytes
-    data: Data
+    data: tr.Data
 
 
 @dataclass(frozen=True)
@@ -615,7 +607,7 @@ class ProxyRounds:
         self.collections: dict[m.ExchangeId, Collection] = {}
         self.attendance = Attendance(context.settings.stalled_rounds)
         self.uploads_ended: Callable[[m.ExchangeId], None] = lambda _at: None
-        self._laying: dict[m.ExchangeId, LayingDown] = {}  # of batches
+        self._laying: dict[m.ExchangeId, tr.LayingDown] = {}  # of batches
         for kept in memory.kept.values():
             if isinstance(kept.header, m.Manifest) and kept.header.kind == "round":
                 collection, at = self._collection(kept.header), kept.header.at
@@ -787,7 +779,7 @@ class ProxyRounds:
 
     def _whole_parts(self, there: StreamedUploads) -> m.Blob:
         """The whole parts of a stream, which stay as they are."""
-        each = part_bytes(self._context.settings.packet_bytes)
+        each = tr.part_bytes(self._context.settings.packet_bytes)
         return m.Blob(there.name, len(there.data) // each * each, each)
 
     # --- closing a round, and handing its batch over ---
@@ -846,7 +838,7 @@ class ProxyRounds:
             len(collection.uploads),
             len(collection.declined),
             result.counts,
-            m.Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes)),
+            m.Blob(result.digest, len(result.data), tr.part_bytes(settings.packet_bytes)),
             result.stream,
             collection.causes,
             context.offline_count,
@@ -878,7 +870,7 @@ class ProxyRounds:
         if kept is None:
             return []
         limit, blob = self._context.settings, kept.batch.blob
-        packets = sends(
+        packets = tr.sends(
             fx.CloudAddress(),
             self._context.signer.header(kept.batch),  # with the key of the day
             blob,
@@ -890,9 +882,9 @@ class ProxyRounds:
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
-    def _laid(self, at: m.ExchangeId) -> LayingDown:
+    def _laid(self, at: m.ExchangeId) -> tr.LayingDown:
         urls = self._context.settings.blob_urls
-        new = LayingDown(self._context.signer, fx.CloudAddress(), urls)
+        new = tr.LayingDown(self._context.signer, fx.CloudAddress(), urls)
         return self._laying.setdefault(at, new)
 
     def lay_down(self, told: m.BlobAt) -> list[fx.Effect]:
@@ -902,7 +894,7 @@ class ProxyRounds:
                 return self._laid(at).lay_down(told, kept.batch.blob, kept.data)
         return []
 
-    def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
+    def laid_down(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
         """A batch lies where the cloud said, or could not be put there: it is offered again."""
         for at, kept in self._context.memory.batches.items():
             if kept.batch.blob.digest == task.blob.digest:
@@ -925,11 +917,11 @@ class ProxyRounds:
         for kept in self._context.memory.batches.values():
             if need.blob in (kept.batch.blob.digest, kept.batch.stream):
                 blob = structs.replace(kept.batch.blob, digest=need.blob)
-                return answer_need(fx.CloudAddress(), need, blob, kept.data)
+                return tr.answer_need(fx.CloudAddress(), need, blob, kept.data)
         for collection in self.collections.values():
             there = collection.stream.there if collection.stream else None
             if there is not None and there.name == need.blob:
-                return answer_need(fx.CloudAddress(), need, self._whole_parts(there), there.data)
+                return tr.answer_need(fx.CloudAddress(), need, self._whole_parts(there), there.data)
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: m.Ack) -> list[fx.Effect]:
@@ -1043,7 +1035,7 @@ class ProxyMasks:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud will ask again
             return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
-        blob = describe(result.data, part_bytes(self._context.settings.packet_bytes))
+        blob = tr.describe(result.data, tr.part_bytes(self._context.settings.packet_bytes))
         self._ready = (m.MaskSums(task.at, task.question, blob), result.data)
         summed = isinstance(task, SumMasks)
         uploads = sum(map(len, task.sets)) if isinstance(task, SumMasks) else len(task.seeds)
@@ -1055,13 +1047,15 @@ class ProxyMasks:
         settings = self._context.settings
         signed = self._context.signer.header(sums)
         push = len(data) <= settings.push_bytes
-        return sends(fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push)
+        return tr.sends(
+            fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push
+        )
 
     def need(self, need: m.Need) -> list[fx.Effect] | None:
         """The cloud asks for parts of the sums; None if it is for something else."""
         if self._ready is None or self._ready[0].blob.digest != need.blob:
             return None
-        return answer_need(fx.CloudAddress(), need, self._ready[0].blob, self._ready[1])
+        return tr.answer_need(fx.CloudAddress(), need, self._ready[0].blob, self._ready[1])
 
     def why_not(self, header: m.Manifest) -> str:
         """The reason to refuse a round's broadcast, or ""."""

@@ -19,27 +19,9 @@ from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_rounds import (
-    Collection,
-    CollectionState,
-    HeldUpload,
-    ProxyContext,
-    ProxyRounds,
-    RoundDropped,
-    UploadKept,
-    answer_report,
-)
+from edgeveil.protocol import proxy_rounds as pr
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.sealed import open_seed
-from edgeveil.protocol.transfer import (
-    NEED_LIMIT,
-    PutGrants,
-    PutTaken,
-    check_claim,
-    check_part,
-    check_parts_fit,
-    whole,
-    why_not,
-)
 
 
 @dataclass(frozen=True)
@@ -220,7 +202,7 @@ class UploadArrival:
     def add(self, part: m.BlobPart) -> int | None:
         """The place of a part's bytes in the upload; None out of turn. Raises ProtocolError
         `bad_part`."""
-        check_part(self.header.blob, part)
+        tr.check_part(self.header.blob, part)
         if part.index != self._next:
             return None
         self._next += 1
@@ -244,7 +226,7 @@ class UploadArrival:
         return m.Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
 
     def _count(self, limit_bytes: int) -> int:
-        return max(1, min(NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
+        return max(1, min(tr.NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
 
 
 class Asked(NamedTuple):
@@ -259,13 +241,13 @@ class ProxyUploads:
     """At most one upload of each device under way, the credit that they share, and grants to put
     uploads into the store. One timer, `credit`."""
 
-    def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
+    def __init__(self, context: pr.ProxyContext, rounds: pr.ProxyRounds) -> None:
         settings = context.settings
         self._context, self._rounds = context, rounds
         rounds.uploads_ended = self._end
         self.credit = Credit(settings.credit_bytes, settings.credit_patience_s)
         self.arriving: dict[str, UploadArrival] = {}  # by device
-        self.grants = PutGrants[UploadArrival](
+        self.grants = tr.PutGrants[UploadArrival](
             context.signer, settings.beside_bytes, settings.beside_s
         )
         self._asked: dict[str, Asked] = {}  # the last request of each upload under way
@@ -309,8 +291,8 @@ class ProxyUploads:
             return self._refuse(device, digest, "closed", "closed_round")
         try:
             collection.check_form(header)
-            check_claim(blob, context.settings.upload_bytes)
-            check_parts_fit(blob, context.settings.packet_bytes)
+            tr.check_claim(blob, context.settings.upload_bytes)
+            tr.check_parts_fit(blob, context.settings.packet_bytes)
             seed = None
             if header.seed:  # one that does not open is refused at once
                 key = context.memory.round_key(header.at)
@@ -320,7 +302,7 @@ class ProxyUploads:
         except ProtocolError as error:
             return self._refuse(device, digest, "refused", error.reason)
         self._check_room(collection, device)
-        data = whole(blob, offer.data) if offer.data else b""
+        data = tr.whole(blob, offer.data) if offer.data else b""
         arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
         if offer.beside and self.grants.takes(who, blob, now_s):
             under_way = self.arriving.get(device)
@@ -337,7 +319,7 @@ class ProxyUploads:
         put = self._put(collection, device, 0, data)
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
-    def _check_room(self, collection: Collection, device: str) -> None:
+    def _check_room(self, collection: pr.Collection, device: str) -> None:
         """Raise ProtocolError `spool_full`. The device hears nothing and offers again later, when
         an earlier batch may be gone."""
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
@@ -348,7 +330,7 @@ class ProxyUploads:
         outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate is no answer
         return [
             fx.Refuse(reason),
-            *([answer_report(outcome)] if outcome else []),
+            *([pr.answer_report(outcome)] if outcome else []),
             self._context.ack(fx.DeviceAddress(device), digest, status, reason),
         ]
 
@@ -414,7 +396,7 @@ class ProxyUploads:
         return self._deal(now_s)
 
     @staticmethod
-    def _put(collection: Collection, device: str, place: int, data: bytes) -> fx.Persist:
+    def _put(collection: pr.Collection, device: str, place: int, data: bytes) -> fx.Persist:
         offset = collection.slot(device) * collection.slot_bytes + place
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
@@ -438,23 +420,25 @@ class ProxyUploads:
         device, who = task.device, fx.DeviceAddress(task.device)
         grant = self.grants.get(who, task.blob.digest)
         collection = self._rounds.collections.get(task.at)
-        if collection is None or collection.state is CollectionState.DELIVERED:
-            return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
+        if collection is None or collection.state is pr.CollectionState.DELIVERED:
+            return [fx.Persist(pr.RoundDropped(task.at))]  # its file was perhaps made anew
         if grant is None or grant.arrival.header.at != task.at:
             return []
         self.grants.forget(who, task.at.job_id)
-        if not isinstance(result, PutTaken):
-            return [fx.Refuse(f"beside_{why_not(result)}")]
+        if not isinstance(result, tr.PutTaken):
+            return [fx.Refuse(f"beside_{tr.why_not(result)}")]
         if not _takes(collection, device) or device in collection.uploads:
             return self._refuse(device, task.blob.digest, "closed", "closed_round")
         return self._hold(collection, device, grant.arrival)
 
     # --- the device has answered ---
 
-    def _hold(self, collection: Collection, device: str, arrival: UploadArrival) -> list[fx.Effect]:
+    def _hold(
+        self, collection: pr.Collection, device: str, arrival: UploadArrival
+    ) -> list[fx.Effect]:
         """A complete upload: durable first, then acknowledged, then counted."""
         slot, header = collection.slots[device], arrival.header
-        held = HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
+        held = pr.HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
         collection.uploads[device] = held
         collection.answered(device)
         self._rounds.attendance.answered(device)
@@ -462,7 +446,7 @@ class ProxyUploads:
         if header.number > answered.get(device, header.number):
             answered[device] = header.number
         return [
-            fx.Persist(UploadKept(header.at, device, held, header.number, header.deposit)),
+            fx.Persist(pr.UploadKept(header.at, device, held, header.number, header.deposit)),
             self._context.ack(fx.DeviceAddress(device), held.digest, "held"),
             _counts(collection),
             *self._rounds.stream(collection, [(len(collection.uploads) - 1, held)]),
@@ -479,7 +463,7 @@ class ProxyUploads:
         self._rounds.attendance.answered(device)
         self._forget(device)
         more = self._rounds.advance(collection)
-        said = answer_report(decline.cause if decline.cause in m.DECLINE_CAUSES else "declined")
+        said = pr.answer_report(decline.cause if decline.cause in m.DECLINE_CAUSES else "declined")
         return [said, _counts(collection), *more, *self._deal(now_s)]
 
     # --- it comes and goes ---
@@ -508,11 +492,11 @@ class ProxyUploads:
         return out
 
 
-def _takes(collection: Collection, device: str) -> bool:
+def _takes(collection: pr.Collection, device: str) -> bool:
     return collection.open and device not in collection.declined
 
 
-def _counts(collection: Collection) -> fx.Effect:
+def _counts(collection: pr.Collection) -> fx.Effect:
     counts = {
         "round": collection.manifest.at.exchange,
         "uploads": len(collection.uploads),

@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PACKET_BYTES,
-    PART_BYTES,
-    PROXY,
-    PROXY_KEY,
-    at,
-    commit_of,
-    manifest,
-    offer,
-)
+import protocol_kit as kit
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
@@ -25,12 +14,12 @@ from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message
 from edgeveil.protocol.transfer import describe
 
 OTHER = b"K" * 16
-START = cj.StartJob(JOB, 1, 1, exchanges=2, retries=1)
+START = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1)
 
 
 def cloud(**settings: Any) -> CloudMachine:
-    bounds = cj.CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
-    return CloudMachine(CLOUD, {"": PeerKeys.pinned(proxy=PROXY_KEY)}, bounds)
+    bounds = cj.CloudSettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
+    return CloudMachine(kit.CLOUD, {"": PeerKeys.pinned(proxy=kit.PROXY_KEY)}, bounds)
 
 
 def start(machine: CloudMachine, what: cj.StartJob = START) -> list[fx.Effect]:
@@ -45,19 +34,19 @@ def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]
     return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
-def fire(machine: CloudMachine, name: str, job: bytes = JOB) -> list[fx.Effect]:
+def fire(machine: CloudMachine, name: str, job: bytes = kit.JOB) -> list[fx.Effect]:
     beside = name in ("close", "release", "statement", "roster")
     return machine.handle(fx.Timer(cj.timer_name(name, b"" if beside else job)), 0.0)
 
 
-def state(machine: CloudMachine, job: bytes = JOB) -> cj.CloudState:
+def state(machine: CloudMachine, job: bytes = kit.JOB) -> cj.CloudState:
     """Where the job stands; `IDLE` if it does not run."""
     return machine.courses[job].state if job in machine.courses else cj.CloudState.IDLE
 
 
 def ack(header: Any, status: str = "held", reason: str = "") -> Message:
     """The proxy's word about a broadcast."""
-    return PROXY.note(Ack(header.blob.digest, status, reason))
+    return kit.PROXY.note(Ack(header.blob.digest, status, reason))
 
 
 def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
@@ -65,11 +54,11 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
     data = repr(task).encode().ljust(size, b".")
     match task:
         case cj.SealRound(job_id, round_, attempt):
-            return manifest(data, ExchangeId(job_id, round_, attempt)), data
+            return kit.manifest(data, ExchangeId(job_id, round_, attempt)), data
         case cj.SealRelease(job_id):
-            return manifest(data, ExchangeId(job_id, 0, 1), kind="release"), data
+            return kit.manifest(data, ExchangeId(job_id, 0, 1), kind="release"), data
         case cj.SealJob(job_id):
-            return manifest(data, ExchangeId(job_id, 0, 0), kind="job"), data
+            return kit.manifest(data, ExchangeId(job_id, 0, 0), kind="job"), data
     raise TypeError(task)
 
 
@@ -87,22 +76,22 @@ def batch(
     where: ExchangeId | None = None, fill: bytes = b"a", size: int = 90
 ) -> tuple[Batch, bytes]:
     data = fill * size
-    return Batch(where or at(), 3, 0, (3,), describe(data, PART_BYTES)), data
+    return Batch(where or kit.at(), 3, 0, (3,), describe(data, kit.PART_BYTES)), data
 
 
 def waiting(machine: CloudMachine | None = None, what: cj.StartJob = START) -> CloudMachine:
     """A machine that waits for its first batch."""
     machine = machine or cloud()
     start(machine, what)
-    broadcast(machine, cj.SealJob(JOB))
-    broadcast(machine, cj.SealRound(JOB, what.exchange, what.attempt))
+    broadcast(machine, cj.SealJob(kit.JOB))
+    broadcast(machine, cj.SealRound(kit.JOB, what.exchange, what.attempt))
     return machine
 
 
 def both_waiting(**settings: Any) -> CloudMachine:
     """Two jobs that wait for their first batches."""
     machine = cloud(**settings)
-    for job in (JOB, OTHER):
+    for job in (kit.JOB, OTHER):
         start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
         broadcast(machine, cj.SealJob(job))
         broadcast(machine, cj.SealRound(job, 1, 1))
@@ -111,14 +100,14 @@ def both_waiting(**settings: Any) -> CloudMachine:
 
 def selecting(machine: CloudMachine, devices: int) -> None:
     """The round under way asked so many."""
-    of_it = machine.courses[JOB].cells[""]
+    of_it = machine.courses[kit.JOB].cells[""]
     assert of_it.manifest is not None
     of_it.manifest = msgspec.structs.replace(of_it.manifest, selected=devices)
 
 
 def hand_over(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
     header, data = batch(where)
-    return receive(machine, offer(header, data, PROXY))
+    return receive(machine, kit.offer(header, data, kit.PROXY))
 
 
 def absorbing(where: ExchangeId | None = None) -> cj.Absorb:
@@ -128,7 +117,7 @@ def absorbing(where: ExchangeId | None = None) -> cj.Absorb:
 
 def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
     """The batch arrives and is committed."""
-    where = where or at()
+    where = where or kit.at()
     hand_over(machine, where)
-    record, data = commit_of(where, [b"a", b"b"])
+    record, data = kit.commit_of(where, [b"a", b"b"])
     return done(machine, absorbing(where), cj.RoundCommit(record, data))

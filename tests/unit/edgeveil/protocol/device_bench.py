@@ -7,16 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from protocol_kit import (
-    CLOUD_KEY,
-    JOB,
-    PACKET_BYTES,
-    PROXY_KEY,
-    SEALED_BYTES,
-    manifest,
-    member,
-    offer,
-)
+import protocol_kit as kit
 
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import device_round as dr
@@ -25,12 +16,12 @@ from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.sealed import RoundPackage
 
-ME = member(0)
+ME = kit.member(0)
 MODEL = b"sealed model"
 PACKAGE = RoundPackage("train", 1, False, b"", b"")
-SEGMENTS = tuple(bytes((65 + g,)) * size for g, size in enumerate(SEALED_BYTES))
+SEGMENTS = tuple(bytes((65 + g,)) * size for g, size in enumerate(kit.SEALED_BYTES))
 MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
-SEALED = dr.SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
+SEALED = dr.SealedAnswer((0, 1, 2), kit.SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(
@@ -40,9 +31,9 @@ def device(
     **settings: Any,
 ) -> DeviceMachine:
     """A device that knows the job."""
-    bounds = dr.DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
-    memory = dr.DeviceMemory(jobs={JOB: None}) if memory is None else memory
-    keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
+    bounds = dr.DeviceSettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
+    memory = dr.DeviceMemory(jobs={kit.JOB: None}) if memory is None else memory
+    keys = PeerKeys.pinned(cloud=kit.CLOUD_KEY, proxy=kit.PROXY_KEY)
     return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
 
@@ -58,20 +49,20 @@ def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
     return machine.handle(own(name) if name in ("resend", "deadline") else fx.Timer(name), 0.0)
 
 
-def own(name: str, job: bytes = JOB) -> fx.Timer:
+def own(name: str, job: bytes = kit.JOB) -> fx.Timer:
     """A timer of the job's own."""
     return fx.Timer(dr.timer_name(name, job))
 
 
 def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
     """The round's model arrives and opens; the effects ask for the work."""
-    receive(machine, offer(header, data))
+    receive(machine, kit.offer(header, data))
     return done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(PACKAGE))
 
 
 def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Effect]:
     """The whole way to the upload; the effects send it."""
-    header = header or manifest(MODEL)
+    header = header or kit.manifest(MODEL)
     work_on(machine, header)
     return done(machine, dr.ComputeAnswer(header, PACKAGE), SEALED)
 

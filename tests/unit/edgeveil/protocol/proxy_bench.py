@@ -6,18 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from protocol_kit import (
-    CLOUD_KEY,
-    PACKET_BYTES,
-    PROXY,
-    FakeRegistry,
-    Member,
-    at,
-    manifest,
-    member,
-    offer,
-    upload_of,
-)
+import protocol_kit as kit
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds as pr
@@ -26,7 +15,7 @@ from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
 from edgeveil.protocol.proxy_uploads import UploadPart
 
-FLEET = [member(number) for number in range(6)]
+FLEET = [kit.member(number) for number in range(6)]
 MODEL = b"sealed model"
 
 
@@ -46,9 +35,9 @@ class Bench(ProxyMachine):
     def __init__(
         self, memory: pr.ProxyMemory | None, shuffle: Shuffle, disk: Disk | None, **settings: Any
     ) -> None:
-        registry = FakeRegistry({m.id: m.key for m in FLEET})
-        bounds = pr.ProxySettings(**({"packet_bytes": PACKET_BYTES} | settings))
-        super().__init__(PROXY, PeerKeys.pinned(cloud=CLOUD_KEY), registry, memory, bounds)
+        registry = kit.FakeRegistry({m.id: m.key for m in FLEET})
+        bounds = pr.ProxySettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
+        super().__init__(kit.PROXY, PeerKeys.pinned(cloud=kit.CLOUD_KEY), registry, memory, bounds)
         self.disk, self.shuffle = disk or Disk(), shuffle
         self.hold_work = False
 
@@ -124,24 +113,24 @@ def cloud_says(machine: ProxyMachine, message: Message) -> list[fx.Effect]:
 
 
 def says(
-    machine: ProxyMachine, who: Member, message: Message, now_s: float = 0.0
+    machine: ProxyMachine, who: kit.Member, message: Message, now_s: float = 0.0
 ) -> list[fx.Effect]:
     return machine.handle(fx.MessageReceived(fx.DeviceAddress(who.id), message), now_s)
 
 
 def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:
-    name = f"{what}:{at().job_id.hex()}:{number}:{attempt}"
+    name = f"{what}:{kit.at().job_id.hex()}:{number}:{attempt}"
     return machine.handle(fx.Timer(name), 0.0)
 
 
 def open_round(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
-    return cloud_says(machine, offer(header or manifest(MODEL), MODEL))
+    return cloud_says(machine, kit.offer(header or kit.manifest(MODEL), MODEL))
 
 
 def upload(machine: ProxyMachine, number: int, **changes: Any) -> list[fx.Effect]:
     """Device `number` uploads; its segments are filled with its number."""
-    header, data = upload_of(changes.pop("where", at()), number + 1, **changes)
-    return says(machine, FLEET[number], offer(header, data, FLEET[number].signer))
+    header, data = kit.upload_of(changes.pop("where", kit.at()), number + 1, **changes)
+    return says(machine, FLEET[number], kit.offer(header, data, FLEET[number].signer))
 
 
 def to_devices(effects: list[fx.Effect]) -> list[Any]:

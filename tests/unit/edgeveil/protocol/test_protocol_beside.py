@@ -8,25 +8,10 @@ from dataclasses import replace
 
 import cloud_bench
 import msgspec
+import protocol_kit as kit
 import pytest
 from cloud_bench import OTHER, both_waiting
 from device_bench import ME, PACKAGE, SEALED, device, done, fire, receive
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PART_BYTES,
-    PROXY,
-    at,
-    bodies,
-    manifest,
-    messages,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    stored,
-    tasks,
-)
 from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import cloud_job as cj
@@ -80,8 +65,8 @@ def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
 
 
 def large_offer():
-    header = manifest(LARGE)
-    return header, replaced(offer(header), beside=True)
+    header = kit.manifest(LARGE)
+    return header, replaced(kit.offer(header), beside=True)
 
 
 def replaced(sent: m.Offer, **changes):
@@ -89,20 +74,20 @@ def replaced(sent: m.Offer, **changes):
 
 
 def told(url: str = URL, *, data: bytes = LARGE, put: bool = False):
-    return PROXY.note(m.BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
+    return kit.PROXY.note(m.BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
 
 
 def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
     machine = device(blob_urls=(PREFIX,))
     header, sent = large_offer()
-    (need,) = messages(receive(machine, sent), m.Need)
+    (need,) = kit.messages(receive(machine, sent), m.Need)
     assert need.beside
-    (task,) = tasks(receive(machine, told()))
+    (task,) = kit.tasks(receive(machine, told()))
     assert task == tr.FetchBeside(header.blob, URL, 60.0)
     # Nothing is asked for while it comes, and a second answer begins nothing.
-    assert not messages(fire(machine, "repair"), m.Need)
-    assert not tasks(receive(machine, told()))
-    assert tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
+    assert not kit.messages(fire(machine, "repair"), m.Need)
+    assert not kit.tasks(receive(machine, told()))
+    assert kit.tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
 
 
 def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
@@ -110,12 +95,12 @@ def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
     header, sent = large_offer()
     receive(machine, sent)
     out = receive(machine, told("https://10.0.0.1/f/x"))
-    assert refused(out) == ["foreign_url"] and not tasks(out)
-    (need,) = messages(fire(machine, "repair"), m.Need)
+    assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
+    (need,) = kit.messages(fire(machine, "repair"), m.Need)
     assert not need.beside
-    for part in parts_of(header, LARGE):
+    for part in kit.parts_of(header, LARGE):
         out = receive(machine, part)
-    assert tasks(out) == [OpenPackage(header, LARGE)]
+    assert kit.tasks(out) == [OpenPackage(header, LARGE)]
 
 
 def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
@@ -124,24 +109,24 @@ def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
     receive(machine, sent)
     said = []
     for left in reversed(range(tr.MOST_FAILURES)):
-        (task,) = tasks(receive(machine, told()))
+        (task,) = kit.tasks(receive(machine, told()))
         out = done(machine, task, fx.WorkFailed("unreachable"))
-        assert refused(out) == ["beside_unreachable"]
-        said += reports(out)
-        (need,) = messages(fire(machine, "repair"), m.Need)
+        assert kit.refused(out) == ["beside_unreachable"]
+        said += kit.reports(out)
+        (need,) = kit.messages(fire(machine, "repair"), m.Need)
         assert need.beside == (left > 0)
     assert said == ["over_the_broker"]
-    assert not tasks(receive(machine, told()))
-    for part in parts_of(header, LARGE):
+    assert not kit.tasks(receive(machine, told()))
+    for part in kit.parts_of(header, LARGE):
         out = receive(machine, part)
-    assert tasks(out) == [OpenPackage(header, LARGE)]
+    assert kit.tasks(out) == [OpenPackage(header, LARGE)]
 
 
 def test_what_comes_for_a_round_that_is_over_is_dropped():
     machine = device(blob_urls=(PREFIX,))
     _, sent = large_offer()
     receive(machine, sent)
-    (task,) = tasks(receive(machine, told()))
+    (task,) = kit.tasks(receive(machine, told()))
     fire(machine, "deadline")
     assert done(machine, task, tr.FetchedBeside(LARGE)) == []
 
@@ -151,8 +136,8 @@ def test_only_the_proxy_says_where_a_blob_is():
     _, sent = large_offer()
     receive(machine, sent)
     at_ = m.decode_body(told().body)
-    assert refused(receive(machine, ME.signer.note(at_))) == ["unknown_signer"]
-    assert refused(receive(machine, CLOUD.note(at_))) == ["unexpected_body"]
+    assert kit.refused(receive(machine, ME.signer.note(at_))) == ["unknown_signer"]
+    assert kit.refused(receive(machine, kit.CLOUD.note(at_))) == ["unexpected_body"]
 
 
 # --- a device and its upload ---
@@ -160,12 +145,12 @@ def test_only_the_proxy_says_where_a_blob_is():
 
 def uploading(**settings):
     machine = device(**({"blob_urls": (PREFIX,)} | settings))
-    return machine, answered(machine, JOB, LARGE)
+    return machine, answered(machine, kit.JOB, LARGE)
 
 
 def answered(machine, job: bytes, data: bytes):
-    header = manifest(b"model", at(job=job), groups=(m.Group("layer0", tr.LEAST_BYTES),))
-    receive(machine, offer(header, b"model"))
+    header = kit.manifest(b"model", kit.at(job=job), groups=(m.Group("layer0", tr.LEAST_BYTES),))
+    receive(machine, kit.offer(header, b"model"))
     done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
     answer = replace(SEALED, groups=(0,), sizes=(len(data),), data=data, marks=(bytes(32),))
     return done(machine, ComputeAnswer(header, PACKAGE), answer)
@@ -173,37 +158,37 @@ def answered(machine, job: bytes, data: bytes):
 
 def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
     machine, out = uploading()
-    (sent,) = messages(out, m.Offer)
+    (sent,) = kit.messages(out, m.Offer)
     assert sent.beside and not sent.data
-    (task,) = tasks(receive(machine, told(put=True)))
-    assert task == tr.PutBeside(machine.memory.uploads[JOB].upload.blob, URL, 60.0, LARGE)
-    assert not messages(fire(machine, "resend"), m.Offer)  # it is on its way
-    (put,) = bodies(done(machine, task, tr.LaidDown()), m.BlobPut)
+    (task,) = kit.tasks(receive(machine, told(put=True)))
+    assert task == tr.PutBeside(machine.memory.uploads[kit.JOB].upload.blob, URL, 60.0, LARGE)
+    assert not kit.messages(fire(machine, "resend"), m.Offer)  # it is on its way
+    (put,) = kit.bodies(done(machine, task, tr.LaidDown()), m.BlobPut)
     assert put.blob == task.blob.digest
-    (again,) = messages(fire(machine, "resend"), m.Offer)  # the proxy said nothing: once more
+    (again,) = kit.messages(fire(machine, "resend"), m.Offer)  # the proxy said nothing: once more
     assert again.beside
-    receive(machine, PROXY.note(m.Ack(put.blob, "held")))
-    assert machine.memory.uploads[JOB].held
+    receive(machine, kit.PROXY.note(m.Ack(put.blob, "held")))
+    assert machine.memory.uploads[kit.JOB].held
 
 
 def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
     machine, _ = uploading()
     for left in reversed(range(tr.MOST_FAILURES)):
-        (task,) = tasks(receive(machine, told(put=True)))
+        (task,) = kit.tasks(receive(machine, told(put=True)))
         out = done(machine, task, fx.WorkFailed("expired"))
-        assert refused(out) == ["beside_expired"]
-        (sent,) = messages(out, m.Offer)
+        assert kit.refused(out) == ["beside_expired"]
+        (sent,) = kit.messages(out, m.Offer)
         assert sent.beside == (left > 0)
-    assert "over_the_broker" in reports(out)
-    digest = machine.memory.uploads[JOB].upload.blob.digest
-    assert len(messages(receive(machine, m.Need(digest, (0, 1))), m.BlobPart)) == 2
+    assert "over_the_broker" in kit.reports(out)
+    digest = machine.memory.uploads[kit.JOB].upload.blob.digest
+    assert len(kit.messages(receive(machine, m.Need(digest, (0, 1))), m.BlobPart)) == 2
 
 
 def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     machine, _ = uploading()
     out = receive(machine, told("https://127.0.0.1/admin", put=True))
-    assert refused(out) == ["foreign_url"] and not tasks(out)
-    (sent,) = messages(fire(machine, "resend"), m.Offer)
+    assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
+    (sent,) = kit.messages(fire(machine, "resend"), m.Offer)
     assert not sent.beside
 
 
@@ -216,141 +201,148 @@ def holding(**settings):
 
 def keep_large(machine, header):
     machine.hold_work = True
-    cloud_says(machine, offer(header))
-    for part in parts_of(header, LARGE):
+    cloud_says(machine, kit.offer(header))
+    for part in kit.parts_of(header, LARGE):
         out = cloud_says(machine, part)
-    (task,) = tasks(out)
+    (task,) = kit.tasks(out)
     assert isinstance(task, KeepBroadcast)
     return machine.handle(fx.WorkDone(task, machine.disk.perform(task, machine.shuffle)), 0.0)
 
 
 def test_a_large_broadcast_is_offered_and_shown_once_for_all_who_ask():
-    machine, header = holding(), manifest(LARGE)
-    assert to_devices(keep_large(machine, header)) == [replaced(offer(header), beside=True)]
+    machine, header = holding(), kit.manifest(LARGE)
+    assert to_devices(keep_large(machine, header)) == [replaced(kit.offer(header), beside=True)]
     need = m.Need(header.blob.digest, (0,), True)
-    (task,) = tasks(says(machine, FLEET[0], need))
+    (task,) = kit.tasks(says(machine, FLEET[0], need))
     assert isinstance(task, tr.ShowBlob) and task.blob == header.blob
     assert says(machine, FLEET[1], need) == []  # it waits with the first
     out = machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     assert [e.to.id for e in out] == [FLEET[0].id, FLEET[1].id]
     assert len({e.message for e in out}) == 1  # the URL is nobody's own
-    assert bodies(says(machine, FLEET[2], need), m.BlobAt) == [
+    assert kit.bodies(says(machine, FLEET[2], need), m.BlobAt) == [
         m.BlobAt(header.blob.digest, URL, False, machine.settings.beside_s)
     ]
     # A device of before asks for parts, and gets them.
     assert (
-        len(messages(says(machine, FLEET[3], m.Need(header.blob.digest, (0, 1))), m.BlobPart)) == 2
+        len(kit.messages(says(machine, FLEET[3], m.Need(header.blob.digest, (0, 1))), m.BlobPart))
+        == 2
     )
 
 
 def test_a_url_that_would_end_soon_is_not_told_any_more():
-    machine, header = holding(), manifest(LARGE)
+    machine, header = holding(), kit.manifest(LARGE)
     keep_large(machine, header)
     need = m.Need(header.blob.digest, (0,), True)
-    (task,) = tasks(says(machine, FLEET[0], need))
+    (task,) = kit.tasks(says(machine, FLEET[0], need))
     machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     later = machine.settings.beside_s / 2
-    assert tasks(says(machine, FLEET[0], need, later)) == [task]
+    assert kit.tasks(says(machine, FLEET[0], need, later)) == [task]
 
 
 def test_a_store_that_fails_is_told_and_parts_are_sent():
-    machine, header = holding(), manifest(LARGE)
+    machine, header = holding(), kit.manifest(LARGE)
     keep_large(machine, header)
     need = m.Need(header.blob.digest, (0,), True)
-    (task,) = tasks(says(machine, FLEET[0], need))
-    assert "store_failed" in reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
-    assert len(messages(says(machine, FLEET[0], need), m.BlobPart)) == 1
+    (task,) = kit.tasks(says(machine, FLEET[0], need))
+    assert "store_failed" in kit.reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
+    assert len(kit.messages(says(machine, FLEET[0], need), m.BlobPart)) == 1
 
 
 def test_a_stranger_is_shown_nothing():
-    machine, header = holding(), manifest(LARGE)
+    machine, header = holding(), kit.manifest(LARGE)
     keep_large(machine, header)
     asked = fx.MessageReceived(fx.DeviceAddress("f" * 16), m.Need(header.blob.digest, (0,), True))
-    assert refused(machine.handle(asked, 0.0)) == ["unknown_signer"]
+    assert kit.refused(machine.handle(asked, 0.0)) == ["unknown_signer"]
 
 
 def large_round(**settings):
     machine = holding(**settings)
     groups = (m.Group("layer0", tr.LEAST_BYTES),)
-    open_round(machine, manifest(b"sealed model", groups=groups))
+    open_round(machine, kit.manifest(b"sealed model", groups=groups))
     machine.hold_work = True
     return machine, upload()
 
 
 def upload(fill: int = 1) -> m.Upload:
     size_bytes = tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES
-    return m.Upload(at(), (0,), tr.describe(bytes((fill,)) * size_bytes, PART_BYTES))
+    return m.Upload(kit.at(), (0,), tr.describe(bytes((fill,)) * size_bytes, kit.PART_BYTES))
 
 
 def replace_at(header: m.Upload, job: bytes) -> m.Upload:
-    return msgspec.structs.replace(header, at=at(job=job))
+    return msgspec.structs.replace(header, at=kit.at(job=job))
 
 
 def put_offer(machine, header, who=FLEET[0]):
-    return says(machine, who, replaced(offer(header, signer=who.signer), beside=True))
+    return says(machine, who, replaced(kit.offer(header, signer=who.signer), beside=True))
 
 
 def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
     machine, header = large_round()
-    (grant,) = tasks(put_offer(machine, header))
-    assert grant == tr.GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), JOB)
+    (grant,) = kit.tasks(put_offer(machine, header))
+    assert grant == tr.GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), kit.JOB)
     assert put_offer(machine, header) == []  # the store is asked once
     out = machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    assert [at_.put for at_ in bodies(out, m.BlobAt)] == [True]
-    assert bodies(put_offer(machine, header), m.BlobAt) == bodies(out, m.BlobAt)  # told again
+    assert [at_.put for at_ in kit.bodies(out, m.BlobAt)] == [True]
+    assert kit.bodies(put_offer(machine, header), m.BlobAt) == kit.bodies(
+        out, m.BlobAt
+    )  # told again
     put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
-    (take,) = tasks(says(machine, FLEET[0], put))
-    assert take == TakePut(at(), FLEET[0].id, header.blob, "n" * 64, 0)
+    (take,) = kit.tasks(says(machine, FLEET[0], put))
+    assert take == TakePut(kit.at(), FLEET[0].id, header.blob, "n" * 64, 0)
     assert says(machine, FLEET[0], put) == [] and put_offer(machine, header) == []
     out = machine.handle(fx.WorkDone(take, tr.PutTaken()), 0.0)
-    assert isinstance(stored(out)[0], UploadKept)
-    assert [ack.status for ack in bodies(out, m.Ack)] == ["held"]
+    assert isinstance(kit.stored(out)[0], UploadKept)
+    assert [ack.status for ack in kit.bodies(out, m.Ack)] == ["held"]
     assert out.index(next(e for e in out if isinstance(e, fx.Persist))) == 0
 
 
 def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
     machine, header = large_round()
-    (grant,) = tasks(put_offer(machine, header))
+    (grant,) = kit.tasks(put_offer(machine, header))
     machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest))))
+    (take,) = kit.tasks(
+        says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest)))
+    )
     out = machine.handle(fx.WorkDone(take, fx.WorkFailed("wrong_bytes")), 0.0)
-    assert refused(out) == ["beside_wrong_bytes"] and not stored(out)
-    (again,) = tasks(put_offer(machine, header))
+    assert kit.refused(out) == ["beside_wrong_bytes"] and not kit.stored(out)
+    (again,) = kit.tasks(put_offer(machine, header))
     assert again == grant
 
 
 def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of():
     """Each other digest is given a name that lives for an hour, if nobody forgets it."""
     machine, _ = large_round()
-    (first,) = tasks(put_offer(machine, upload(1)))
+    (first,) = kit.tasks(put_offer(machine, upload(1)))
     machine.handle(fx.WorkDone(first, tr.PutGranted("1" * 64, URL)), 0.0)
-    (second,) = tasks(put_offer(machine, upload(2)))
+    (second,) = kit.tasks(put_offer(machine, upload(2)))
     assert second.in_place_of == ("1" * 64,)
-    (third,) = tasks(put_offer(machine, upload(3)))  # before the store has answered
+    (third,) = kit.tasks(put_offer(machine, upload(3)))  # before the store has answered
     assert third.in_place_of == ()
     machine.handle(fx.WorkDone(second, tr.PutGranted("2" * 64, URL)), 0.0)
     machine.handle(fx.WorkDone(third, tr.PutGranted("3" * 64, URL)), 0.0)
-    says(machine, FLEET[0], offer(upload(4), signer=FLEET[0].signer))  # over the broker
-    (fifth,) = tasks(put_offer(machine, upload(5)))
+    says(machine, FLEET[0], kit.offer(upload(4), signer=FLEET[0].signer))  # over the broker
+    (fifth,) = kit.tasks(put_offer(machine, upload(5)))
     assert fifth.in_place_of == ("2" * 64, "3" * 64)
 
 
 def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
     machine, header = large_round()
-    (grant,) = tasks(put_offer(machine, header))
+    (grant,) = kit.tasks(put_offer(machine, header))
     machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest))))
+    (take,) = kit.tasks(
+        says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest)))
+    )
     out = machine.handle(fx.WorkDone(take, fx.WorkFailed("/var/x: no room")), 0.0)
-    assert refused(out) == ["beside_failed"]
+    assert kit.refused(out) == ["beside_failed"]
 
 
 def test_nobody_says_that_anothers_upload_lies_there():
     machine, header = large_round()
-    (grant,) = tasks(put_offer(machine, header))
+    (grant,) = kit.tasks(put_offer(machine, header))
     machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
     other = FLEET[1].signer.note(m.BlobPut(header.blob.digest))
     assert says(machine, FLEET[1], other) == []
-    assert refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
+    assert kit.refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
 
 
 def test_a_device_puts_uploads_of_two_jobs_at_once():
@@ -358,28 +350,28 @@ def test_a_device_puts_uploads_of_two_jobs_at_once():
     machine.hold_work = False
     groups = (m.Group("layer0", tr.LEAST_BYTES),)
     model = b"sealed model too"
-    cloud_says(machine, offer(manifest(model, at(job=OTHER), groups=groups), model))
+    cloud_says(machine, kit.offer(kit.manifest(model, kit.at(job=OTHER), groups=groups), model))
     machine.hold_work = True
     theirs = replace_at(upload(2), OTHER)
     takes = {}
     for header in (mine, theirs):
-        (grant,) = tasks(put_offer(machine, header))
+        (grant,) = kit.tasks(put_offer(machine, header))
         machine.handle(fx.WorkDone(grant, tr.PutGranted(header.blob.digest.hex(), URL)), 0.0)
     for header in (mine, theirs):
         put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
-        (takes[header.at],) = tasks(says(machine, FLEET[0], put))
+        (takes[header.at],) = kit.tasks(says(machine, FLEET[0], put))
         assert takes[header.at].at == header.at
     for task in takes.values():
         out = machine.handle(fx.WorkDone(task, tr.PutTaken()), 0.0)
-        assert [ack.blob for ack in bodies(out, m.Ack)] == [task.blob.digest]
+        assert [ack.blob for ack in kit.bodies(out, m.Ack)] == [task.blob.digest]
 
 
 def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
     machine, header = large_round()
-    (grant,) = tasks(put_offer(machine, header))
+    (grant,) = kit.tasks(put_offer(machine, header))
     out = machine.handle(fx.WorkDone(grant, fx.WorkFailed("x")), 0.0)
-    assert "store_failed" in reports(out)
-    (need,) = messages(put_offer(machine, header), m.Need)
+    assert "store_failed" in kit.reports(out)
+    (need,) = kit.messages(put_offer(machine, header), m.Need)
     assert need.blob == header.blob.digest
 
 
@@ -387,36 +379,38 @@ def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
 
 
 def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
-    machine, header = proxy(blob_urls=(PREFIX,)), manifest(LARGE)
+    machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
     machine.hold_work = True
-    (need,) = to_cloud(cloud_says(machine, replaced(offer(header), beside=True)))
+    (need,) = to_cloud(cloud_says(machine, replaced(kit.offer(header), beside=True)))
     assert need.beside
-    at_ = CLOUD.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
-    (task,) = tasks(cloud_says(machine, at_))
+    at_ = kit.CLOUD.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
+    (task,) = kit.tasks(cloud_says(machine, at_))
     assert task == tr.FetchBeside(header.blob, URL, 60.0)
-    (keep,) = tasks(machine.handle(fx.WorkDone(task, tr.FetchedBeside()), 0.0))
+    (keep,) = kit.tasks(machine.handle(fx.WorkDone(task, tr.FetchedBeside()), 0.0))
     assert isinstance(keep, KeepBroadcast) and keep.header == header
 
 
 def test_a_device_cannot_send_the_proxy_to_a_url():
-    machine, header = proxy(blob_urls=(PREFIX,)), manifest(LARGE)
-    cloud_says(machine, replaced(offer(header), beside=True))
+    machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
+    cloud_says(machine, replaced(kit.offer(header), beside=True))
     note = FLEET[0].signer.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
-    assert refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
+    assert kit.refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
 
 
 def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_parts():
     machine = proxy(blob_urls=(PREFIX,), push_bytes=1, min_batch_floor=1)
     groups = (m.Group("layer0", tr.LEAST_BYTES),)
     header = {}
-    for number, job in enumerate((JOB, OTHER)):
+    for number, job in enumerate((kit.JOB, OTHER)):
         model = b"model of %d" % number
-        asked = manifest(model, at(job=job), groups=groups, selected=1, min_batch=1, quorum=1)
-        cloud_says(machine, offer(asked, model))
+        asked = kit.manifest(
+            model, kit.at(job=job), groups=groups, selected=1, min_batch=1, quorum=1
+        )
+        cloud_says(machine, kit.offer(asked, model))
         data = bytes((number,)) * (tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES)
-        sent = m.Upload(at(job=job), (0,), tr.describe(data, PART_BYTES))
-        says(machine, FLEET[0], offer(sent, b"", FLEET[0].signer))
-        for part in parts_of(sent, data):
+        sent = m.Upload(kit.at(job=job), (0,), tr.describe(data, kit.PART_BYTES))
+        says(machine, FLEET[0], kit.offer(sent, b"", FLEET[0].signer))
+        for part in kit.parts_of(sent, data):
             out = says(machine, FLEET[0], part)
         (offered,) = to_cloud(out)
         assert offered.beside
@@ -424,8 +418,8 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
     machine.hold_work = True
     for left in reversed(range(tr.MOST_FAILURES)):
         put = {
-            job: tasks(
-                cloud_says(machine, CLOUD.note(m.BlobAt(batch.blob.digest, URL, True, 60.0)))
+            job: kit.tasks(
+                cloud_says(machine, kit.CLOUD.note(m.BlobAt(batch.blob.digest, URL, True, 60.0)))
             )
             for job, batch in header.items()
         }
@@ -445,69 +439,69 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
 def test_each_jobs_broadcast_is_shown_by_its_own_course():
     machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     headers, shown = {}, {}
-    for job in (JOB, OTHER):
+    for job in (kit.JOB, OTHER):
         cloud_bench.start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
         headers[job], out = cloud_bench.seal(machine, cj.SealJob(job), tr.LEAST_BYTES)
-        (sent,) = messages(out, m.Offer)
-        assert sent.beside and not messages(out, m.BlobPart)
+        (sent,) = kit.messages(out, m.Offer)
+        assert sent.beside and not kit.messages(out, m.BlobPart)
         need = m.Need(headers[job].blob.digest, (0,), True)
-        (shown[job],) = tasks(cloud_bench.receive(machine, need))
+        (shown[job],) = kit.tasks(cloud_bench.receive(machine, need))
         assert shown[job].blob == headers[job].blob
     # One that is held meanwhile takes its bytes back; the other is told of all the same.
-    cloud_bench.receive(machine, cloud_bench.ack(headers[JOB]))
-    assert len(shown[JOB].data) == 0 and len(shown[OTHER].data) == tr.LEAST_BYTES
-    (told_,) = bodies(cloud_bench.done(machine, shown[OTHER], tr.BlobShown(URL)), m.BlobAt)
+    cloud_bench.receive(machine, cloud_bench.ack(headers[kit.JOB]))
+    assert len(shown[kit.JOB].data) == 0 and len(shown[OTHER].data) == tr.LEAST_BYTES
+    (told_,) = kit.bodies(cloud_bench.done(machine, shown[OTHER], tr.BlobShown(URL)), m.BlobAt)
     assert told_.blob == headers[OTHER].blob.digest
     cloud_bench.receive(machine, cloud_bench.ack(headers[OTHER]))
-    cloud_bench.done(machine, shown[JOB], tr.BlobShown(URL))
+    cloud_bench.done(machine, shown[kit.JOB], tr.BlobShown(URL))
 
 
 def beside_batch(job: bytes):
-    header, data = cloud_bench.batch(at(job=job), fill=job[:1], size=tr.LEAST_BYTES)
-    return header, replaced(offer(header, signer=PROXY), beside=True), data
+    header, data = cloud_bench.batch(kit.at(job=job), fill=job[:1], size=tr.LEAST_BYTES)
+    return header, replaced(kit.offer(header, signer=kit.PROXY), beside=True), data
 
 
 def put_to_cloud(machine, job: bytes):
     header, sent, _ = beside_batch(job)
-    (grant,) = tasks(cloud_bench.receive(machine, sent))
+    (grant,) = kit.tasks(cloud_bench.receive(machine, sent))
     assert grant == tr.GrantPut(header.blob, fx.ProxyAddress(), job)
     granted = cloud_bench.done(machine, grant, tr.PutGranted(job.hex(), URL))
-    assert [one.put for one in bodies(granted, m.BlobAt)] == [True]
-    (take,) = tasks(cloud_bench.receive(machine, PROXY.note(m.BlobPut(header.blob.digest))))
+    assert [one.put for one in kit.bodies(granted, m.BlobAt)] == [True]
+    (take,) = kit.tasks(cloud_bench.receive(machine, kit.PROXY.note(m.BlobPut(header.blob.digest))))
     assert take == cj.TakeBatch(header, job.hex())
     return take
 
 
 def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
     machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    header, _, data = beside_batch(JOB)
-    take = put_to_cloud(machine, JOB)
+    header, _, data = beside_batch(kit.JOB)
+    take = put_to_cloud(machine, kit.JOB)
     out = cloud_bench.done(machine, take, fx.WorkFailed("wrong_bytes"))
-    assert refused(out) == ["beside_wrong_bytes"] and not tasks(out)
-    assert not messages(cloud_bench.fire(machine, "repair"), m.Need)
-    assert put_to_cloud(machine, JOB) == take
-    cloud_bench.receive(machine, offer(header, signer=PROXY))  # it gave up the store
-    assert messages(cloud_bench.fire(machine, "repair"), m.Need)
-    out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
-    assert tasks(out) == [cj.Absorb({"": header})]
+    assert kit.refused(out) == ["beside_wrong_bytes"] and not kit.tasks(out)
+    assert not kit.messages(cloud_bench.fire(machine, "repair"), m.Need)
+    assert put_to_cloud(machine, kit.JOB) == take
+    cloud_bench.receive(machine, kit.offer(header, signer=kit.PROXY))  # it gave up the store
+    assert kit.messages(cloud_bench.fire(machine, "repair"), m.Need)
+    out = [one for part in kit.parts_of(header, data) for one in cloud_bench.receive(machine, part)]
+    assert kit.tasks(out) == [cj.Absorb({"": header})]
 
 
 def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
     machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
-    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert stored(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.BatchDropped(JOB)]
-    assert tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
+    mine, theirs = put_to_cloud(machine, kit.JOB), put_to_cloud(machine, OTHER)
+    machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
+    assert kit.stored(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.BatchDropped(kit.JOB)]
+    assert kit.tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
         cj.Absorb({"": theirs.batch})
     ]
 
 
 def test_the_clouds_publication_is_shown_too():
     machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
-    header, data = cloud_bench.sealed(cj.SealRelease(JOB), tr.LEAST_BYTES)
+    machine.handle(fx.Command(PublishRelease(kit.JOB)), 0.0)
+    header, data = cloud_bench.sealed(cj.SealRelease(kit.JOB), tr.LEAST_BYTES)
     sealed = cj.CellBroadcasts({"": cj.Broadcast(header, data)})
-    cloud_bench.done(machine, SealPublication(JOB), sealed)
-    (task,) = tasks(cloud_bench.receive(machine, m.Need(header.blob.digest, (0,), True)))
-    (told_,) = bodies(cloud_bench.done(machine, task, tr.BlobShown(URL)), m.BlobAt)
+    cloud_bench.done(machine, SealPublication(kit.JOB), sealed)
+    (task,) = kit.tasks(cloud_bench.receive(machine, m.Need(header.blob.digest, (0,), True)))
+    (told_,) = kit.bodies(cloud_bench.done(machine, task, tr.BlobShown(URL)), m.BlobAt)
     assert told_.blob == header.blob.digest

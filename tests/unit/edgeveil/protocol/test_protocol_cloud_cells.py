@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import protocol_kit as kit
 import pytest
 from cloud_bench import batch, done, sealed, start, state
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PACKET_BYTES,
-    PART_BYTES,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    of,
-    offer,
-    reports,
-    signing_key,
-    stored,
-    tasks,
-)
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
@@ -32,17 +16,20 @@ from edgeveil.protocol.transfer import describe
 
 NORTH, SOUTH = "north", "south"
 CELLS = (NORTH, SOUTH)
-PROXIES = {cell: m.Signer("proxy", signing_key(50 + n)) for n, cell in enumerate(CELLS)}
-ANNOUNCE = cj.SealJob(JOB, CELLS)
-ROUND = cj.SealRound(JOB, 1, 1)
-ONCE = cj.StartJob(JOB, 1, 1, exchanges=1, retries=1)
+PROXIES = {cell: m.Signer("proxy", kit.signing_key(50 + n)) for n, cell in enumerate(CELLS)}
+ANNOUNCE = cj.SealJob(kit.JOB, CELLS)
+ROUND = cj.SealRound(kit.JOB, 1, 1)
+ONCE = cj.StartJob(kit.JOB, 1, 1, exchanges=1, retries=1)
 
 
 def cells_cloud(**settings: Any) -> CloudMachine:
     keys = {
-        cell: m.PeerKeys.pinned(proxy=signing_key(50 + n).public()) for n, cell in enumerate(CELLS)
+        cell: m.PeerKeys.pinned(proxy=kit.signing_key(50 + n).public())
+        for n, cell in enumerate(CELLS)
     }
-    return CloudMachine(CLOUD, keys, cj.CloudSettings(packet_bytes=PACKET_BYTES, **settings))
+    return CloudMachine(
+        kit.CLOUD, keys, cj.CloudSettings(packet_bytes=kit.PACKET_BYTES, **settings)
+    )
 
 
 def hear(machine: CloudMachine, cell: str, message: m.Message) -> list[fx.Effect]:
@@ -54,7 +41,7 @@ def note(cell: str, body: Any) -> m.Message:
 
 
 def fire(machine: CloudMachine, name: str, cell: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(cj.timer_name(name, JOB, cell)), 0.0)
+    return machine.handle(fx.Timer(cj.timer_name(name, kit.JOB, cell)), 0.0)
 
 
 def seal(
@@ -66,8 +53,8 @@ def seal(
         _, data = sealed(task)
         data = data + (cell.encode() if isinstance(task, cj.SealRound) else b"")
         kind = {cj.SealJob: "job", cj.SealRelease: "release"}.get(type(task), "round")
-        where = at(task.exchange, task.attempt) if kind == "round" else at(0, 1)
-        made[cell] = cj.Broadcast(manifest(data, where, kind=kind, **changes), data)
+        where = kit.at(task.exchange, task.attempt) if kind == "round" else kit.at(0, 1)
+        made[cell] = cj.Broadcast(kit.manifest(data, where, kind=kind, **changes), data)
     manifests = {cell: one.manifest for cell, one in made.items()}
     return manifests, done(machine, task, cj.CellBroadcasts(made))
 
@@ -100,7 +87,7 @@ def of_cell(cell: str) -> tuple[m.Batch, bytes]:
 
 def come(machine: CloudMachine, cell: str) -> list[fx.Effect]:
     header, data = of_cell(cell)
-    return hear(machine, cell, offer(header, data, PROXIES[cell]))
+    return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
 
 
 def both_batches() -> cj.Absorb:
@@ -110,8 +97,8 @@ def both_batches() -> cj.Absorb:
 def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
     """The cells that are sent a header of this kind, or a note with such a body."""
     found = set()
-    for one in of(effects, fx.Send):
-        told = headers([one]) + bodies([one], kind)
+    for one in kit.of(effects, fx.Send):
+        told = kit.headers([one]) + kit.bodies([one], kind)
         if any(isinstance(body, kind) for body in told):
             found.add(one.to.cell)  # type: ignore[union-attr]
     return found
@@ -127,7 +114,7 @@ def test_a_cell_without_devices_has_no_part_in_a_round():
     found, out = seal(machine, ROUND, (SOUTH,))
     assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
-    assert tasks(come(machine, SOUTH)) == [cj.Absorb({SOUTH: of_cell(SOUTH)[0]})]
+    assert kit.tasks(come(machine, SOUTH)) == [cj.Absorb({SOUTH: of_cell(SOUTH)[0]})]
 
 
 # --- a cell that is silent, refuses, or is slow ---
@@ -137,37 +124,40 @@ def test_a_silent_cell_costs_its_own_devices_only():
     machine = waiting()
     come(machine, NORTH)
     out = fire(machine, "watchdog", SOUTH)
-    assert tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
-    assert reports(out)["cell_gone"]["cell"] == SOUTH
+    assert kit.tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert kit.reports(out)["cell_gone"]["cell"] == SOUTH
     late = come(machine, SOUTH)
-    assert tasks(late) == [] and bodies(late, m.Ack) == []
+    assert kit.tasks(late) == [] and kit.bodies(late, m.Ack) == []
 
 
 def test_it_is_told_the_record_and_that_its_batch_is_of_no_use():
-    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=2, retries=1))
+    machine = waiting(cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
-    record, data = commit_of(at(), [b"x"])
+    record, data = kit.commit_of(kit.at(), [b"x"])
     absorbed = cj.Absorb({NORTH: of_cell(NORTH)[0]})
     out = done(machine, absorbed, cj.RoundCommit(record, data))
     assert receivers(out, m.Commit) == set(CELLS)
-    assert [one.status for one in bodies(come(machine, SOUTH), m.Ack)] == ["closed"]
+    assert [one.status for one in kit.bodies(come(machine, SOUTH), m.Ack)] == ["closed"]
 
 
 def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
-    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=3, retries=1))
+    machine = waiting(cj.StartJob(kit.JOB, 1, 1, exchanges=3, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
-    absorbed, (record, data) = cj.Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
+    absorbed, (record, data) = (
+        cj.Absorb({NORTH: of_cell(NORTH)[0]}),
+        kit.commit_of(kit.at(), [b"x"]),
+    )
     come(machine, SOUTH)  # it is there again
     out = done(machine, absorbed, cj.RoundCommit(record, data))
-    again, next_round = tasks(out)
-    assert again == cj.SealJob(JOB, (SOUTH,))
-    assert next_round == cj.SealRound(JOB, 2, 1) and next_round.cells == (NORTH,)
+    again, next_round = kit.tasks(out)
+    assert again == cj.SealJob(kit.JOB, (SOUTH,))
+    assert next_round == cj.SealRound(kit.JOB, 2, 1) and next_round.cells == (NORTH,)
     found, out = seal(machine, again, (SOUTH,))
     assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
-    assert machine.courses[JOB].sealing.cells == CELLS
+    assert machine.courses[kit.JOB].sealing.cells == CELLS
 
 
 def test_where_all_refuse_the_job_pauses_with_the_reason():
@@ -178,24 +168,24 @@ def test_where_all_refuse_the_job_pauses_with_the_reason():
     for cell in CELLS:
         refusal = m.Ack(found[cell].blob.digest, "refused", "cache_full")
         out = hear(machine, cell, note(cell, refusal))
-    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
+    (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "paused" and "cache_full" in status.reason
 
 
 def test_a_quorum_of_all_closes_the_round_after_its_grace():
     machine = waiting(quorum=1)
     out = come(machine, NORTH)
-    grace = [one for one in of(out, fx.SetTimer) if one.name.startswith("enough")]
+    grace = [one for one in kit.of(out, fx.SetTimer) if one.name.startswith("enough")]
     assert [one.delay_s for one in grace] == [5.0]
     out = machine.handle(fx.Timer(grace[0].name), 0.0)
-    assert tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
-    assert reports(out)["cell_gone"]["cell"] == SOUTH
+    assert kit.tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert kit.reports(out)["cell_gone"]["cell"] == SOUTH
 
 
 # --- masks ---
 
 ASKED = {
-    cell: m.Unmask(at(), of_cell(cell)[0].blob.digest, bytes([7 + n]))
+    cell: m.Unmask(kit.at(), of_cell(cell)[0].blob.digest, bytes([7 + n]))
     for n, cell in enumerate(CELLS)
 }
 
@@ -210,26 +200,26 @@ def unmasking() -> CloudMachine:
 
 
 def tell_masks(machine: CloudMachine, cell: str) -> list[fx.Effect]:
-    question = machine.courses[JOB].cells[cell].masks.question
+    question = machine.courses[kit.JOB].cells[cell].masks.question
     data = b"masks of " + cell.encode()
-    header = m.MaskSums(at(), question, describe(data, PART_BYTES))
-    return hear(machine, cell, offer(header, data, PROXIES[cell]))
+    header = m.MaskSums(kit.at(), question, describe(data, kit.PART_BYTES))
+    return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
 
 
 def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out():
     machine = unmasking()
     tell_masks(machine, NORTH)
-    assert tasks(fire(machine, "watchdog", SOUTH)) == [
-        cj.TakeMasks(at(), {NORTH: b"masks of north"})
+    assert kit.tasks(fire(machine, "watchdog", SOUTH)) == [
+        cj.TakeMasks(kit.at(), {NORTH: b"masks of north"})
     ]
 
 
 def test_one_cell_s_masks_are_no_answer_for_the_other():
     machine = unmasking()
-    question = machine.courses[JOB].cells[NORTH].masks.question
-    header = m.MaskSums(at(), question, describe(b"m", PART_BYTES))
-    out = hear(machine, SOUTH, offer(header, b"m", PROXIES[SOUTH]))
-    assert tasks(out) == [] and machine.courses[JOB].cells[SOUTH].masks.masks is None
+    question = machine.courses[kit.JOB].cells[NORTH].masks.question
+    header = m.MaskSums(kit.at(), question, describe(b"m", kit.PART_BYTES))
+    out = hear(machine, SOUTH, kit.offer(header, b"m", PROXIES[SOUTH]))
+    assert kit.tasks(out) == [] and machine.courses[kit.JOB].cells[SOUTH].masks.masks is None
 
 
 # --- the release ---
@@ -239,13 +229,13 @@ def test_a_job_ends_with_the_cells_that_hold_its_release():
     machine = waiting()
     come(machine, NORTH)
     come(machine, SOUTH)
-    record, data = commit_of(at(), [b"x"])
+    record, data = kit.commit_of(kit.at(), [b"x"])
     done(machine, both_batches(), cj.RoundCommit(record, data))
-    found, _ = seal(machine, cj.SealRelease(JOB, CELLS), sequence=9)
+    found, _ = seal(machine, cj.SealRelease(kit.JOB, CELLS), sequence=9)
     out = hold(machine, NORTH, found[NORTH])
-    assert stored(out) == [cj.ReleaseHeld(9, NORTH)]
+    assert kit.stored(out) == [cj.ReleaseHeld(9, NORTH)]
     out = fire(machine, "watchdog", SOUTH)
-    assert cj.JobStatus(JOB, "completed") in stored(out)
+    assert cj.JobStatus(kit.JOB, "completed") in kit.stored(out)
     assert state(machine) is cj.CloudState.IDLE
 
 
@@ -255,20 +245,20 @@ def test_a_job_ends_with_the_cells_that_hold_its_release():
 def test_a_proxy_speaks_for_its_own_cell_alone():
     machine = waiting()
     header, data = of_cell(SOUTH)
-    out = hear(machine, NORTH, offer(header, data, PROXIES[SOUTH]))
-    assert [one.reason for one in of(out, fx.Refuse)] == ["forged"]
-    assert machine.courses[JOB].cells[NORTH].batch is None
+    out = hear(machine, NORTH, kit.offer(header, data, PROXIES[SOUTH]))
+    assert [one.reason for one in kit.of(out, fx.Refuse)] == ["forged"]
+    assert machine.courses[kit.JOB].cells[NORTH].batch is None
 
 
 def test_a_cell_that_nobody_named_is_not_heard():
     header, data = of_cell(SOUTH)
-    assert hear(waiting(), "west", offer(header, data, PROXIES[SOUTH])) == []
+    assert hear(waiting(), "west", kit.offer(header, data, PROXIES[SOUTH])) == []
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_roster_is_that_of_its_cell(cell):
     keys = b"k" * 32
-    header = m.Roster(3, describe(keys, PART_BYTES))
-    out = hear(cells_cloud(), cell, offer(header, keys, PROXIES[cell]))
-    (kept,) = stored(out)
+    header = m.Roster(3, describe(keys, kit.PART_BYTES))
+    out = hear(cells_cloud(), cell, kit.offer(header, keys, PROXIES[cell]))
+    (kept,) = kit.stored(out)
     assert isinstance(kept, RosterKept) and (kept.cell, kept.keys) == (cell, keys)

@@ -4,40 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+import cloud_bench as cb
+import protocol_kit as kit
 import pytest
-from cloud_bench import (
-    START,
-    ack,
-    batch,
-    broadcast,
-    cloud,
-    done,
-    fire,
-    hand_over,
-    receive,
-    seal,
-    start,
-    state,
-    waiting,
-)
-from protocol_kit import (
-    JOB,
-    PART_BYTES,
-    PROXY,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    messages,
-    of,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    stored,
-    tasks,
-    timers,
-)
 from proxy_bench import proxy
 
 from edgeveil.protocol import cloud_job as cj
@@ -66,41 +35,41 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.transfer import describe
 
-CHECKED = cj.AskChecks({"": CheckMasks(at(), batch()[0].blob.digest, bytes(32))})
-ASKED = cj.AskUnmask({"": Unmask(at(), batch()[0].blob.digest, b"\x07")})
+CHECKED = cj.AskChecks({"": CheckMasks(kit.at(), cb.batch()[0].blob.digest, bytes(32))})
+ASKED = cj.AskUnmask({"": Unmask(kit.at(), cb.batch()[0].blob.digest, b"\x07")})
 
 
 # --- the end ------------------------------------------------------------------------------
 
 
 def _at_state(wanted):
-    machine = cloud()
+    machine = cb.cloud()
     steps = [
-        (cj.CloudState.SEALING_JOB, lambda: start(machine)),
-        (cj.CloudState.ANNOUNCING, lambda: seal(machine, cj.SealJob(JOB))),
-        (cj.CloudState.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
-        (cj.CloudState.BROADCASTING, lambda: seal(machine, cj.SealRound(JOB, 1, 1))),
-        (cj.CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
-        (cj.CloudState.ABSORBING, lambda: hand_over(machine)),
-        (cj.CloudState.CHECKING, lambda: done(machine, cj.Absorb({"": batch()[0]}), CHECKED)),
-        (cj.CloudState.UNMASKING, lambda: done(machine, cj.TakeChecks(at(), {}), ASKED)),
+        (cj.CloudState.SEALING_JOB, lambda: cb.start(machine)),
+        (cj.CloudState.ANNOUNCING, lambda: cb.seal(machine, cj.SealJob(kit.JOB))),
+        (cj.CloudState.SEALING, lambda: cb.fire(machine, "resend") and broadcast_job(machine)),
+        (cj.CloudState.BROADCASTING, lambda: cb.seal(machine, cj.SealRound(kit.JOB, 1, 1))),
+        (cj.CloudState.WAITING, lambda: cb.receive(machine, cb.ack(round_header()))),
+        (cj.CloudState.ABSORBING, lambda: cb.hand_over(machine)),
+        (cj.CloudState.CHECKING, lambda: cb.done(machine, cj.Absorb({"": cb.batch()[0]}), CHECKED)),
+        (cj.CloudState.UNMASKING, lambda: cb.done(machine, cj.TakeChecks(kit.at(), {}), ASKED)),
         (cj.CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
-        (cj.CloudState.RELEASING, lambda: seal(machine, cj.SealRelease(JOB))),
+        (cj.CloudState.RELEASING, lambda: cb.seal(machine, cj.SealRelease(kit.JOB))),
     ]
     for reached, step in steps:
         step()
-        assert state(machine) is reached
+        assert cb.state(machine) is reached
         if reached is wanted:
             return machine
     raise AssertionError(wanted)
 
 
 def broadcast_job(machine):
-    return receive(machine, ack(_sealed(cj.SealJob(JOB))))
+    return cb.receive(machine, cb.ack(_sealed(cj.SealJob(kit.JOB))))
 
 
 def round_header():
-    return _sealed(cj.SealRound(JOB, 1, 1))
+    return _sealed(cj.SealRound(kit.JOB, 1, 1))
 
 
 def _sealed(task):
@@ -110,9 +79,9 @@ def _sealed(task):
 
 
 def finish_round(machine):
-    machine.courses[JOB].start = cj.StartJob(JOB, 1, 1, exchanges=1, retries=1)
-    record, data = commit_of(at(), [b"x"])
-    return done(machine, cj.TakeMasks(at(), {"": b"masks"}), cj.RoundCommit(record, data))
+    machine.courses[kit.JOB].start = cj.StartJob(kit.JOB, 1, 1, exchanges=1, retries=1)
+    record, data = kit.commit_of(kit.at(), [b"x"])
+    return cb.done(machine, cj.TakeMasks(kit.at(), {"": b"masks"}), cj.RoundCommit(record, data))
 
 
 @pytest.mark.parametrize(
@@ -121,41 +90,43 @@ def finish_round(machine):
 def test_a_job_can_be_cancelled_in_every_state(before):
     machine = _at_state(before)
     assert machine.handle(fx.Command(CancelJob(b"K" * 16)), 0.0) == []
-    out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert stored(out)[-1].status == "cancelled" and state(machine) is cj.CloudState.IDLE
-    cancelled = {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
+    out = machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
+    assert kit.stored(out)[-1].status == "cancelled" and cb.state(machine) is cj.CloudState.IDLE
+    cancelled = {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
     assert {"watchdog", "resend"} <= cancelled
     late = [
-        cj.SealJob(JOB),
-        cj.SealRound(JOB, 1, 1),
-        cj.SealRelease(JOB),
-        cj.Absorb({"": batch()[0]}),
+        cj.SealJob(kit.JOB),
+        cj.SealRound(kit.JOB, 1, 1),
+        cj.SealRelease(kit.JOB),
+        cj.Absorb({"": cb.batch()[0]}),
     ]
     for task in late:
-        assert done(machine, task, fx.WorkFailed("late")) == []
-    assert tasks(start(machine, cj.StartJob(b"K" * 16, 1, 1, 1, 0))) == [cj.SealJob(b"K" * 16)]
+        assert cb.done(machine, task, fx.WorkFailed("late")) == []
+    assert kit.tasks(cb.start(machine, cj.StartJob(b"K" * 16, 1, 1, 1, 0))) == [
+        cj.SealJob(b"K" * 16)
+    ]
 
 
 def test_an_end_can_be_told_again_after_a_restart():
-    machine = cloud()
-    out = machine.handle(fx.Command(RepeatEnd(JOB, "failed")), 0.0)
-    assert bodies(out, Close) == [Close(JOB, "failed")] and stored(out) == []
-    assert bodies(fire(machine, "close"), Close) == [Close(JOB, "failed")]
-    assert state(machine) is cj.CloudState.IDLE
+    machine = cb.cloud()
+    out = machine.handle(fx.Command(RepeatEnd(kit.JOB, "failed")), 0.0)
+    assert kit.bodies(out, Close) == [Close(kit.JOB, "failed")] and kit.stored(out) == []
+    assert kit.bodies(cb.fire(machine, "close"), Close) == [Close(kit.JOB, "failed")]
+    assert cb.state(machine) is cj.CloudState.IDLE
 
 
 def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
-    machine = waiting(cloud(close_cap_s=10.0))
-    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
+    machine = cb.waiting(cb.cloud(close_cap_s=10.0))
+    machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
     out = machine.handle(fx.Command(RepeatEnd(b"o" * 16, "completed")), 0.0)
-    assert {body.job_id for body in bodies(out, Close)} == {JOB, b"o" * 16}
-    waits = [timers(fire(machine, "close"))["close"] for _ in range(3)]
+    assert {body.job_id for body in kit.bodies(out, Close)} == {kit.JOB, b"o" * 16}
+    waits = [kit.timers(cb.fire(machine, "close"))["close"] for _ in range(3)]
     assert waits == [6.0, 10.0, 10.0]
     back = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert len(bodies(back, Close)) == 2
-    for note in [m for m in messages(back, Note) if b"close" in m.body.payload]:
-        receive(machine, PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
-    assert fire(machine, "close") == []
+    assert len(kit.bodies(back, Close)) == 2
+    for note in [m for m in kit.messages(back, Note) if b"close" in m.body.payload]:
+        cb.receive(machine, kit.PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
+    assert cb.fire(machine, "close") == []
 
 
 @pytest.mark.parametrize(
@@ -173,14 +144,18 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
     ],
 )
 def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange, causes, ends):
-    machine = waiting(what=cj.StartJob(JOB, exchange, 1, 3, 1))
-    out = receive(machine, PROXY.note(Shortfall(at(exchange), 0, 5, causes)))
+    machine = cb.waiting(what=cj.StartJob(kit.JOB, exchange, 1, 3, 1))
+    out = cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(exchange), 0, 5, causes)))
     if ends:
-        assert stored(out)[0].status == "failed"
+        assert kit.stored(out)[0].status == "failed"
         return
-    assert tasks(out) == [cj.SealRound(JOB, exchange, 2)] and "all_declined" not in reports(out)
-    broadcast(machine, cj.SealRound(JOB, exchange, 2))
-    (left,) = stored(receive(machine, PROXY.note(Shortfall(at(exchange, 2), 0, 5, causes))))
+    assert kit.tasks(out) == [
+        cj.SealRound(kit.JOB, exchange, 2)
+    ] and "all_declined" not in kit.reports(out)
+    cb.broadcast(machine, cj.SealRound(kit.JOB, exchange, 2))
+    (left,) = kit.stored(
+        cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(exchange, 2), 0, 5, causes)))
+    )
     assert left.status == "paused" and "5 declined" in left.reason
 
 
@@ -200,18 +175,18 @@ STEPS = {
 @pytest.mark.parametrize(
     ("told", "steps"),
     [
-        (Shortfall(at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
-        (Shortfall(at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
-        (Shortfall(at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
-        (Shortfall(at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
-        (Shortfall(at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
-        (Shortfall(at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
-        (Shortfall(at(), 0, 0, (), 10), {"offline"}),
-        (Shortfall(at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
-        (Shortfall(at(), 2, 0, (), 0), {"late"}),
-        (Shortfall(at(), 2, 0, (), 3), {"late", "offline"}),
-        (Shortfall(at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
-        (Shortfall(at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
+        (Shortfall(kit.at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
+        (Shortfall(kit.at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
+        (Shortfall(kit.at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
+        (Shortfall(kit.at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
+        (Shortfall(kit.at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
+        (Shortfall(kit.at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
+        (Shortfall(kit.at(), 0, 0, (), 10), {"offline"}),
+        (Shortfall(kit.at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
+        (Shortfall(kit.at(), 2, 0, (), 0), {"late"}),
+        (Shortfall(kit.at(), 2, 0, (), 3), {"late", "offline"}),
+        (Shortfall(kit.at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
+        (Shortfall(kit.at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
     ],
 )
 def test_each_cause_of_a_short_round_has_the_advice_that_fits_it(told, steps):
@@ -224,7 +199,7 @@ def test_each_cause_of_a_short_round_has_the_advice_that_fits_it(told, steps):
 
 
 def test_causes_of_all_cells_add_up():
-    cells = [Shortfall(at(), 1, 2, (1, 1, 0, 0), 4), Shortfall(at(), 0, 3, (0, 2, 0, 0), 1)]
+    cells = [Shortfall(kit.at(), 1, 2, (1, 1, 0, 0), 4), Shortfall(kit.at(), 0, 3, (0, 2, 0, 0), 1)]
     answers = RoundAnswers.of(9, cells)
     assert (answers.declined, answers.causes, answers.offline, answers.absent) == (
         5,
@@ -232,14 +207,14 @@ def test_causes_of_all_cells_add_up():
         5,
         3,
     )
-    assert RoundAnswers.of(9, [*cells, Shortfall(at(), 0, 0)]).offline is None
+    assert RoundAnswers.of(9, [*cells, Shortfall(kit.at(), 0, 0)]).offline is None
 
 
 def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
-    machine = waiting()
-    task = tasks(hand_over(machine))[0]
-    out = done(machine, task, fx.WorkFailed("the store is locked"))
-    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
+    machine = cb.waiting()
+    task = kit.tasks(cb.hand_over(machine))[0]
+    out = cb.done(machine, task, fx.WorkFailed("the store is locked"))
+    assert kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -247,18 +222,22 @@ def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
 )
 def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
     machine = _at_state(before)
-    out = fire(machine, "watchdog")
-    assert len(headers(out)) == 1 and "watchdog" in timers(out) and state(machine) is before
-    assert stored(fire(machine, "watchdog"))[0].status == "paused"
+    out = cb.fire(machine, "watchdog")
+    assert (
+        len(kit.headers(out)) == 1 and "watchdog" in kit.timers(out) and cb.state(machine) is before
+    )
+    assert kit.stored(cb.fire(machine, "watchdog"))[0].status == "paused"
 
 
 # --- what must not disturb ------------------------------------------------------------------
 
 
 def test_a_job_that_runs_is_not_started_again():
-    machine = waiting()
-    assert refused(start(machine, cj.StartJob(JOB, 2, 1, 1, 0))) == ["illegal_transition"]
-    assert machine.courses[JOB].start == START and state(machine) is cj.CloudState.WAITING
+    machine = cb.waiting()
+    assert kit.refused(cb.start(machine, cj.StartJob(kit.JOB, 2, 1, 1, 0))) == [
+        "illegal_transition"
+    ]
+    assert machine.courses[kit.JOB].start == cb.START and cb.state(machine) is cj.CloudState.WAITING
 
 
 # --- the roster ---------------------------------------------------------------------------
@@ -266,39 +245,39 @@ def test_a_job_that_runs_is_not_started_again():
 
 @pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
 def test_a_roster_of_any_size_is_kept(keys):
-    machine = cloud()
-    header = Roster(1, describe(keys, PART_BYTES))
+    machine = cb.cloud()
+    header = Roster(1, describe(keys, kit.PART_BYTES))
     inline = len(keys) < 1000
-    out = receive(machine, offer(header, keys if inline else b"", PROXY))
-    pieces = [] if inline else parts_of(header, keys)
+    out = cb.receive(machine, kit.offer(header, keys if inline else b"", kit.PROXY))
+    pieces = [] if inline else kit.parts_of(header, keys)
     for index, piece in enumerate(pieces):
         if index == 2:  # the proxy's offer comes again in between
-            receive(machine, offer(header, b"", PROXY))
-        out = receive(machine, piece)
-    assert stored(out) == [RosterKept(1, keys)]
+            cb.receive(machine, kit.offer(header, b"", kit.PROXY))
+        out = cb.receive(machine, piece)
+    assert kit.stored(out) == [RosterKept(1, keys)]
 
 
 def test_an_older_roster_cannot_bring_a_revoked_device_back():
-    machine, old, new = cloud(), bytes(96), bytes(64)
-    receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
-    out = receive(machine, offer(Roster(7, describe(old, PART_BYTES)), old, PROXY))
-    assert refused(out) == ["replayed_roster"]
-    assert stored(out) == [RosterRefused("replayed_roster", "")], "its time tells what it is"
-    again = receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
-    assert stored(again) == [RosterKept(8, new)]
+    machine, old, new = cb.cloud(), bytes(96), bytes(64)
+    cb.receive(machine, kit.offer(Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
+    out = cb.receive(machine, kit.offer(Roster(7, describe(old, kit.PART_BYTES)), old, kit.PROXY))
+    assert kit.refused(out) == ["replayed_roster"]
+    assert kit.stored(out) == [RosterRefused("replayed_roster", "")], "its time tells what it is"
+    again = cb.receive(machine, kit.offer(Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
+    assert kit.stored(again) == [RosterKept(8, new)]
 
 
 def test_a_roster_that_is_no_list_of_keys_is_refused():
-    header = Roster(1, describe(b"k" * 33, PART_BYTES))
-    out = receive(cloud(), offer(header, b"k" * 33, PROXY))
-    assert refused(out) == ["malformed"] and stored(out) == []
+    header = Roster(1, describe(b"k" * 33, kit.PART_BYTES))
+    out = cb.receive(cb.cloud(), kit.offer(header, b"k" * 33, kit.PROXY))
+    assert kit.refused(out) == ["malformed"] and kit.stored(out) == []
 
 
 # --- A link that is down costs no attempt, is named, and its pause ends with it
 
 
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
-TWICE = cj.StartJob(JOB, 1, 1, exchanges=2, retries=1)
+TWICE = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1)
 
 
 def lose_own(machine):
@@ -306,7 +285,7 @@ def lose_own(machine):
 
 
 def lose_edge(machine):
-    return receive(machine, PROXY.note(LinkState(False)))
+    return cb.receive(machine, kit.PROXY.note(LinkState(False)))
 
 
 def own_is_back(machine):
@@ -314,20 +293,20 @@ def own_is_back(machine):
 
 
 def edge_is_back(machine):
-    return receive(machine, PROXY.note(LinkState(True)))
+    return cb.receive(machine, kit.PROXY.note(LinkState(True)))
 
 
 def by_shortfall(machine, attempt=1):
-    return receive(machine, PROXY.note(Shortfall(at(1, attempt), 0, 0)))
+    return cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(1, attempt), 0, 0)))
 
 
 def by_silence(machine, attempt=1):
-    return fire(machine, "watchdog")
+    return cb.fire(machine, "watchdog")
 
 
 def by_a_poor_batch(machine, attempt=1):
-    (task,) = tasks(hand_over(machine, at(1, attempt)))
-    return done(machine, task, cj.TooFewUploads("1 valid upload"))
+    (task,) = kit.tasks(cb.hand_over(machine, kit.at(1, attempt)))
+    return cb.done(machine, task, cj.TooFewUploads("1 valid upload"))
 
 
 def sign_otherwise(machine):
@@ -351,9 +330,11 @@ ENDS = [by_shortfall, by_silence, by_a_poor_batch]
 def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_names_the_link(
     lose, back, link, ends
 ):
-    machine = waiting(what=TWICE)
+    machine = cb.waiting(what=TWICE)
     lose(machine)
-    assert stored(ends(machine))[-1] == cj.JobStatus(JOB, "paused", link, stored_answers(ends))
+    assert kit.stored(ends(machine))[-1] == cj.JobStatus(
+        kit.JOB, "paused", link, stored_answers(ends)
+    )
     assert goes_on(link) and not resume_follows(pause_advice(link))
 
 
@@ -364,19 +345,21 @@ def stored_answers(ends):
 @pytest.mark.parametrize(("lose", "back", "link"), OUTAGES)
 @pytest.mark.parametrize("ends", [by_shortfall, by_a_poor_batch])
 def test_an_attempt_with_an_outage_that_is_over_takes_no_retry(lose, back, link, ends):
-    machine = waiting(what=TWICE)
+    machine = cb.waiting(what=TWICE)
     lose(machine)
     back(machine)
-    assert tasks(ends(machine)) == [cj.SealRound(JOB, 1, 2)]
-    assert machine.courses[JOB].retries_left == 1
-    broadcast(machine, cj.SealRound(JOB, 1, 2))
-    assert tasks(ends(machine, 2)) == [cj.SealRound(JOB, 1, 3)]  # nothing was down: it takes one
-    assert machine.courses[JOB].retries_left == 0
+    assert kit.tasks(ends(machine)) == [cj.SealRound(kit.JOB, 1, 2)]
+    assert machine.courses[kit.JOB].retries_left == 1
+    cb.broadcast(machine, cj.SealRound(kit.JOB, 1, 2))
+    assert kit.tasks(ends(machine, 2)) == [
+        cj.SealRound(kit.JOB, 1, 3)
+    ]  # nothing was down: it takes one
+    assert machine.courses[kit.JOB].retries_left == 0
 
 
 def test_a_proxy_that_was_silent_is_to_say_something_first():
-    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=2, retries=0))
-    assert stored(by_silence(machine))[-1].reason == SILENT
+    machine = cb.waiting(what=cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=0))
+    assert kit.stored(by_silence(machine))[-1].reason == SILENT
     assert machine.unreached == [""]
     edge_is_back(machine)
     assert machine.unreached == []
@@ -386,12 +369,12 @@ def test_a_proxy_tells_how_its_link_to_the_devices_stands():
     machine = proxy()
     cloud_up, up = fx.PeerConnected(fx.CloudAddress()), fx.PeerConnected(fx.AllDevices())
     lost = fx.PeerLost(fx.AllDevices())
-    assert bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(True)]
-    assert bodies(machine.handle(lost, 0.0), LinkState) == [LinkState(False)]
-    assert bodies(machine.handle(lost, 0.0), LinkState) == []  # known
-    assert bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(False)]
-    assert bodies(machine.handle(up, 0.0), LinkState) == [LinkState(True)]
-    assert bodies(machine.handle(up, 0.0), LinkState) == []
+    assert kit.bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(True)]
+    assert kit.bodies(machine.handle(lost, 0.0), LinkState) == [LinkState(False)]
+    assert kit.bodies(machine.handle(lost, 0.0), LinkState) == []  # known
+    assert kit.bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(False)]
+    assert kit.bodies(machine.handle(up, 0.0), LinkState) == [LinkState(True)]
+    assert kit.bodies(machine.handle(up, 0.0), LinkState) == []
 
 
 @pytest.mark.parametrize(

@@ -6,43 +6,28 @@ import copy
 import hashlib
 from dataclasses import replace
 
+import protocol_kit as kit
 import pytest
 from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive, work_on
 from hypothesis import example, given
 from hypothesis import strategies as st
-from protocol_kit import (
-    PROXY,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    messages,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    stored,
-    tasks,
-    timers,
-)
 
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
 
-HEADER = manifest(MODEL, deadline_s=60.0)
+HEADER = kit.manifest(MODEL, deadline_s=60.0)
 
 
 def worked(work_s: float, chance: float, sealed: dr.SealedAnswer = SEALED, opened_s: float = 0.0):
     """The machine after an answer's work of `work_s`, and what it does then."""
     machine = device()
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
     opened = fx.WorkDone(
         dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, chance, budget_s=4.0)
     )
-    (task,) = tasks(machine.handle(opened, 100.0 + opened_s))
+    (task,) = kit.tasks(machine.handle(opened, 100.0 + opened_s))
     assert isinstance(task, dr.ComputeAnswer)
     assert task.until_s == 100.0 + 4.0 * dr.WORK_SHARE
     return machine, machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
@@ -53,29 +38,32 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
     moments = set()
     for work_s, opened_s in ((0.001, 0.0), (1.7, 0.5), (3.1, 0.0)):
         machine, out = worked(work_s, chance, opened_s=opened_s)
-        assert (stored(out), headers(out)) == ([], [])  # nor is it on the disk before its moment
-        moments.add(round(work_s + timers(out)["resend"], 6))
+        assert (kit.stored(out), kit.headers(out)) == (
+            [],
+            [],
+        )  # nor is it on the disk before its moment
+        moments.add(round(work_s + kit.timers(out)["resend"], 6))
         left = machine.handle(own("resend"), 104.0)
-        assert [type(item) for item in stored(left)] == [dr.OutboxPut]
-        assert len(headers(left)) == 1
+        assert [type(item) for item in kit.stored(left)] == [dr.OutboxPut]
+        assert len(kit.headers(left)) == 1
     (leaves_s,) = moments
     assert 4.0 * dr.LEAVE_SHARE <= leaves_s <= 4.0
 
 
 def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
     _, out = worked(0.001, 0.5, replace(SEALED, at_once=True))
-    assert len(headers(out)) == 1
+    assert len(kit.headers(out)) == 1
 
 
 def test_a_job_that_is_not_known_has_no_moment() -> None:
     machine: DeviceMachine = device()
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
-    (task,) = tasks(
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
+    (task,) = kit.tasks(
         machine.handle(
             fx.WorkDone(dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, 0.5)), 100.0
         )
     )
-    assert len(headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
+    assert len(kit.headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
 
 
 @example(0.0, 8.0, 0.0, 0.5, 1.0, 100.0)
@@ -115,17 +103,17 @@ def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
 DUMMY = replace(SEALED, dummy=True)
 DIGEST = hashlib.sha256(SEALED.data).digest()
 LARGE_MODEL = b"m" * 4000  # of several parts
-LARGE = manifest(LARGE_MODEL, deadline_s=60.0)
+LARGE = kit.manifest(LARGE_MODEL, deadline_s=60.0)
 
 
 def covered(window_s: float = 10.0) -> DeviceMachine:
     machine = device()
-    assert receive(machine, PROXY.note(Cover(window_s))) == []
+    assert receive(machine, kit.PROXY.note(Cover(window_s))) == []
     return machine
 
 
 def unselected(machine: DeviceMachine, header: Manifest = HEADER) -> list[fx.Effect]:
-    receive(machine, offer(header, MODEL))
+    receive(machine, kit.offer(header, MODEL))
     return done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(None))
 
 
@@ -134,40 +122,40 @@ def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
     machine = covered()
     work_on(machine, HEADER)
     out = done(machine, dr.ComputeAnswer(HEADER, PACKAGE), outcome)
-    assert tasks(out) == [dr.SealDummies(HEADER)]
-    assert bodies(out, Decline) == []
-    assert "why" in reports(out)["declined"]
+    assert kit.tasks(out) == [dr.SealDummies(HEADER)]
+    assert kit.bodies(out, Decline) == []
+    assert "why" in kit.reports(out)["declined"]
 
 
 def test_a_note_that_would_end_cover_is_malformed() -> None:
     """An old one could be played again by a broker."""
     machine = covered()
-    assert refused(receive(machine, PROXY.note(Cover(0.0)))) == ["malformed"]
-    assert tasks(unselected(machine)) == [dr.SealDummies(HEADER)]
+    assert kit.refused(receive(machine, kit.PROXY.note(Cover(0.0)))) == ["malformed"]
+    assert kit.tasks(unselected(machine)) == [dr.SealDummies(HEADER)]
 
 
 def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again() -> None:
     machine = covered()
-    receive(machine, offer(HEADER, MODEL))
+    receive(machine, kit.offer(HEADER, MODEL))
     machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert tasks(done(machine, dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(None))) == [
+    assert kit.tasks(done(machine, dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(None))) == [
         dr.SealDummies(HEADER)
     ]
-    second, third = (manifest(MODEL, at(number), deadline_s=60.0) for number in (2, 3))
+    second, third = (kit.manifest(MODEL, kit.at(number), deadline_s=60.0) for number in (2, 3))
     assert unselected(machine, second) == []
-    receive(machine, PROXY.note(Cover(10.0)))
-    assert tasks(unselected(machine, third)) == [dr.SealDummies(third)]
+    receive(machine, kit.PROXY.note(Cover(10.0)))
+    assert kit.tasks(unselected(machine, third)) == [dr.SealDummies(third)]
 
 
 def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() -> None:
     machine = device(require_cover=True)
     out = work_on(machine, HEADER)
     assert [type(effect) for effect in out] == [fx.Report]
-    assert "require_cover" in reports(out)["uncovered"]["why"]
+    assert "require_cover" in kit.reports(out)["uncovered"]["why"]
     assert machine.state is dr.DeviceState.IDLE
-    receive(machine, PROXY.note(Cover(10.0)))
-    second = manifest(MODEL, at(2), deadline_s=60.0)
-    (task,) = tasks(work_on(machine, second))
+    receive(machine, kit.PROXY.note(Cover(10.0)))
+    second = kit.manifest(MODEL, kit.at(2), deadline_s=60.0)
+    (task,) = kit.tasks(work_on(machine, second))
     assert isinstance(task, dr.ComputeAnswer)
     assert (task.manifest, task.package) == (second, PACKAGE)
 
@@ -177,9 +165,9 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
 
 def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool) -> list[fx.Effect]:
     """The package comes at 100 s, the work ends `work_s` later."""
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
     opened = dr.OpenedPackage(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
-    (task,) = tasks(machine.handle(fx.WorkDone(dr.OpenPackage(HEADER, MODEL), opened), 100.0))
+    (task,) = kit.tasks(machine.handle(fx.WorkDone(dr.OpenPackage(HEADER, MODEL), opened), 100.0))
     sealed = replace(SEALED, dummy=dummy)
     return machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
 
@@ -190,8 +178,8 @@ def test_the_length_of_the_work_does_not_show_cover(chance: float) -> None:
     moments = set()
     for work_s, dummy in ((0.001, True), (4.9, False)):
         out = answer(covered(10.0), chance, work_s, dummy=dummy)
-        assert messages(out, Offer) == []
-        moments.add(round(work_s + timers(out)["resend"], 6))
+        assert kit.messages(out, Offer) == []
+        moments.add(round(work_s + kit.timers(out)["resend"], 6))
     (moment,) = moments
     assert moment == pytest.approx(5.0 + chance * 5.0)
 
@@ -199,35 +187,35 @@ def test_the_length_of_the_work_does_not_show_cover(chance: float) -> None:
 @pytest.mark.parametrize("came_s", [0.0, 50.0, 61.0])
 def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: float) -> None:
     machine = covered(3600.0)
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(LARGE)), 0.0)
-    for part in parts_of(LARGE, LARGE_MODEL):
+    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(LARGE)), 0.0)
+    for part in kit.parts_of(LARGE, LARGE_MODEL):
         machine.handle(fx.MessageReceived(fx.ProxyAddress(), part), came_s)
     machine.handle(
         fx.WorkDone(dr.OpenPackage(LARGE, LARGE_MODEL), dr.OpenedPackage(None, 0.999)), came_s
     )
     out = machine.handle(fx.WorkDone(dr.SealDummies(LARGE), DUMMY), came_s)
-    wait_s = 0.0 if messages(out, Offer) else timers(out)["resend"]
+    wait_s = 0.0 if kit.messages(out, Offer) else kit.timers(out)["resend"]
     assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
 
 
 def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
     machine = covered()
     out = answer(machine, 0.5, 0.0, dummy=True)
-    assert stored(out) == []  # nor is it on the disk
-    assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 101.0)) == []
+    assert kit.stored(out) == []  # nor is it on the disk
+    assert kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 101.0)) == []
     out = machine.handle(own("resend"), 107.5)
-    assert [type(item) for item in stored(out)] == [dr.OutboxPut]
-    (header,) = headers(out)
+    assert [type(item) for item in kit.stored(out)] == [dr.OutboxPut]
+    (header,) = kit.headers(out)
     assert header.blob.digest == DIGEST
-    assert len(headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 108.0))) == 1
+    assert len(kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 108.0))) == 1
 
 
 @pytest.mark.parametrize("selected", [False, True])
 def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bool) -> None:
     """A dummy is ready at once, an answer after some work: neither is there before its moment."""
     machine = covered(30.0)
-    receive(machine, offer(LARGE))
-    for part in parts_of(LARGE, LARGE_MODEL):
+    receive(machine, kit.offer(LARGE))
+    for part in kit.parts_of(LARGE, LARGE_MODEL):
         receive(machine, part)
     done(
         machine,
@@ -238,10 +226,10 @@ def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bo
         done(machine, dr.SealDummies(LARGE), DUMMY)
     machine = device(copy.deepcopy(machine.memory))
     out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    out += receive(machine, PROXY.note(Cover(30.0)))
-    out += receive(machine, offer(LARGE)) + machine.handle(fx.Timer("repair"), 1.0)
-    assert messages(out, Offer) == []
-    assert [need.blob for need in messages(out, Need)] == [LARGE.blob.digest]
+    out += receive(machine, kit.PROXY.note(Cover(30.0)))
+    out += receive(machine, kit.offer(LARGE)) + machine.handle(fx.Timer("repair"), 1.0)
+    assert kit.messages(out, Offer) == []
+    assert [need.blob for need in kit.messages(out, Need)] == [LARGE.blob.digest]
 
 
 # --- what becomes of a dummy ----------------------------------------------------------------
@@ -256,20 +244,20 @@ def uploaded(machine: DeviceMachine) -> None:
 def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() -> None:
     machine = covered()
     uploaded(machine)
-    out = receive(machine, PROXY.note(Ack(DIGEST, "held")))
-    assert stored(out) == [dr.OutboxHeld(at())]
-    record, data = commit_of(at(), [b"another device's"])
-    out = receive(machine, offer(record, data))
-    assert stored(out) == [dr.OutboxDrop(at(), "missing")]
-    assert reports(out) == {}
+    out = receive(machine, kit.PROXY.note(Ack(DIGEST, "held")))
+    assert kit.stored(out) == [dr.OutboxHeld(kit.at())]
+    record, data = kit.commit_of(kit.at(), [b"another device's"])
+    out = receive(machine, kit.offer(record, data))
+    assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "missing")]
+    assert kit.reports(out) == {}
 
 
 def test_a_refused_dummy_is_dropped_without_a_word() -> None:
     machine = covered()
     uploaded(machine)
-    out = receive(machine, PROXY.note(Ack(DIGEST, "closed", "closed_round")))
-    assert stored(out) == [dr.OutboxDrop(at(), "dropped")]
-    assert reports(out) == {}
+    out = receive(machine, kit.PROXY.note(Ack(DIGEST, "closed", "closed_round")))
+    assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "dropped")]
+    assert kit.reports(out) == {}
 
 
 def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
@@ -277,7 +265,7 @@ def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
     for dummy in (False, True):
         machine = covered()
         answer(machine, 0.0, 0.0, dummy=dummy)
-        sent.append(messages(machine.handle(own("resend"), 105.0), Offer))
+        sent.append(kit.messages(machine.handle(own("resend"), 105.0), Offer))
     (true,), (false,) = sent
     assert len(true.data) == len(false.data)
     assert len(true.header.payload) == len(false.header.payload)

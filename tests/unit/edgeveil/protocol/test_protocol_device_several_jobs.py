@@ -8,28 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
+import protocol_kit as kit
 from device_bench import MODEL, PACKAGE, SEALED, device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from protocol_kit import (
-    CLOUD,
-    CLOUD_KEY,
-    JOB,
-    PACKET_BYTES,
-    PROXY,
-    PROXY_KEY,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    member,
-    offer,
-    refused,
-    reports,
-    tasks,
-    timers,
-)
+from protocol_kit import at
 
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
@@ -38,7 +21,7 @@ from edgeveil.protocol.device import DeviceMachine
 from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
 from edgeveil_edge.store import DeviceStore
 
-JOBS = (JOB, b"K" * 16, b"L" * 16)
+JOBS = (kit.JOB, b"K" * 16, b"L" * 16)
 
 
 def several() -> DeviceMachine:
@@ -50,7 +33,7 @@ def model(job: bytes) -> bytes:
 
 
 def round_of(job: bytes, number: int = 1, **changes: object) -> m.Manifest:
-    return manifest(model(job), at(number, job=job), **changes)
+    return kit.manifest(model(job), at(number, job=job), **changes)
 
 
 def answer_of(job: bytes) -> dr.SealedAnswer:
@@ -71,7 +54,7 @@ def open_(
 ) -> list[fx.Effect]:
     """The package comes and opens."""
     data = model(header.at.job_id)
-    hear(machine, offer(header, data), now_s)
+    hear(machine, kit.offer(header, data), now_s)
     opened = dr.OpenedPackage(PACKAGE, budget_s=budget_s, **more)
     return machine.handle(fx.WorkDone(dr.OpenPackage(header, data), opened), now_s)
 
@@ -87,7 +70,7 @@ def state(machine: DeviceMachine, job: bytes) -> dr.DeviceState:
 
 
 def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effect]:
-    (task,) = tasks(open_(machine, round_of(job, number)))
+    (task,) = kit.tasks(open_(machine, round_of(job, number)))
     return done(machine, task, answer_of(job), 0.0)
 
 
@@ -100,35 +83,37 @@ def digest(data: bytes) -> bytes:
 
 def test_what_happens_is_told_of_its_job() -> None:
     machine = several()
-    (task,) = tasks(open_(machine, round_of(JOBS[1])))
+    (task,) = kit.tasks(open_(machine, round_of(JOBS[1])))
     assert machine.at == at(job=JOBS[1])
     open_(machine, round_of(JOBS[0]))
     out = done(machine, task, dr.NoAnswer("few"), 0.0)
-    assert reports(out)["declined"]["job"] == JOBS[1].hex()[:12]
+    assert kit.reports(out)["declined"]["job"] == JOBS[1].hex()[:12]
     assert machine.at == at(job=JOBS[1])
 
 
 def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
     machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)), jobs=2)
     upload(machine, JOBS[1])
-    (task,) = tasks(open_(machine, round_of(JOBS[0])))
-    assert refused(hear(machine, offer(round_of(JOBS[2]), model(JOBS[2])))) == ["too_many_rounds"]
+    (task,) = kit.tasks(open_(machine, round_of(JOBS[0])))
+    assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == [
+        "too_many_rounds"
+    ]
     done(machine, task, dr.NoAnswer("few"), 0.0)
-    assert refused(hear(machine, offer(round_of(JOBS[2]), model(JOBS[2])))) == []
+    assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == []
 
 
 # --- turns --------------------------------------------------------------------------------
 
 
 def works(effects: list[fx.Effect]) -> list[dr.ComputeAnswer]:
-    return [task for task in tasks(effects) if isinstance(task, dr.ComputeAnswer)]
+    return [task for task in kit.tasks(effects) if isinstance(task, dr.ComputeAnswer)]
 
 
 def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_passed() -> None:
     machine = several()
     (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
     out = open_(machine, round_of(JOBS[1]), 101.0, budget_s=8.0)
-    assert (works(out), timers(out)[dr.TURN]) == ([], 2.5)
+    assert (works(out), kit.timers(out)[dr.TURN]) == ([], 2.5)
     assert (
         works(done(machine, first, answer_of(JOBS[0]), 101.5)) == []
     )  # done, and it does not show
@@ -154,11 +139,11 @@ def test_the_round_whose_time_ends_first_is_next() -> None:
 
 def test_under_cover_what_comes_too_late_is_covered() -> None:
     machine = several()
-    hear(machine, PROXY.note(m.Cover(20.0)), 100.0)
+    hear(machine, kit.PROXY.note(m.Cover(20.0)), 100.0)
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
     out = open_(machine, round_of(JOBS[1]), 100.0, budget_s=40.0)
-    assert bodies(out, m.Decline) == []
-    assert [type(task) for task in tasks(out)] == [dr.SealDummies]
+    assert kit.bodies(out, m.Decline) == []
+    assert [type(task) for task in kit.tasks(out)] == [dr.SealDummies]
 
 
 Plan = Sequence[tuple[float, float, float]]  # of each job: when its package comes, budget, chance
@@ -168,7 +153,7 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
     """What becomes visible of each job, and when, if their work takes `work` seconds."""
     machine = several()
     if cover_s:
-        hear(machine, PROXY.note(m.Cover(cover_s)))
+        hear(machine, kit.PROXY.note(m.Cover(cover_s)))
     events: list[tuple[float, int, fx.Event]] = []
     number, live = 0, dict[str, int]()
 
@@ -183,7 +168,7 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
     seconds = dict(zip(JOBS, work, strict=False))
     for job, (comes_s, _, _) in zip(JOBS, plan, strict=False):
         header = round_of(job)
-        post(comes_s, fx.MessageReceived(fx.ProxyAddress(), offer(header, model(job))))
+        post(comes_s, fx.MessageReceived(fx.ProxyAddress(), kit.offer(header, model(job))))
     seen: dict[bytes, tuple[object, ...]] = {}
     busy_s = 0.0
     while events:
@@ -214,10 +199,10 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
                     dummy = replace(answer_of(header.at.job_id), dummy=True)
                     post(now_s, fx.WorkDone(task, dummy))
                 case fx.Send(message=m.Offer() as sent):
-                    job = headers([fx.Send(fx.ProxyAddress(), sent)])[0].at.job_id
+                    job = kit.headers([fx.Send(fx.ProxyAddress(), sent)])[0].at.job_id
                     seen.setdefault(job, ("answers", round(now_s, 6)))
-                case fx.Send() as sent if bodies([sent], m.Decline):
-                    job = bodies([sent], m.Decline)[0].at.job_id
+                case fx.Send() as sent if kit.bodies([sent], m.Decline):
+                    job = kit.bodies([sent], m.Decline)[0].at.job_id
                     seen.setdefault(job, ("declines", round(now_s, 6)))
     return seen
 
@@ -246,7 +231,7 @@ def test_the_bound_of_a_turn_is_the_work_s_share_of_the_budget() -> None:
 # --- Three jobs at one device under loss, repetition, delay and crashes, with a real
 
 
-ME = member(0)
+ME = kit.member(0)
 HERE, THERE = fx.DeviceAddress(ME.id), fx.ProxyAddress()
 JOBS_FAULTS = tuple(bytes((name,)) * 16 for name in b"JKL")
 ROUNDS = 3
@@ -328,16 +313,16 @@ class Played:
     def open_round(self, job: bytes) -> list[m.Message]:
         number = self.number[job]
         if number > ROUNDS:
-            return [CLOUD.note(m.Close(job, "completed"))]
+            return [kit.CLOUD.note(m.Close(job, "completed"))]
         where = at(number, job=job)
         data = model_of_faults(where)
-        return [CLOUD.offer(manifest(data, where, deadline_s=600.0), data)]
+        return [kit.CLOUD.offer(kit.manifest(data, where, deadline_s=600.0), data)]
 
     def heard(self, message: m.Message) -> list[m.Message]:
         if isinstance(message, m.Note) and isinstance(m.decode_body(message.body), m.Hello):
             digest = hashlib.sha256(message.body.payload).digest()
             offers = [said for job in JOBS_FAULTS for said in self.open_round(job)]
-            return [PROXY.note(m.Ack(digest, "held")), *offers]
+            return [kit.PROXY.note(m.Ack(digest, "held")), *offers]
         if not isinstance(message, m.Offer):
             return []
         upload = m.decode_header(message.header)
@@ -345,14 +330,14 @@ class Played:
         self.uploads.setdefault(upload.at, set()).add(upload.blob.digest)
         job, number = upload.at.job_id, upload.at.exchange
         if number != self.number[job]:
-            return [PROXY.note(m.Ack(upload.blob.digest, "closed"))]
+            return [kit.PROXY.note(m.Ack(upload.blob.digest, "closed"))]
         assert hashlib.sha256(message.data).digest() == upload.blob.digest
         self.held.setdefault(upload.at, []).append((upload.blob.digest, upload.number))
         self.number[job] += 1
-        said: list[m.Message] = [PROXY.note(m.Ack(upload.blob.digest, "held"))]
+        said: list[m.Message] = [kit.PROXY.note(m.Ack(upload.blob.digest, "held"))]
         if number % 2:  # of the others the record is late for ever
-            marks, data = commit_of(upload.at, [message.data])
-            said.append(CLOUD.offer(marks, data))
+            marks, data = kit.commit_of(upload.at, [message.data])
+            said.append(kit.CLOUD.offer(marks, data))
         return said + self.open_round(job)
 
 
@@ -361,7 +346,7 @@ class Scene:
 
     def __init__(self, tape: bytes, crashes: frozenset[int]) -> None:
         self._tape: Iterator[int] = iter(tape)
-        self.net = MemoryNet(self._faults, self._work_s, PACKET_BYTES)
+        self.net = MemoryNet(self._faults, self._work_s, kit.PACKET_BYTES)
         self.host, self.played = Host(crashes), Played()
         for job in JOBS_FAULTS:
             self.host.disk.put_job(job, b"{}", b"")
@@ -379,8 +364,8 @@ class Scene:
 
     def start(self) -> Node:
         """A process of the device, with what the one before kept."""
-        keys = m.PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
-        bounds = dr.DeviceSettings(packet_bytes=PACKET_BYTES)
+        keys = m.PeerKeys.pinned(cloud=kit.CLOUD_KEY, proxy=kit.PROXY_KEY)
+        bounds = dr.DeviceSettings(packet_bytes=kit.PACKET_BYTES)
         machine = DeviceMachine(ME.signer, keys, self.host.disk.load(), bounds)
         old = self.net.nodes.get(HERE)
         if old is not None:
@@ -438,7 +423,7 @@ def test_all_uploads_under_way_outlive_the_process() -> None:
     scene = Scene(b"", frozenset())
 
     def no_upload(sender: fx.Address, _to: fx.Address, frame: bytes) -> list[float]:
-        is_upload = sender == HERE and isinstance(m.decode(frame, PACKET_BYTES), m.Offer)
+        is_upload = sender == HERE and isinstance(m.decode(frame, kit.PACKET_BYTES), m.Offer)
         return [] if is_upload else [LATENCY_S]
 
     scene.net.faults = no_upload

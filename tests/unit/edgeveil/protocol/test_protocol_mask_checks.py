@@ -5,23 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import protocol_kit as kit
 import pytest
 from cloud_bench import batch, done, fire, receive, state, waiting
 from cloud_bench import hand_over as offer_batch
 from msgspec import structs
-from protocol_kit import (
-    CLOUD,
-    GROUPS,
-    JOB,
-    PART_BYTES,
-    PROXY,
-    at,
-    bodies,
-    of,
-    offer,
-    refused,
-    tasks,
-)
 from proxy_bench import FLEET, cloud_says
 from real_proxy import RealProxy
 from test_protocol_proxy_masks import (
@@ -50,8 +38,8 @@ from edgeveil.protocol.tensors import mask_checks
 from edgeveil.protocol.transfer import describe
 
 MEMBERSHIP = b"m" * 32
-CHECK = RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
-OTHER = RoundCheck.of(at(), bytes(32), disclosed=True)
+CHECK = RoundCheck.of(kit.at(), MEMBERSHIP, disclosed=True)
+OTHER = RoundCheck.of(kit.at(), bytes(32), disclosed=True)
 
 
 # --- the proxy ---
@@ -75,11 +63,11 @@ def check(of_: m.Batch, by: RoundCheck = CHECK, **changes: object) -> m.CheckMas
 
 
 def ask_checks(machine: RealProxy, asked: m.CheckMasks) -> list[fx.Effect]:
-    return cloud_says(machine, CLOUD.note(asked))
+    return cloud_says(machine, kit.CLOUD.note(asked))
 
 
 def checks_of(places: range = range(UPLOADS)) -> bytes:
-    vectors = masked_vectors(at(), GROUPS, MASKED)
+    vectors = masked_vectors(kit.at(), kit.GROUPS, MASKED)
     return mask_checks(vectors, [seed(UPLOADS - 1 - place) for place in places], CHECK)
 
 
@@ -101,8 +89,8 @@ def test_a_round_that_commits_to_no_factors_is_not_checked(machine: RealProxy) -
     ("changes", "reason"),
     [
         ({"batch": bytes(32)}, "unknown_batch"),
-        ({"at": at(2)}, "unknown_round"),
-        ({"at": at(1, 2)}, "unknown_round"),
+        ({"at": kit.at(2)}, "unknown_round"),
+        ({"at": kit.at(1, 2)}, "unknown_round"),
     ],
 )
 def test_checks_of_what_is_not_there_are_refused_by_name(
@@ -124,9 +112,9 @@ def test_the_choice_follows_the_checks_and_its_floor_holds(machine: RealProxy) -
 def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine: RealProxy) -> None:
     begin(machine, checked_round())
     forked = committed(masked_round(), bytes(32))
-    assert refused(upload(machine, 0, forked)) == ["bad_seed"]
-    assert refused(upload(machine, 1, masked_round())) == ["bad_seed"]
-    assert refused(upload(machine, 2, checked_round())) == []
+    assert kit.refused(upload(machine, 0, forked)) == ["bad_seed"]
+    assert kit.refused(upload(machine, 1, masked_round())) == ["bad_seed"]
+    assert kit.refused(upload(machine, 2, checked_round())) == []
 
 
 def misfits(of_: m.Batch, places: list[int]) -> m.Misfits:
@@ -134,7 +122,7 @@ def misfits(of_: m.Batch, places: list[int]) -> m.Misfits:
 
 
 def blamed(effects: list[fx.Effect]) -> set[tuple[str, str]]:
-    found = of(effects, fx.Refuse)
+    found = kit.of(effects, fx.Refuse)
     return {
         (one.sender.id, one.reason) for one in found if isinstance(one.sender, fx.DeviceAddress)
     }
@@ -142,19 +130,19 @@ def blamed(effects: list[fx.Effect]) -> set[tuple[str, str]]:
 
 def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine: RealProxy) -> None:
     batch_ = checked_batch(machine)
-    out = cloud_says(machine, CLOUD.note(misfits(batch_, [0, 3])))
+    out = cloud_says(machine, kit.CLOUD.note(misfits(batch_, [0, 3])))
     assert blamed(out) == {(FLEET[4].id, MISFIT), (FLEET[1].id, MISFIT)}
     assert len(out) == 2
-    assert cloud_says(machine, CLOUD.note(misfits(batch_, [1]))) == []
+    assert cloud_says(machine, kit.CLOUD.note(misfits(batch_, [1]))) == []
     assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
 
 
 def test_a_place_that_is_not_there_blames_nobody(machine: RealProxy) -> None:
     batch_ = checked_batch(machine)
     wrong = structs.replace(misfits(batch_, [0]), places=b"\x21")
-    assert blamed(cloud_says(machine, CLOUD.note(wrong))) == set()
+    assert blamed(cloud_says(machine, kit.CLOUD.note(wrong))) == set()
     elsewhere = structs.replace(misfits(batch_, [0]), batch=bytes(32))
-    assert cloud_says(machine, CLOUD.note(elsewhere)) == []
+    assert cloud_says(machine, kit.CLOUD.note(elsewhere)) == []
 
 
 @pytest.mark.parametrize("how", ["restart", "sums acknowledged"])
@@ -165,17 +153,19 @@ def test_whose_uploads_they_were_is_forgotten(machine: RealProxy, how: str) -> N
     else:
         found = answer_of(ask(machine, question(batch_)))
         assert found is not None
-        cloud_says(machine, CLOUD.note(m.Ack(found[0].blob.digest, "held")))
-    assert cloud_says(machine, CLOUD.note(misfits(batch_, [0]))) == []
-    assert machine.rounds.collections[at()].senders == ()
+        cloud_says(machine, kit.CLOUD.note(m.Ack(found[0].blob.digest, "held")))
+    assert cloud_says(machine, kit.CLOUD.note(misfits(batch_, [0]))) == []
+    assert machine.rounds.collections[kit.at()].senders == ()
 
 
 def test_the_sums_of_checks_alone_do_not_make_it_forget(machine: RealProxy) -> None:
     batch_ = checked_batch(machine)
     found = answer_of(ask_checks(machine, check(batch_)))
     assert found is not None
-    cloud_says(machine, CLOUD.note(m.Ack(found[0].blob.digest, "held")))
-    assert blamed(cloud_says(machine, CLOUD.note(misfits(batch_, [2])))) == {(FLEET[2].id, MISFIT)}
+    cloud_says(machine, kit.CLOUD.note(m.Ack(found[0].blob.digest, "held")))
+    assert blamed(cloud_says(machine, kit.CLOUD.note(misfits(batch_, [2])))) == {
+        (FLEET[2].id, MISFIT)
+    }
 
 
 # --- the cloud ---
@@ -183,8 +173,8 @@ def test_the_sums_of_checks_alone_do_not_make_it_forget(machine: RealProxy) -> N
 ASKED = check(batch()[0])
 DIGEST = hashlib.sha256(m.encode_inner(ASKED)).digest()
 ANSWER = b"checks of masks"
-CHOSEN = m.Unmask(at(), batch()[0].blob.digest, b"\x07")
-WRONG = m.Misfits(at(), batch()[0].blob.digest, b"\x08")
+CHOSEN = m.Unmask(kit.at(), batch()[0].blob.digest, b"\x07")
+WRONG = m.Misfits(kit.at(), batch()[0].blob.digest, b"\x08")
 
 
 def checking() -> CloudMachine:
@@ -197,18 +187,18 @@ def checking() -> CloudMachine:
 
 
 def answered(machine: CloudMachine) -> list[fx.Effect]:
-    header = m.MaskSums(at(), DIGEST, describe(ANSWER, PART_BYTES))
-    return receive(machine, offer(header, ANSWER, PROXY))
+    header = m.MaskSums(kit.at(), DIGEST, describe(ANSWER, kit.PART_BYTES))
+    return receive(machine, kit.offer(header, ANSWER, kit.PROXY))
 
 
 def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it() -> None:
     machine = checking()
-    assert tasks(answered(machine)) == [cj.TakeChecks(at(), {"": ANSWER})]
-    task = cj.TakeChecks(at(), {"": ANSWER})
+    assert kit.tasks(answered(machine)) == [cj.TakeChecks(kit.at(), {"": ANSWER})]
+    task = cj.TakeChecks(kit.at(), {"": ANSWER})
     out = done(machine, task, cj.AskUnmask({"": CHOSEN}, {"": WRONG}))
     assert state(machine) is cj.CloudState.UNMASKING
-    assert bodies(out, m.Misfits | m.Unmask) == [WRONG, CHOSEN]
-    assert bodies(fire(machine, "unmask"), m.Misfits | m.CheckMasks) == []
+    assert kit.bodies(out, m.Misfits | m.Unmask) == [WRONG, CHOSEN]
+    assert kit.bodies(fire(machine, "unmask"), m.Misfits | m.CheckMasks) == []
 
 
 @pytest.mark.parametrize("why", ["refused", "failed"])
@@ -216,9 +206,11 @@ def test_a_check_that_comes_to_nothing_has_spent_nothing(why: str) -> None:
     """No choice was said, so the round is asked for again, as after any failure before it."""
     machine = checking()
     if why == "refused":
-        out = receive(machine, PROXY.note(m.Ack(DIGEST, "refused", "unknown_round")))
+        out = receive(machine, kit.PROXY.note(m.Ack(DIGEST, "refused", "unknown_round")))
     else:
         answered(machine)
-        out = done(machine, cj.TakeChecks(at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks"))
-    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
-    assert bodies(out, m.Unmask) == []
+        out = done(
+            machine, cj.TakeChecks(kit.at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks")
+        )
+    assert kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
+    assert kit.bodies(out, m.Unmask) == []

@@ -14,17 +14,8 @@ from protocol_kit import JOB, at, manifest, member
 from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey
 from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
+from edgeveil.protocol import sealed as sl
 from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, MaskedGroup
-from edgeveil.protocol.sealed import (
-    RoundCheck,
-    check_factors,
-    choice,
-    chosen_of,
-    committed,
-    masked_vectors,
-    open_seed,
-    seal_seed,
-)
 from edgeveil.protocol.tensors import (
     MaskChecks,
     exact_sums,
@@ -38,9 +29,9 @@ from edgeveil.protocol.tensors import (
 
 GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
 MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))
-VECTORS = masked_vectors(at(), GROUPS, MASKED)
+VECTORS = sl.masked_vectors(at(), GROUPS, MASKED)
 MEMBERSHIP = bytes(range(32))
-CHECK = RoundCheck.of(at(), MEMBERSHIP, disclosed=False)
+CHECK = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=False)
 KEY = OpeningKey.from_bytes(hashlib.sha256(b"the proxy's key of a round").digest())
 ROUND = manifest(b"model", groups=GROUPS, masked=MASKED)
 ME, OTHER = member(0).id, member(1).id
@@ -66,7 +57,7 @@ def seed(number: int) -> MaskSeed:
 )
 def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
     with pytest.raises(ProtocolError, match="malformed_masks"):
-        masked_vectors(at(), GROUPS, said)
+        sl.masked_vectors(at(), GROUPS, said)
 
 
 # --- seeds ---
@@ -83,23 +74,23 @@ def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
     ids=["exchange", "attempt", "job", "job's text"],
 )
 def test_a_seed_of_another_round_does_not_open(other: object) -> None:
-    sealed = seal_seed(seed(1), other, ME, KEY.public().to_bytes())  # type: ignore[arg-type]
+    sealed = sl.seal_seed(seed(1), other, ME, KEY.public().to_bytes())  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="bad_seed"):
-        open_seed(KEY, ROUND, ME, sealed)
+        sl.open_seed(KEY, ROUND, ME, sealed)
 
 
 def test_a_seed_of_another_device_key_or_length_does_not_open() -> None:
-    sealed = seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
-    elsewhere = seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
+    sealed = sl.seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
+    elsewhere = sl.seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
     for wrong in (sealed, elsewhere, sealed[:-1], b"", bytes(SEALED_SEED_BYTES)):
         with pytest.raises(ProtocolError, match="bad_seed"):
-            open_seed(KEY, ROUND, ME, wrong)
+            sl.open_seed(KEY, ROUND, ME, wrong)
 
 
 def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
     for key in (b"", bytes(31), bytes(32)):  # all zeros is a point of low order
         with pytest.raises(CryptoError):
-            seal_seed(seed(1), ROUND, ME, key)
+            sl.seal_seed(seed(1), ROUND, ME, key)
 
 
 # --- choices ---
@@ -108,9 +99,9 @@ def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
 @given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
     uploads, chosen = drawn
-    said = choice(chosen, uploads)
+    said = sl.choice(chosen, uploads)
     assert len(said) == -(-uploads // 8)
-    assert chosen_of(said, uploads) == sorted(chosen)
+    assert sl.chosen_of(said, uploads) == sorted(chosen)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +110,7 @@ def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
 )
 def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
     with pytest.raises(ProtocolError, match="malformed_choice"):
-        chosen_of(said, uploads)
+        sl.chosen_of(said, uploads)
 
 
 # --- sums, from devices by cloud and proxy ---
@@ -169,7 +160,7 @@ def test_sums_with_other_masks_are_refused() -> None:
         with pytest.raises(ProtocolError, match="wrong_mask_sums"):
             exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-        exact_sums(VECTORS, summed, good, RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
+        exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
 
 
 def test_padding_that_holds_something_is_refused() -> None:
@@ -180,7 +171,7 @@ def test_padding_that_holds_something_is_refused() -> None:
 
 def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
     """A device draws a seed for each attempt; even one that did not would not show its numbers."""
-    again = masked_vectors(at(1, 2), GROUPS, MASKED)
+    again = sl.masked_vectors(at(1, 2), GROUPS, MASKED)
     numbers = np.zeros(VECTORS[0].ring.count, np.int64)
     first = masked_segment(VECTORS[0], numbers, seed(0), CHECK)
     second = masked_segment(again[0], numbers, seed(0), CHECK)
@@ -190,10 +181,10 @@ def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
 
 # --- checks of single masks ---
 
-DISCLOSED = RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
+DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
 
 
-def packed(number: int, plain: list[np.ndarray], check: RoundCheck = DISCLOSED) -> list[bytes]:
+def packed(number: int, plain: list[np.ndarray], check: sl.RoundCheck = DISCLOSED) -> list[bytes]:
     """A device's vectors, as the cloud opens them."""
     pairs = zip(VECTORS, plain, strict=True)
     return [masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
@@ -213,7 +204,7 @@ def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself() -> No
 
 
 def test_wrong_seeds_checks_factors_and_rings_do_not_fit() -> None:
-    plain, other = plains(1)[0], RoundCheck(CheckKey(bytes(32)), disclosed=True)
+    plain, other = plains(1)[0], sl.RoundCheck(CheckKey(bytes(32)), disclosed=True)
     good = packed(0, plain)
     assert not fits(1, good)
     assert not fits(0, packed(0, plain, other))
@@ -260,7 +251,7 @@ def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
 def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> None:
     """Why the manifest commits to them: here a cloud asks by other ones, and reads one number."""
     of, plain = VECTORS[0], plains(1)[0]
-    other = RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
+    other = sl.RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
     ours, theirs = (Factors(one.key, of.use, of.ring) for one in (DISCLOSED, other))
     (vector,) = [opened_vector(of, packed(0, plain)[0])]
     answer = theirs.check_of_mask(seed(0))
@@ -270,21 +261,21 @@ def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> N
 
 
 def test_a_manifest_is_bound_to_one_key_of_checks() -> None:
-    said = committed(ROUND, MEMBERSHIP)
-    check_factors(said, DISCLOSED.key)
-    for key in (CheckKey(MEMBERSHIP), RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
+    said = sl.committed(ROUND, MEMBERSHIP)
+    sl.check_factors(said, DISCLOSED.key)
+    for key in (CheckKey(MEMBERSHIP), sl.RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
         with pytest.raises(ProtocolError, match="wrong_factors"):
-            check_factors(said, key)
+            sl.check_factors(said, key)
     with pytest.raises(ProtocolError, match="wrong_factors"):
-        check_factors(ROUND, DISCLOSED.key)
+        sl.check_factors(ROUND, DISCLOSED.key)
 
 
 def test_a_seed_is_sealed_for_one_key_of_checks() -> None:
     """What a device made for some factors opens for no others, and for none where it made none."""
-    said = committed(ROUND, MEMBERSHIP)
-    forked = committed(ROUND, bytes(32))
-    sealed = seal_seed(seed(1), said, ME, KEY.public().to_bytes())
-    assert open_seed(KEY, said, ME, sealed).to_bytes() == seed(1).to_bytes()
+    said = sl.committed(ROUND, MEMBERSHIP)
+    forked = sl.committed(ROUND, bytes(32))
+    sealed = sl.seal_seed(seed(1), said, ME, KEY.public().to_bytes())
+    assert sl.open_seed(KEY, said, ME, sealed).to_bytes() == seed(1).to_bytes()
     for other in (forked, ROUND):
         with pytest.raises(ProtocolError, match="bad_seed"):
-            open_seed(KEY, other, ME, sealed)
+            sl.open_seed(KEY, other, ME, sealed)

@@ -15,13 +15,7 @@ from safetensors.numpy import save
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.sealed import (
-    JobPackage,
-    ReleasePackage,
-    RoundPackage,
-    decode_package,
-    encode_package,
-)
+from edgeveil.protocol import sealed as sl
 from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
 
 LIMIT = 1 << 22
@@ -201,7 +195,7 @@ def test_a_field_out_of_range_is_refused(changes):
 
 @given(st.binary(max_size=200))
 def test_random_packages_and_tensors_are_read_or_refused(data):
-    for read in (decode_package, unpack_tensors, tensor_views):
+    for read in (sl.decode_package, unpack_tensors, tensor_views):
         try:
             read(data)
         except ProtocolError as error:
@@ -267,13 +261,13 @@ def test_damaged_tensors_are_read_or_refused(data):
 @pytest.mark.parametrize(
     "package",
     [
-        JobPackage(b"{}", b"graph"),
-        RoundPackage("train", 3, True, b"t", b"m"),
-        ReleasePackage("digits", b"onnx"),
+        sl.JobPackage(b"{}", b"graph"),
+        sl.RoundPackage("train", 3, True, b"t", b"m"),
+        sl.ReleasePackage("digits", b"onnx"),
     ],
 )
 def test_packages_survive(package):
-    assert decode_package(encode_package(package)) == package
+    assert sl.decode_package(sl.encode_package(package)) == package
 
 
 def test_a_signature_binds_signer_key_payload_and_label():

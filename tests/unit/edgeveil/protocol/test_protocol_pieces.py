@@ -1,69 +1,38 @@
 """A round that is not for everybody: stanzas first, and the stream for who finds its own."""
 
 import msgspec
+import protocol_kit as kit
 import pytest
 from device_bench import PACKAGE, device, done, fire, receive, snapshot
-from protocol_kit import (
-    CLOUD,
-    PART_BYTES,
-    PROXY,
-    at,
-    manifest,
-    messages,
-    offer,
-    parts_of,
-    refused,
-    stored,
-    tasks,
-    timers,
-)
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
+from edgeveil.protocol import sealed as sl
 from edgeveil.protocol.device import FindStanza, StanzaLook
-from edgeveil.protocol.messages import (
-    KNOWS_BUCKETS,
-    KNOWS_CHECKS,
-    KNOWS_RECORDS,
-    BlobPart,
-    Cover,
-    Hello,
-    Here,
-    Need,
-    Offer,
-    Roster,
-    decode_header,
-)
 from edgeveil.protocol.proxy import DeviceKnows
-from edgeveil.protocol.sealed import (
-    Terms,
-    in_pieces,
-    is_listed,
-    open_broadcast,
-    seal_broadcast,
-)
 from edgeveil.protocol.transfer import NEED_LIMIT, describe, parts
 from edgeveil.protocol.transfer import part as part_of
 
 STANZAS = bytes(range(200)) * 3
-STREAM = b"stream" * 3 * PART_BYTES
+STREAM = b"stream" * 3 * kit.PART_BYTES
 DATA = STANZAS + STREAM
-HEADER = in_pieces(manifest(DATA, stanza_bytes=len(STANZAS)), DATA)
+HEADER = sl.in_pieces(kit.manifest(DATA, stanza_bytes=len(STANZAS)), DATA)
 FRONT, REST = HEADER.pieces
 
 
 def needs(effects):
-    return messages(effects, Need)
+    return kit.messages(effects, m.Need)
 
 
 def looked(machine, header=HEADER):
     """The offer and the stanzas came."""
-    receive(machine, offer(header))
+    receive(machine, kit.offer(header))
     out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
-    assert tasks(out) == [FindStanza(header, STANZAS)]
+    assert kit.tasks(out) == [FindStanza(header, STANZAS)]
 
 
 def came(machine, pieces=None):
@@ -80,50 +49,50 @@ def test_who_finds_no_stanza_asks_for_nothing_more():
     assert machine.state is dr.DeviceState.IDLE
     assert machine.fetches.under_way == {}
     assert needs(fire(machine, "repair")) == []
-    assert tasks(receive(machine, offer(HEADER))) == []
+    assert kit.tasks(receive(machine, kit.offer(HEADER))) == []
 
 
 def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
     machine = device()
     looked(machine)
     out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    assert needs(out) == [Need(REST.digest, tuple(range(min(NEED_LIMIT, REST.parts))))]
-    assert "repair" in timers(out)
-    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
+    assert needs(out) == [m.Need(REST.digest, tuple(range(min(NEED_LIMIT, REST.parts))))]
+    assert "repair" in kit.timers(out)
+    assert kit.tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
     out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(PACKAGE))
-    assert [type(task) for task in tasks(out)] == [dr.ComputeAnswer]
+    assert [type(task) for task in kit.tasks(out)] == [dr.ComputeAnswer]
 
 
 def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
     machine = device()
-    receive(machine, offer(HEADER))
-    assert tasks(came(machine)) == []
+    receive(machine, kit.offer(HEADER))
+    assert kit.tasks(came(machine)) == []
     looked(machine)
     out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    assert (needs(out), tasks(out)) == ([], [dr.OpenPackage(HEADER, DATA)])
+    assert (needs(out), kit.tasks(out)) == ([], [dr.OpenPackage(HEADER, DATA)])
 
 
 def test_under_cover_everybody_fetches_the_stream_unlooked():
     machine = device()
-    receive(machine, PROXY.note(Cover(5.0)))
-    receive(machine, offer(HEADER))
+    receive(machine, kit.PROXY.note(m.Cover(5.0)))
+    receive(machine, kit.offer(HEADER))
     out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
-    assert tasks(out) == []
+    assert kit.tasks(out) == []
     assert needs(out)
     came(machine)
     assert machine.state is dr.DeviceState.OPENING
     out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(None))
-    assert [type(task) for task in tasks(out)] == [dr.SealDummies]
+    assert [type(task) for task in kit.tasks(out)] == [dr.SealDummies]
 
 
 def test_a_look_that_a_newer_round_overtook_is_dropped():
     machine = device()
     looked(machine)
-    newer = manifest(b"x" * 3000, at(2))
-    receive(machine, offer(newer))
+    newer = kit.manifest(b"x" * 3000, kit.at(2))
+    receive(machine, kit.offer(newer))
     for found in (True, False):
         assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(found)) == []
-    assert machine.at == at(2)
+    assert machine.at == kit.at(2)
     assert machine.state is dr.DeviceState.FETCHING
 
 
@@ -131,32 +100,37 @@ def test_a_broken_stream_is_refused_and_fetched_again():
     machine = device()
     looked(machine)
     done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    spoilt = describe(STREAM, PART_BYTES)
+    spoilt = describe(STREAM, kit.PART_BYTES)
     wrong = list(parts(spoilt, STREAM[:-1] + b"!"))
     out = [effect for part in wrong for effect in receive(machine, part)]
-    assert refused(out) == ["bad_digest"]
-    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
+    assert kit.refused(out) == ["bad_digest"]
+    assert kit.tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
 
 
 @pytest.mark.parametrize("pieces", [(FRONT,), (REST, FRONT), (FRONT, FRONT)])
 def test_pieces_that_are_not_the_blob_are_refused(pieces):
     machine = device()
     before = snapshot(machine)
-    wrong = manifest(DATA, stanza_bytes=len(STANZAS), pieces=pieces)
-    assert receive(machine, CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
+    wrong = kit.manifest(DATA, stanza_bytes=len(STANZAS), pieces=pieces)
+    assert receive(machine, kit.CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
     assert snapshot(machine) == before
 
 
 # --- stanzas in buckets -------------------------------------------------------------------------
 
 KEYS = [OpeningKey.generate() for _ in range(100)]
-BUCKETED, BUCKETS, TAG = seal_broadcast(
-    Terms(
-        "round", at(), 1, b"d" * 32, "train", cloud_key=OpeningKey.generate().public().to_bytes()
+BUCKETED, BUCKETS, TAG = sl.seal_broadcast(
+    sl.Terms(
+        "round",
+        kit.at(),
+        1,
+        b"d" * 32,
+        "train",
+        cloud_key=OpeningKey.generate().public().to_bytes(),
     ),
     b"model" * 2000,
     [key.public() for key in KEYS],
-    PART_BYTES,
+    kit.PART_BYTES,
     bucketed=True,
 )
 LEVEL = BUCKETED.buckets
@@ -170,16 +144,16 @@ def own_bucket(key, level=LEVEL):
 
 def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
     machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
-    receive(machine, offer(BUCKETED))
+    receive(machine, kit.offer(BUCKETED))
     out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
-    (look,) = tasks(out)
+    (look,) = kit.tasks(out)
     assert look == FindStanza(BUCKETED, BUCKET_PARTS[own].data)
-    assert is_listed(KEYS[0], BUCKETED, look.stanzas)
+    assert sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
     out = done(machine, look, StanzaLook(True))
-    assert needs(out) == [Need(BUCKETED.pieces[1].digest, tuple(range(BUCKETED.pieces[1].parts)))]
-    (opened,) = tasks([e for part in REST_PARTS for e in receive(machine, part)])
-    assert open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
-    assert open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
+    assert needs(out) == [m.Need(BUCKETED.pieces[1].digest, tuple(range(BUCKETED.pieces[1].parts)))]
+    (opened,) = kit.tasks([e for part in REST_PARTS for e in receive(machine, part)])
+    assert sl.open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
+    assert sl.open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
 
 
 def test_with_a_new_key_it_looks_in_the_buckets_of_both():
@@ -187,31 +161,31 @@ def test_with_a_new_key_it_looks_in_the_buckets_of_both():
     while own_bucket(new) == own_bucket(KEYS[0]):
         new = OpeningKey.generate()
     machine = device(sealing=[new.public(), KEYS[0].public()])
-    receive(machine, offer(BUCKETED))
+    receive(machine, kit.offer(BUCKETED))
     out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
-    (look,) = tasks(out)
+    (look,) = kit.tasks(out)
     assert len(look.stanzas) == 2 * len(BUCKET_PARTS[0].data)
-    assert is_listed(KEYS[0], BUCKETED, look.stanzas)
-    assert not is_listed(new, BUCKETED, look.stanzas)
+    assert sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
+    assert not sl.is_listed(new, BUCKETED, look.stanzas)
 
 
 def test_who_does_not_know_its_bucket_looks_in_all():
     machine = device()
-    receive(machine, offer(BUCKETED))
-    (look,) = tasks([effect for part in BUCKET_PARTS for effect in receive(machine, part)])
+    receive(machine, kit.offer(BUCKETED))
+    (look,) = kit.tasks([effect for part in BUCKET_PARTS for effect in receive(machine, part)])
     assert len(look.stanzas) == BUCKETED.stanza_bytes
-    assert all(is_listed(key, BUCKETED, look.stanzas) for key in KEYS)
-    assert open_broadcast(KEYS[1], BUCKETED, BUCKETS) == (b"model" * 2000, TAG)
+    assert all(sl.is_listed(key, BUCKETED, look.stanzas) for key in KEYS)
+    assert sl.open_broadcast(KEYS[1], BUCKETED, BUCKETS) == (b"model" * 2000, TAG)
 
 
 def test_a_spoilt_bucket_only_hides_the_round():
     machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
-    receive(machine, offer(BUCKETED))
+    receive(machine, kit.offer(BUCKETED))
     other = describe(bytes(len(BUCKET_PARTS[own].data)), len(BUCKET_PARTS[own].data))
     spoilt = part_of(other, bytes(other.size_bytes), 0)
-    spoilt = BlobPart(BUCKETED.pieces[0].digest, own, spoilt.crc, spoilt.data)
-    (look,) = tasks(receive(machine, spoilt))
-    assert not is_listed(KEYS[0], BUCKETED, look.stanzas)
+    spoilt = m.BlobPart(BUCKETED.pieces[0].digest, own, spoilt.crc, spoilt.data)
+    (look,) = kit.tasks(receive(machine, spoilt))
+    assert not sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
     assert done(machine, look, StanzaLook(False)) == []
     assert machine.state is dr.DeviceState.IDLE
 
@@ -223,18 +197,18 @@ def test_buckets_that_are_not_the_parts_are_refused(buckets):
     wrong = msgspec.structs.replace(BUCKETED, buckets=buckets)
     if buckets == LEVEL:
         wrong = msgspec.structs.replace(wrong, pieces=())
-    assert receive(machine, CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
+    assert receive(machine, kit.CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
     assert snapshot(machine) == before
 
 
 @pytest.mark.parametrize("kind", ["job", "release"])
 def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     machine = proxy(packet_bytes=1 << 16)
-    header, data, _ = seal_broadcast(
-        Terms(kind, at(0), 0, b"d" * 32, kind),
+    header, data, _ = sl.seal_broadcast(
+        sl.Terms(kind, kit.at(0), 0, b"d" * 32, kind),
         b"graph" * 4000,
         [key.public() for key in KEYS],
-        PART_BYTES,
+        kit.PART_BYTES,
         bucketed=True,
     )
     out = said(machine, header, data)
@@ -243,13 +217,13 @@ def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
         (LEVEL, index, index) for index in range(LEVEL)
     ]
     told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
-    assert told == [offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
+    assert told == [kit.offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
 
 
 def said(machine, header, data):
     """What the proxy sends to devices, and to whom, once it has a broadcast."""
-    out = cloud_says(machine, offer(header))
-    out += [e for part in parts_of(header, data) for e in cloud_says(machine, part)]
+    out = cloud_says(machine, kit.offer(header))
+    out += [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
     towards = (fx.AllDevices, fx.BucketAddress)
     return [e for e in out if isinstance(e, fx.Send) and isinstance(e.to, towards)]
 
@@ -257,75 +231,75 @@ def said(machine, header, data):
 def test_the_roster_says_what_every_device_knows():
     machine = proxy()
     old, new = FLEET[0], FLEET[1]
-    (first,) = rosters(cloud_says(machine, CLOUD.note(Here(0.0))))
-    assert first.knows == KNOWS_CHECKS
-    out = says(machine, old, old.signer.note(Hello(old.id)))
+    (first,) = rosters(cloud_says(machine, kit.CLOUD.note(m.Here(0.0))))
+    assert first.knows == m.KNOWS_CHECKS
+    out = says(machine, old, old.signer.note(m.Hello(old.id)))
     assert [one.knows for one in rosters(out)] == [0]
-    assert DeviceKnows(old.id, 0) in stored(out)
-    assert rosters(says(machine, new, new.signer.note(Hello(new.id, knows=KNOWS_CHECKS)))) == []
-    out = says(machine, old, old.signer.note(Hello(old.id, knows=KNOWS_BUCKETS)))
-    assert [one.knows for one in rosters(out)] == [KNOWS_RECORDS]
-    assert DeviceKnows(old.id, KNOWS_BUCKETS) in stored(out)
-    out = says(machine, old, old.signer.note(Hello(old.id, knows=KNOWS_CHECKS)))
-    assert [one.knows for one in rosters(out)] == [KNOWS_CHECKS]
-    assert DeviceKnows(old.id, KNOWS_CHECKS) in stored(out)
+    assert DeviceKnows(old.id, 0) in kit.stored(out)
+    assert rosters(says(machine, new, new.signer.note(m.Hello(new.id, knows=m.KNOWS_CHECKS)))) == []
+    out = says(machine, old, old.signer.note(m.Hello(old.id, knows=m.KNOWS_BUCKETS)))
+    assert [one.knows for one in rosters(out)] == [m.KNOWS_RECORDS]
+    assert DeviceKnows(old.id, m.KNOWS_BUCKETS) in kit.stored(out)
+    out = says(machine, old, old.signer.note(m.Hello(old.id, knows=m.KNOWS_CHECKS)))
+    assert [one.knows for one in rosters(out)] == [m.KNOWS_CHECKS]
+    assert DeviceKnows(old.id, m.KNOWS_CHECKS) in kit.stored(out)
 
 
 @pytest.mark.parametrize("answered", [-1, 0, 7])
 def test_who_knew_checks_of_masks_once_does_not_know_less_again(answered):
     """Whatever it says of the answers that it counts: it would hold up each secure job else."""
     machine, who = proxy(), FLEET[0]
-    for number, knows in enumerate([KNOWS_CHECKS, 2, KNOWS_CHECKS, 2]):
-        hello = who.signer.note(Hello(who.id, answered=answered, knows=knows))
+    for number, knows in enumerate([m.KNOWS_CHECKS, 2, m.KNOWS_CHECKS, 2]):
+        hello = who.signer.note(m.Hello(who.id, answered=answered, knows=knows))
         out = says(machine, who, hello, 20.0 * number)
         assert rosters(out) == []
-        assert not [one for one in stored(out) if isinstance(one, DeviceKnows)]
-        assert refused(out) == ([] if knows == KNOWS_CHECKS else ["earlier_version"])
+        assert not [one for one in kit.stored(out) if isinstance(one, DeviceKnows)]
+        assert kit.refused(out) == ([] if knows == m.KNOWS_CHECKS else ["earlier_version"])
 
 
 def rosters(effects):
-    headers = [decode_header(one.header) for one in messages(effects, Offer)]
-    return [one for one in headers if isinstance(one, Roster)]
+    headers = [m.decode_header(one.header) for one in kit.messages(effects, m.Offer)]
+    return [one for one in headers if isinstance(one, m.Roster)]
 
 
 # --- at the proxy -------------------------------------------------------------------------------
 
 
 LONG = STANZAS + b"stream" * 3000
-LONGER = in_pieces(manifest(LONG, stanza_bytes=len(STANZAS)), LONG)
+LONGER = sl.in_pieces(kit.manifest(LONG, stanza_bytes=len(STANZAS)), LONG)
 PUSHED = list(parts(LONGER.pieces[0], STANZAS))
 PULLED = list(parts(LONGER.pieces[1], LONG[len(STANZAS) :]))
 
 
 def brought(machine, header, data):
     """The cloud's broadcast, part by part; what devices hear of it."""
-    out = cloud_says(machine, offer(header))
+    out = cloud_says(machine, kit.offer(header))
     return to_devices(
-        out + [e for part in parts_of(header, data) for e in cloud_says(machine, part)]
+        out + [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
     )
 
 
 def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
     machine = proxy()
-    assert brought(machine, LONGER, LONG) == [offer(LONGER), *PUSHED]
-    asked = Need(LONGER.pieces[1].digest, (0, 2))
-    assert messages(says(machine, FLEET[0], asked), BlobPart) == [PULLED[0], PULLED[2]]
-    late = Need(LONGER.pieces[0].digest, (0,))
-    assert messages(says(machine, FLEET[1], late), BlobPart) == [PUSHED[0]]
-    old = Need(LONGER.blob.digest, (0,))  # a device of an earlier version wants it whole
-    assert messages(says(machine, FLEET[2], old), BlobPart) == parts_of(LONGER, LONG)[:1]
+    assert brought(machine, LONGER, LONG) == [kit.offer(LONGER), *PUSHED]
+    asked = m.Need(LONGER.pieces[1].digest, (0, 2))
+    assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart) == [PULLED[0], PULLED[2]]
+    late = m.Need(LONGER.pieces[0].digest, (0,))
+    assert kit.messages(says(machine, FLEET[1], late), m.BlobPart) == [PUSHED[0]]
+    old = m.Need(LONGER.blob.digest, (0,))  # a device of an earlier version wants it whole
+    assert kit.messages(says(machine, FLEET[2], old), m.BlobPart) == kit.parts_of(LONGER, LONG)[:1]
 
 
 def test_who_comes_late_is_offered_it_and_asks_for_either_piece():
     machine = proxy()
     brought(machine, LONGER, LONG)
-    hello = FLEET[0].signer.note(Hello(FLEET[0].id))
-    assert offer(LONGER) in messages(says(machine, FLEET[0], hello), Offer)
+    hello = FLEET[0].signer.note(m.Hello(FLEET[0].id))
+    assert kit.offer(LONGER) in kit.messages(says(machine, FLEET[0], hello), m.Offer)
 
 
 @pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])
 def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
     machine = proxy()
-    wrong = manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
-    assert refused(cloud_says(machine, offer(wrong))) == ["malformed"]
+    wrong = kit.manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
+    assert kit.refused(cloud_says(machine, kit.offer(wrong))) == ["malformed"]
     assert machine.cache_bytes == 0

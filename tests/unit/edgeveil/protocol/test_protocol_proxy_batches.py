@@ -6,39 +6,9 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+import protocol_kit as kit
+import proxy_bench as pb
 import pytest
-from protocol_kit import (
-    CLOUD,
-    GROUPS,
-    JOB,
-    PROXY,
-    SEALED_BYTES,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    messages,
-    of,
-    offer,
-    refused,
-    signing_key,
-    stored,
-    tasks,
-    timers,
-)
-from proxy_bench import (
-    FLEET,
-    MODEL,
-    cloud_says,
-    fire,
-    open_round,
-    proxy,
-    says,
-    to_cloud,
-    to_devices,
-    upload,
-)
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
@@ -62,29 +32,31 @@ from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadK
 
 def opened(shuffle=None, memory=None, floor=3, push_bytes=1 << 20, **changes):
     given = {"shuffle": shuffle} if shuffle else {}
-    machine = proxy(memory, **given, min_batch_floor=floor, push_bytes=push_bytes)
-    open_round(machine, manifest(MODEL, **({"selected": 5, "quorum": 4} | changes)))
+    machine = pb.proxy(memory, **given, min_batch_floor=floor, push_bytes=push_bytes)
+    pb.open_round(machine, kit.manifest(pb.MODEL, **({"selected": 5, "quorum": 4} | changes)))
     return machine
 
 
 def state(machine):
-    return machine.rounds.collections[at(1, 1)].state
+    return machine.rounds.collections[kit.at(1, 1)].state
 
 
 def decline(machine, number, cause=""):
-    return says(machine, FLEET[number], FLEET[number].signer.note(Decline(at(), cause)))
+    return pb.says(
+        machine, pb.FLEET[number], pb.FLEET[number].signer.note(Decline(kit.at(), cause))
+    )
 
 
 def batch_of(effects):
     """(header, blob) of the one batch sent to the cloud."""
-    (header,) = [h for h in headers(effects) if isinstance(h, Batch)]
-    return header, b"".join(part.data for part in messages(effects, BlobPart)) or effects_data(
+    (header,) = [h for h in kit.headers(effects) if isinstance(h, Batch)]
+    return header, b"".join(part.data for part in kit.messages(effects, BlobPart)) or effects_data(
         effects
     )
 
 
 def effects_data(effects):
-    return next(m.data for m in to_cloud(effects) if hasattr(m, "data"))
+    return next(m.data for m in pb.to_cloud(effects) if hasattr(m, "data"))
 
 
 # --- when -----------------------------------------------------------------------------------
@@ -93,13 +65,13 @@ def effects_data(effects):
 def test_at_quorum_the_others_get_a_grace():
     machine = opened(grace_s=7.0)
     for number in range(3):
-        upload(machine, number)
-    out = upload(machine, 3)
+        pb.upload(machine, number)
+    out = pb.upload(machine, 3)
     assert (
-        timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0}
+        kit.timers(out) == {f"grace:{kit.JOB.hex()}:1:1": 7.0}
         and state(machine) is pr.CollectionState.GRACE
     )
-    header, _ = batch_of(fire(machine, "grace"))
+    header, _ = batch_of(pb.fire(machine, "grace"))
     assert header.uploads == 4
 
 
@@ -107,21 +79,21 @@ def test_at_quorum_the_others_get_a_grace():
 def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
     machine = opened(min_batch=job_floor, floor=proxy_floor, quorum=2)
     for number in range(3):
-        assert to_cloud(upload(machine, number)) == []
-    out = fire(machine, "deadline")
-    assert bodies(out, Shortfall) == [Shortfall(at(), 3, 0)]
-    assert headers(out) == [] and state(machine) is pr.CollectionState.SHORT
-    assert stored(out) == [pr.UploadsDropped(at())] and machine.spool_bytes == 0
-    assert bodies(upload(machine, 0), Ack)[0].status == "held"
-    assert bodies(upload(machine, 3), Ack)[0].status == "closed"
+        assert pb.to_cloud(pb.upload(machine, number)) == []
+    out = pb.fire(machine, "deadline")
+    assert kit.bodies(out, Shortfall) == [Shortfall(kit.at(), 3, 0)]
+    assert kit.headers(out) == [] and state(machine) is pr.CollectionState.SHORT
+    assert kit.stored(out) == [pr.UploadsDropped(kit.at())] and machine.spool_bytes == 0
+    assert kit.bodies(pb.upload(machine, 0), Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(machine, 3), Ack)[0].status == "closed"
 
 
 def test_a_quorum_below_the_floor_does_not_end_a_round_early():
     machine = opened(quorum=1)
-    upload(machine, 0)
-    upload(machine, 1)
+    pb.upload(machine, 0)
+    pb.upload(machine, 1)
     assert state(machine) is pr.CollectionState.COLLECTING
-    upload(machine, 2)
+    pb.upload(machine, 2)
     assert state(machine) is pr.CollectionState.GRACE
 
 
@@ -129,7 +101,7 @@ def test_declines_are_handed_on_as_counts_by_cause():
     machine = opened()
     for number, cause in enumerate(["budget", "policy", "budget", "later"]):
         decline(machine, number, cause)
-    (short,) = bodies(upload(machine, 4), Shortfall)
+    (short,) = kit.bodies(pb.upload(machine, 4), Shortfall)
     assert dict(zip(DECLINE_CAUSES, short.causes, strict=True)) == {
         "policy": 1,
         "budget": 2,
@@ -140,45 +112,45 @@ def test_declines_are_handed_on_as_counts_by_cause():
     assert short.declined == 4
     whole = opened()
     for number in range(4):
-        upload(whole, number)
+        pb.upload(whole, number)
     header, _ = batch_of(decline(whole, 4, "fit"))
     assert (header.declined, header.causes) == (1, (0, 0, 0, 1, 0))
 
 
 def test_offline_devices_are_counted_once_all_had_their_time_to_come():
     machine = opened()
-    fire(machine, "deadline")
-    (unknown,) = bodies(fire(machine, "short"), Shortfall)
+    pb.fire(machine, "deadline")
+    (unknown,) = kit.bodies(pb.fire(machine, "short"), Shortfall)
     assert unknown.offline == -1
     machine = opened()
-    machine.online.update(device.id for device in FLEET[:2])
+    machine.online.update(device.id for device in pb.FLEET[:2])
     machine._context.all_came = True
-    fire(machine, "deadline")
-    (known,) = bodies(fire(machine, "short"), Shortfall)
+    pb.fire(machine, "deadline")
+    (known,) = kit.bodies(pb.fire(machine, "short"), Shortfall)
     assert known.offline == len(machine.registry.admitted()) - 2 > 0
 
 
 def test_every_selected_device_is_counted_under_one_outcome():
     machine = opened()
-    out = [*decline(machine, 0, "budget"), *decline(machine, 1), *upload(machine, 2)]
-    out += fire(machine, "deadline")
-    late = upload(machine, 3)
+    out = [*decline(machine, 0, "budget"), *decline(machine, 1), *pb.upload(machine, 2)]
+    out += pb.fire(machine, "deadline")
+    late = pb.upload(machine, 3)
     counted = Counter()
-    for report in of([*out, *late], fx.Report):
+    for report in kit.of([*out, *late], fx.Report):
         if report.what == "answer":
             counted[report.data["outcome"]] += report.data["count"]
-    kept = sum(isinstance(item, pr.UploadKept) for item in stored(out))
+    kept = sum(isinstance(item, pr.UploadKept) for item in kit.stored(out))
     assert counted == {"budget": 1, "declined": 1, "absent": 2, "late": 1}
     assert kept + 1 + 1 + 2 == 5  # all who were selected; who is late was absent
 
 
 def test_a_shortfall_is_told_until_the_round_is_repeated():
     machine = opened()
-    fire(machine, "deadline")
+    pb.fire(machine, "deadline")
     for _ in range(3):
-        assert bodies(fire(machine, "short"), Shortfall) == [Shortfall(at(), 0, 0)]
-    open_round(machine, manifest(MODEL, at(1, 2)))
-    assert fire(machine, "short") == []
+        assert kit.bodies(pb.fire(machine, "short"), Shortfall) == [Shortfall(kit.at(), 0, 0)]
+    pb.open_round(machine, kit.manifest(pb.MODEL, kit.at(1, 2)))
+    assert pb.fire(machine, "short") == []
 
 
 # --- what -----------------------------------------------------------------------------------
@@ -187,7 +159,7 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
 def pieces(header, data):
     """The batch's segments by group."""
     result, offset = [], 0
-    for count, size in zip(header.counts, SEALED_BYTES, strict=True):
+    for count, size in zip(header.counts, kit.SEALED_BYTES, strict=True):
         result.append([data[offset + i * size : offset + (i + 1) * size] for i in range(count)])
         offset += count * size
     assert offset == len(data)
@@ -195,16 +167,16 @@ def pieces(header, data):
 
 
 def sent(number, group):
-    return bytes((number + 1, group)) * (SEALED_BYTES[group] // 2)
+    return bytes((number + 1, group)) * (kit.SEALED_BYTES[group] // 2)
 
 
 def test_the_batch_holds_every_segment_once_and_nothing_else():
     machine = opened(selected=6, quorum=6)
-    upload(machine, 0, groups=(0, 1))
-    upload(machine, 1, groups=(0, 2))
+    pb.upload(machine, 0, groups=(0, 1))
+    pb.upload(machine, 1, groups=(0, 2))
     for number in (2, 3):
-        upload(machine, number)
-    header, data = batch_of(fire(machine, "deadline"))
+        pb.upload(machine, number)
+    header, data = batch_of(pb.fire(machine, "deadline"))
     assert header.counts == (4, 3, 3)
     expected = [{0: (0, 1, 2, 3), 1: (0, 2, 3), 2: (1, 2, 3)}[g] for g in range(3)]
     for group, found in enumerate(pieces(header, data)):
@@ -213,13 +185,13 @@ def test_the_batch_holds_every_segment_once_and_nothing_else():
 
 def test_a_group_below_the_floor_is_not_handed_over():
     machine = opened(selected=6, quorum=6)
-    upload(machine, 0)
+    pb.upload(machine, 0)
     for number in (1, 2, 3):
-        upload(machine, number, groups=(1,))
-    header, data = batch_of(fire(machine, "deadline"))
+        pb.upload(machine, number, groups=(1,))
+    header, data = batch_of(pb.fire(machine, "deadline"))
     assert header.uploads == 4
     assert header.counts == (0, 4, 0)
-    assert len(data) == 4 * SEALED_BYTES[1]
+    assert len(data) == 4 * kit.SEALED_BYTES[1]
 
 
 def test_every_group_is_shuffled_on_its_own():
@@ -231,19 +203,21 @@ def test_every_group_is_shuffled_on_its_own():
 
     machine = opened(shuffle=rotate)
     for number in range(3):
-        upload(machine, number)
-    found = pieces(*batch_of(fire(machine, "deadline")))
+        pb.upload(machine, number)
+    found = pieces(*batch_of(pb.fire(machine, "deadline")))
     order = [[segment[0] - 1 for segment in group] for group in found]
     assert order == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-    assert next(turns) == len(GROUPS)
+    assert next(turns) == len(kit.GROUPS)
 
 
 def test_without_a_shuffle_every_group_keeps_the_order_of_arrival():
     machine = opened(shuffle=list.reverse, shuffled=False)
     for number in (2, 0, 1):
-        upload(machine, number)
-    found = pieces(*batch_of(fire(machine, "deadline")))
-    assert [[segment[0] - 1 for segment in group] for group in found] == [[2, 0, 1]] * len(GROUPS)
+        pb.upload(machine, number)
+    found = pieces(*batch_of(pb.fire(machine, "deadline")))
+    assert [[segment[0] - 1 for segment in group] for group in found] == [[2, 0, 1]] * len(
+        kit.GROUPS
+    )
 
 
 def test_the_batch_says_nothing_of_who_in_what_order_or_when():
@@ -252,12 +226,12 @@ def test_the_batch_says_nothing_of_who_in_what_order_or_when():
     for order, now_s in (((0, 1, 2), 5.0), ((2, 0, 1), 9e9)):
         machine = opened(shuffle=list.sort)
         for number in order:
-            upload(machine, number)
-        name = f"deadline:{JOB.hex()}:1:1"
+            pb.upload(machine, number)
+        name = f"deadline:{kit.JOB.hex()}:1:1"
         out = machine.handle(fx.Timer(name), now_s)
-        frames.append(b"".join(encode(message) for message in to_cloud(out)))
+        frames.append(b"".join(encode(message) for message in pb.to_cloud(out)))
     assert frames[0] == frames[1]
-    for who in FLEET:
+    for who in pb.FLEET:
         assert who.id.encode() not in frames[0] and bytes.fromhex(who.id) not in frames[0]
         assert who.key.to_bytes() not in frames[0]
 
@@ -268,58 +242,59 @@ def test_the_batch_says_nothing_of_who_in_what_order_or_when():
 def handed_over():
     machine = opened()
     for number in range(3):
-        upload(machine, number)
-    out = fire(machine, "deadline")
+        pb.upload(machine, number)
+    out = pb.fire(machine, "deadline")
     return machine, batch_of(out)[0], out
 
 
 def test_a_batch_is_offered_until_the_cloud_holds_it():
     machine, header, out = handed_over()
     for _ in range(3):
-        assert timers(out) == {f"handover:{JOB.hex()}:1:1": 3.0}
-        out = fire(machine, "handover")
-        assert headers(out) == [header]
-    out = cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
+        assert kit.timers(out) == {f"handover:{kit.JOB.hex()}:1:1": 3.0}
+        out = pb.fire(machine, "handover")
+        assert kit.headers(out) == [header]
+    out = pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
     assert (
-        stored(out) == [pr.BatchDelivered(at())] and state(machine) is pr.CollectionState.DELIVERED
+        kit.stored(out) == [pr.BatchDelivered(kit.at())]
+        and state(machine) is pr.CollectionState.DELIVERED
     )
-    assert fire(machine, "handover") == []
-    assert cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))) == []
+    assert pb.fire(machine, "handover") == []
+    assert pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))) == []
 
 
 def test_parts_of_a_batch_are_sent_again():
     machine, header, out = handed_over()
     data = batch_of(out)[1]
     size = header.blob.part_bytes
-    (part,) = messages(cloud_says(machine, Need(header.blob.digest, (0,))), BlobPart)
+    (part,) = kit.messages(pb.cloud_says(machine, Need(header.blob.digest, (0,))), BlobPart)
     assert part.data == data[:size]
-    assert refused(cloud_says(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
+    assert kit.refused(pb.cloud_says(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
 
 
 @pytest.mark.parametrize("push", [True, False])
 def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
     machine = opened(selected=6, quorum=6, push_bytes=1 << 20 if push else 1)
     for number in range(5):
-        upload(machine, number)
-    out = upload(machine, 5)
+        pb.upload(machine, number)
+    out = pb.upload(machine, 5)
     header, data = batch_of(out)
     assert header.blob.parts > 1
-    assert len(messages(out, BlobPart)) == (header.blob.parts if push else 0)
+    assert len(kit.messages(out, BlobPart)) == (header.blob.parts if push else 0)
     assert len(data) == (header.blob.size_bytes if push else 0)
-    again = fire(machine, "handover")
-    assert headers(again) == [header] and messages(again, BlobPart) == []
+    again = pb.fire(machine, "handover")
+    assert kit.headers(again) == [header] and kit.messages(again, BlobPart) == []
 
 
 def test_the_cloud_coming_back_gets_the_batch():
     machine, header, _ = handed_over()
-    assert header in headers(machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
+    assert header in kit.headers(machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
 
 
-@pytest.mark.parametrize("signer", [PROXY, Signer("cloud", signing_key(9))])
+@pytest.mark.parametrize("signer", [kit.PROXY, Signer("cloud", kit.signing_key(9))])
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
-    out = cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
-    assert len(refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
+    out = pb.cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
+    assert len(kit.refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
 
 
 # --- restart ------------------------------------------------------------------------------
@@ -327,7 +302,7 @@ def test_nobody_else_takes_the_batch_away(signer):
 
 def durable(machine, *more):
     """The memory as a host would load it after these items."""
-    items = [item for effects in more for item in stored(effects)]
+    items = [item for effects in more for item in kit.stored(effects)]
     uploads = [item for item in items if isinstance(item, pr.UploadKept)]
     return pr.ProxyMemory(dict(machine.memory.kept), uploads, dict(machine.memory.batches))
 
@@ -335,37 +310,41 @@ def durable(machine, *more):
 def restarted(machine, *more):
     """A new process on the same disk."""
     memory = durable(machine, *more)
-    return proxy(memory, disk=machine.disk, min_batch_floor=3, push_bytes=1 << 20)
+    return pb.proxy(memory, disk=machine.disk, min_batch_floor=3, push_bytes=1 << 20)
 
 
 def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     machine = opened(deadline_s=9.0)
-    done = [upload(machine, number) for number in range(3)]
+    done = [pb.upload(machine, number) for number in range(3)]
     again = restarted(machine, *done)
-    assert timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{JOB.hex()}:1:1"] == 9.0
-    assert bodies(upload(again, 0), Ack)[0].status == "held"
-    assert bodies(upload(again, 4), Ack)[0].status == "held"  # in a place of its own
-    header, data = batch_of(fire(again, "deadline"))
+    assert (
+        kit.timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{kit.JOB.hex()}:1:1"] == 9.0
+    )
+    assert kit.bodies(pb.upload(again, 0), Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(again, 4), Ack)[0].status == "held"  # in a place of its own
+    header, data = batch_of(pb.fire(again, "deadline"))
     assert header.uploads == 4
     assert sorted(pieces(header, data)[0]) == sorted(sent(number, 0) for number in (0, 1, 2, 4))
 
 
 def test_a_round_that_was_short_is_so_after_a_restart():
     machine = opened()
-    memory = durable(machine, *(upload(machine, number) for number in range(2)))
-    fire(machine, "deadline")
+    memory = durable(machine, *(pb.upload(machine, number) for number in range(2)))
+    pb.fire(machine, "deadline")
     memory.uploads = [replace(u, held=replace(u.held, digest=b"", slot=-1)) for u in memory.uploads]
-    again = proxy(memory, min_batch_floor=3)
-    assert bodies(again.handle(fx.Command("started"), 0.0), Shortfall) == [Shortfall(at(), 2, 0)]
-    assert bodies(upload(again, 3), Ack)[0].status == "closed"
-    assert bodies(upload(again, 0), Ack)[0].status == "held"
+    again = pb.proxy(memory, min_batch_floor=3)
+    assert kit.bodies(again.handle(fx.Command("started"), 0.0), Shortfall) == [
+        Shortfall(kit.at(), 2, 0)
+    ]
+    assert kit.bodies(pb.upload(again, 3), Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(again, 0), Ack)[0].status == "held"
 
 
 def test_a_round_that_was_complete_is_handed_over_after_a_restart():
     """The crash came between the last upload's acknowledgement and the hand-over."""
     machine = opened(selected=3)
     machine.hold_work = True
-    done = [upload(machine, number) for number in range(3)]
+    done = [pb.upload(machine, number) for number in range(3)]
     again = restarted(machine, *done)
     header, _ = batch_of(again.handle(fx.Command("started"), 0.0))
     assert header.uploads == 3
@@ -375,12 +354,12 @@ def test_while_it_is_shuffled_a_round_is_closed():
     machine = opened(selected=3)
     machine.hold_work = True
     for number in range(3):
-        out = upload(machine, number)
-    (task,) = tasks(out)
-    assert state(machine) is pr.CollectionState.SHUFFLING and to_cloud(out) == []
-    assert bodies(upload(machine, 3), Ack)[0].status == "closed"
-    assert bodies(upload(machine, 0), Ack)[0].status == "held"
-    assert fire(machine, "deadline") == fire(machine, "grace") == []
+        out = pb.upload(machine, number)
+    (task,) = kit.tasks(out)
+    assert state(machine) is pr.CollectionState.SHUFFLING and pb.to_cloud(out) == []
+    assert kit.bodies(pb.upload(machine, 3), Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(machine, 0), Ack)[0].status == "held"
+    assert pb.fire(machine, "deadline") == pb.fire(machine, "grace") == []
     shuffled = machine.disk.perform(task, machine.shuffle)
     header, _ = batch_of(machine.handle(fx.WorkDone(task, shuffled), 0.0))
     assert header.uploads == 3 and state(machine) is pr.CollectionState.HANDING_OVER
@@ -391,14 +370,14 @@ def test_a_shuffle_that_fails_is_tried_until_it_does_not():
     machine = opened(selected=3)
     machine.hold_work = True
     for number in range(3):
-        out = upload(machine, number)
-    (task,) = tasks(out)
+        out = pb.upload(machine, number)
+    (task,) = kit.tasks(out)
     for _ in range(3):
         out = machine.handle(fx.WorkDone(task, fx.WorkFailed("no space left on the disk")), 0.0)
-        assert timers(out) == {f"shuffle:{JOB.hex()}:1:1": 3.0} and stored(out) == []
-        assert tasks(fire(machine, "shuffle")) == [task]
+        assert kit.timers(out) == {f"shuffle:{kit.JOB.hex()}:1:1": 3.0} and kit.stored(out) == []
+        assert kit.tasks(pb.fire(machine, "shuffle")) == [task]
     machine.hold_work = False
-    header, _ = batch_of(fire(machine, "shuffle"))
+    header, _ = batch_of(pb.fire(machine, "shuffle"))
     assert header.uploads == 3
 
 
@@ -406,11 +385,13 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
     machine = opened(selected=3)
     machine.hold_work = True
     for number in range(3):
-        out = upload(machine, number)
-    (task,) = tasks(out)
+        out = pb.upload(machine, number)
+    (task,) = kit.tasks(out)
     shuffled = machine.disk.perform(task, machine.shuffle)
-    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [fx.Persist(pr.RoundDropped(at()))]
+    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
+    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [
+        fx.Persist(pr.RoundDropped(kit.at()))
+    ]
     assert machine.memory.batches == {}
 
 
@@ -418,14 +399,14 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
 def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     machine, header, _ = handed_over()
     if ended_by == "ack":
-        cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
+        pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
     else:
-        record, data = commit_of(at(), [b"a"])
-        cloud_says(machine, offer(record, data))
-    again = proxy(machine.memory, min_batch_floor=3)
+        record, data = kit.commit_of(kit.at(), [b"a"])
+        pb.cloud_says(machine, kit.offer(record, data))
+    again = pb.proxy(machine.memory, min_batch_floor=3)
     assert state(again) is pr.CollectionState.DELIVERED
-    assert not of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
-    assert bodies(upload(again, 4), Ack)[0].status == "closed"
+    assert not kit.of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
+    assert kit.bodies(pb.upload(again, 4), Ack)[0].status == "closed"
 
 
 # --- Devices that never answer cost a round its grace a few times, not for ever
@@ -438,20 +419,20 @@ def opened_of_attendance(machine, number, **changes):
     """Round `number`, for all six devices unless `changes` say other."""
     fields = {"selected": 6, "quorum": 4, "min_batch": 3, "sequence": number} | changes
     model = b"model %d" % number
-    cloud_says(machine, offer(manifest(model, at(number), **fields), model))
+    pb.cloud_says(machine, kit.offer(kit.manifest(model, kit.at(number), **fields), model))
 
 
 def answer(machine, number, who):
     """These devices upload to round `number`."""
-    return [effect for device in who for effect in upload(machine, device, where=at(number))]
+    return [effect for device in who for effect in pb.upload(machine, device, where=kit.at(number))]
 
 
 def uploads(effects):
-    return [header.uploads for header in headers(effects) if isinstance(header, Batch)]
+    return [header.uploads for header in kit.headers(effects) if isinstance(header, Batch)]
 
 
 def state_of_attendance(machine, number):
-    return machine.rounds.collections[at(number)].state
+    return machine.rounds.collections[kit.at(number)].state
 
 
 def play(machine, number, who, **changes):
@@ -460,7 +441,7 @@ def play(machine, number, who, **changes):
     out = answer(machine, number, who)
     graced = state_of_attendance(machine, number) is CollectionState.GRACE
     if graced:
-        out += fire(machine, "grace", number)
+        out += pb.fire(machine, "grace", number)
     (count,) = uploads(out)
     return count, graced
 
@@ -468,7 +449,7 @@ def play(machine, number, who, **changes):
 @pytest.fixture
 def machine():
     """Device 5 let three rounds pass."""
-    machine = proxy()
+    machine = pb.proxy()
     for number in (1, 2, 3):
         assert play(machine, number, range(5)) == (5, True)
     return machine
@@ -484,8 +465,8 @@ def test_it_is_tried_again_ever_more_rarely(machine):
 
 
 def hello(machine):
-    device = FLEET[STALLED]
-    says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+    device = pb.FLEET[STALLED]
+    pb.says(machine, device, device.signer.note(Hello(device.id, knows=3)))
 
 
 def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
@@ -508,11 +489,11 @@ def test_one_that_comes_again_and_again_and_never_answers_costs_one_grace(machin
 
 
 def test_a_device_in_a_cool_down_is_not_waited_for_from_then_on():
-    machine = proxy()
+    machine = pb.proxy()
     opened_of_attendance(machine, 1)
     answer(machine, 1, range(5))
     assert state_of_attendance(machine, 1) is CollectionState.GRACE
-    out = machine.handle(fx.Command(SetAside(FLEET[STALLED].id)), 0.0)
+    out = machine.handle(fx.Command(SetAside(pb.FLEET[STALLED].id)), 0.0)
     assert uploads(out) == [5]
     assert play(machine, 2, range(5)) == (5, False)
     assert uploads(_all_but_last(machine)) == [6]
@@ -525,17 +506,17 @@ def _all_but_last(machine):
 
 
 def test_with_cover_traffic_who_is_there_and_silent_is_not_waited_for_either():
-    machine = proxy(cover_window_s=10.0)
+    machine = pb.proxy(cover_window_s=10.0)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    for device in FLEET:
-        says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+    for device in pb.FLEET:
+        pb.says(machine, device, device.signer.note(Hello(device.id, knows=3)))
     machine.handle(fx.Timer("hellos"), 10.0)
     graced = [play(machine, n, range(5), selected=4, quorum=2)[1] for n in range(1, 7)]
     assert graced == [True] * 3 + [False] * 3
 
 
 def test_who_is_revoked_is_forgotten(machine):
-    device = FLEET[STALLED].id
+    device = pb.FLEET[STALLED].id
     key = machine.registry.members.pop(device)
     machine.handle(fx.Command("roster_changed"), 0.0)
     machine.registry.members[device] = key
@@ -548,7 +529,7 @@ def test_who_is_revoked_is_forgotten(machine):
 
 def came(there, **settings):
     """The proxy has come, and these devices have said hello in time."""
-    machine = proxy(cover_window_s=10.0, **settings)
+    machine = pb.proxy(cover_window_s=10.0, **settings)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     for number in there:
         hello_of_cover(machine, number)
@@ -558,41 +539,45 @@ def came(there, **settings):
 
 def opened_of_cover(there=range(6), **changes):
     machine = came(there)
-    header = manifest(MODEL, **({"selected": 4, "quorum": 3, "min_batch": 3} | changes))
-    open_round(machine, header)
+    header = kit.manifest(pb.MODEL, **({"selected": 4, "quorum": 3, "min_batch": 3} | changes))
+    pb.open_round(machine, header)
     return machine
 
 
 def hello_of_cover(machine, number):
-    return says(
-        machine, FLEET[number], FLEET[number].signer.note(m.Hello(FLEET[number].id, knows=3))
+    return pb.says(
+        machine,
+        pb.FLEET[number],
+        pb.FLEET[number].signer.note(m.Hello(pb.FLEET[number].id, knows=3)),
     )
 
 
 def bye(machine, number):
-    return says(machine, FLEET[number], FLEET[number].signer.note(m.Bye(FLEET[number].id)))
+    return pb.says(
+        machine, pb.FLEET[number], pb.FLEET[number].signer.note(m.Bye(pb.FLEET[number].id))
+    )
 
 
 def batches(effects):
-    return [header for header in headers(effects) if isinstance(header, m.Batch)]
+    return [header for header in kit.headers(effects) if isinstance(header, m.Batch)]
 
 
 def test_it_is_over_when_all_who_are_there_have_answered():
     machine = opened_of_cover(quorum=4)
     for number in range(5):
-        assert batches(upload(machine, number)) == []
-    (batch,) = batches(upload(machine, 5))
+        assert batches(pb.upload(machine, number)) == []
+    (batch,) = batches(pb.upload(machine, 5))
     assert batch.uploads == 6
 
 
 def test_who_goes_is_not_waited_for_and_who_comes_is():
     machine = opened_of_cover(there=range(5), quorum=4)
     for number in range(3):
-        upload(machine, number)
+        pb.upload(machine, number)
     hello_of_cover(machine, 5)
     bye(machine, 3)
-    assert batches(upload(machine, 4)) == []
-    (batch,) = batches(upload(machine, 5))
+    assert batches(pb.upload(machine, 4)) == []
+    (batch,) = batches(pb.upload(machine, 5))
     assert batch.uploads == 5
 
 
@@ -600,72 +585,72 @@ def test_the_quorum_is_never_less_than_the_job_s():
     machine = opened_of_cover(there=range(4), quorum=4)
     bye(machine, 3)
     for number in range(3):
-        upload(machine, number)
+        pb.upload(machine, number)
     assert state(machine) is CollectionState.COLLECTING
 
 
 def test_while_devices_have_yet_to_say_hello_nothing_is_over():
     """Just after the proxy came: the answers of the unselected are here, the selected are not."""
-    machine = proxy(cover_window_s=10.0)
+    machine = pb.proxy(cover_window_s=10.0)
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    assert timers(out)["hellos"] > bodies(out, m.Here)[0].spread_s
+    assert kit.timers(out)["hellos"] > kit.bodies(out, m.Here)[0].spread_s
     for number in range(3):
         hello_of_cover(machine, number)
-    open_round(machine, manifest(MODEL, selected=3, quorum=3, min_batch=3))
+    pb.open_round(machine, kit.manifest(pb.MODEL, selected=3, quorum=3, min_batch=3))
     for number in range(3):
-        upload(machine, number)
+        pb.upload(machine, number)
     assert state(machine) is CollectionState.COLLECTING
     for number in range(3, 6):
         hello_of_cover(machine, number)
     machine.handle(fx.Timer("hellos"), 4.0)
     for number in range(3, 5):
-        assert batches(upload(machine, number)) == []
-    (batch,) = batches(upload(machine, 5))
+        assert batches(pb.upload(machine, number)) == []
+    (batch,) = batches(pb.upload(machine, 5))
     assert batch.uploads == 6
 
 
 def test_a_new_link_to_the_devices_gives_them_that_time_again():
     machine = came(range(4))
     machine.handle(fx.PeerConnected(fx.AllDevices()), 20.0)
-    open_round(machine, manifest(MODEL, selected=4, quorum=4, min_batch=3))
+    pb.open_round(machine, kit.manifest(pb.MODEL, selected=4, quorum=4, min_batch=3))
     for number in range(4):
-        upload(machine, number)
+        pb.upload(machine, number)
     assert state(machine) is CollectionState.COLLECTING
     (batch,) = batches(machine.handle(fx.Timer("hellos"), 24.0))
     assert batch.uploads == 4
 
 
 def test_who_was_told_to_come_later_has_that_time():
-    machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
+    machine = pb.proxy(cover_window_s=10.0, hellos_per_s=1.0)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    (later,) = [b for n in range(2) for b in bodies(hello_of_cover(machine, n), m.Later)]
+    (later,) = [b for n in range(2) for b in kit.bodies(hello_of_cover(machine, n), m.Later)]
     out = machine.handle(fx.Timer("hellos"), later.delay_s - 0.5)
-    assert timers(out)["hellos"] > 0.5
-    assert timers(machine.handle(fx.Timer("hellos"), later.delay_s + 0.5)) == {}
+    assert kit.timers(out)["hellos"] > 0.5
+    assert kit.timers(machine.handle(fx.Timer("hellos"), later.delay_s + 0.5)) == {}
 
 
 def test_a_job_whose_largest_dummies_would_fill_the_spool_is_refused_before_its_first_round():
     """Its first rounds may be small: then all had paid when the later one was refused."""
-    sealed = sum(SEALED_BYTES)
-    told = manifest(b"job", at(0, 1), kind="job", min_batch=3, upload_bytes=sealed)
+    sealed = sum(kit.SEALED_BYTES)
+    told = kit.manifest(b"job", kit.at(0, 1), kind="job", min_batch=3, upload_bytes=sealed)
     for devices, reasons in ((5, ["spool_too_small_for_cover"]), (4, [])):
         machine = came(range(devices), spool_bytes=4 * sealed)
-        assert refused(cloud_says(machine, offer(told, b"job"))) == reasons
+        assert kit.refused(pb.cloud_says(machine, kit.offer(told, b"job"))) == reasons
 
 
 def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_answers():
     """All who are there will upload: who was selected must not find the spool full."""
-    sealed = sum(SEALED_BYTES)
+    sealed = sum(kit.SEALED_BYTES)
     room = {"spool_bytes": 4 * sealed}
-    out = open_round(came(range(5), **room))
-    assert refused(out) == ["spool_too_small_for_cover"] and to_devices(out) == []
-    (ack,) = bodies(out, m.Ack)
+    out = pb.open_round(came(range(5), **room))
+    assert kit.refused(out) == ["spool_too_small_for_cover"] and pb.to_devices(out) == []
+    (ack,) = kit.bodies(out, m.Ack)
     assert (ack.status, ack.reason) == ("refused", "spool_too_small_for_cover")
     machine = came(range(4), **room)
-    assert refused(open_round(machine)) == []
+    assert kit.refused(pb.open_round(machine)) == []
     for number in range(4):
-        assert bodies(upload(machine, number), m.Ack)[0].status == "held"
-    assert refused(open_round(proxy(**room))) == []
+        assert kit.bodies(pb.upload(machine, number), m.Ack)[0].status == "held"
+    assert kit.refused(pb.open_round(pb.proxy(**room))) == []
 
 
 def test_after_a_restart_it_is_the_deadline_that_ends_it():
@@ -673,14 +658,14 @@ def test_after_a_restart_it_is_the_deadline_that_ends_it():
     machine = opened_of_cover()
     kept = []
     for number in range(4):
-        out = upload(machine, number)
+        out = pb.upload(machine, number)
         kept += [
             e.item for e in out if isinstance(e, fx.Persist) and isinstance(e.item, UploadKept)
         ]
     memory = ProxyMemory(dict(machine.memory.kept), kept)
-    again = proxy(memory, disk=machine.disk, cover_window_s=10.0)
+    again = pb.proxy(memory, disk=machine.disk, cover_window_s=10.0)
     assert batches(again.handle(fx.Command("started"), 0.0)) == []
     hello_of_cover(again, 0)
-    assert batches(upload(again, 4)) == []
-    (batch,) = batches(fire(again, "deadline"))
+    assert batches(pb.upload(again, 4)) == []
+    (batch,) = batches(pb.fire(again, "deadline"))
     assert batch.uploads == 5

@@ -6,41 +6,10 @@ import zlib
 from types import SimpleNamespace
 
 import msgspec
+import protocol_kit as kit
+import proxy_bench as pb
 import pytest
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PART_BYTES,
-    PROXY,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    member,
-    messages,
-    of,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    signing_key,
-    stored,
-    tasks,
-    timers,
-    upload_of,
-)
-from proxy_bench import (
-    FLEET,
-    MODEL,
-    cloud_says,
-    open_round,
-    proxy,
-    says,
-    to_cloud,
-    to_devices,
-    upload,
-)
+from protocol_kit import headers
 
 from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
@@ -71,107 +40,111 @@ from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, 
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
 
 LONG = bytes(range(256)) * 20
-ME = FLEET[0]
+ME = pb.FLEET[0]
 
 
 def acks(effects):
-    return [(ack.status, ack.reason) for ack in bodies(effects, Ack)]
+    return [(ack.status, ack.reason) for ack in kit.bodies(effects, Ack)]
 
 
 def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
-    header = manifest(MODEL)
-    sent = offer(header, MODEL)
-    out = cloud_says(proxy(), sent)
+    header = kit.manifest(pb.MODEL)
+    sent = kit.offer(header, pb.MODEL)
+    out = pb.cloud_says(pb.proxy(), sent)
     assert [type(e) for e in out[:4]] == [fx.Persist, fx.Work, fx.Persist, fx.Send]
-    assert stored(out) == [
-        BroadcastPart(header.blob.digest, 0, MODEL),
-        KeptBroadcast(sent.header, header, MODEL),
+    assert kit.stored(out) == [
+        BroadcastPart(header.blob.digest, 0, pb.MODEL),
+        KeptBroadcast(sent.header, header, pb.MODEL),
     ]
-    assert bodies(out, Ack) == [Ack(header.blob.digest, "held")]
-    assert to_devices(out) == [sent]
-    assert reports(out)["round_open"] == {"round": 1, "phase": "train"}
+    assert kit.bodies(out, Ack) == [Ack(header.blob.digest, "held")]
+    assert pb.to_devices(out) == [sent]
+    assert kit.reports(out)["round_open"] == {"round": 1, "phase": "train"}
 
 
 def test_a_large_broadcast_is_put_together_and_pushed_once():
-    machine, header = proxy(), manifest(LONG)
-    assert not stored(cloud_says(machine, offer(header)))
-    pieces = parts_of(header, LONG)
+    machine, header = pb.proxy(), kit.manifest(LONG)
+    assert not kit.stored(pb.cloud_says(machine, kit.offer(header)))
+    pieces = kit.parts_of(header, LONG)
     for piece in pieces[:0:-1]:
-        (item,) = stored(cloud_says(machine, piece))
-        assert item == BroadcastPart(piece.blob, piece.index * PART_BYTES, piece.data)
-        assert cloud_says(machine, piece) == []  # what is there is not written again
-    out = cloud_says(machine, pieces[0])
-    assert to_devices(out) == [offer(header), *pieces]
-    assert cloud_says(machine, pieces[0]) == []
+        (item,) = kit.stored(pb.cloud_says(machine, piece))
+        assert item == BroadcastPart(piece.blob, piece.index * kit.PART_BYTES, piece.data)
+        assert pb.cloud_says(machine, piece) == []  # what is there is not written again
+    out = pb.cloud_says(machine, pieces[0])
+    assert pb.to_devices(out) == [kit.offer(header), *pieces]
+    assert pb.cloud_says(machine, pieces[0]) == []
 
 
 def test_what_is_above_the_push_limit_is_only_offered():
-    machine, header = proxy(push_bytes=len(LONG) - 1), manifest(LONG)
-    cloud_says(machine, offer(header))
-    for piece in parts_of(header, LONG):
-        out = cloud_says(machine, piece)
-    assert to_devices(out) == [offer(header)]
+    machine, header = pb.proxy(push_bytes=len(LONG) - 1), kit.manifest(LONG)
+    pb.cloud_says(machine, kit.offer(header))
+    for piece in kit.parts_of(header, LONG):
+        out = pb.cloud_says(machine, piece)
+    assert pb.to_devices(out) == [kit.offer(header)]
     need = Need(header.blob.digest, (3, 3, 1))
-    pieces = parts_of(header, LONG)
-    assert messages(says(machine, ME, need), BlobPart) == [pieces[1], pieces[3]]
+    pieces = kit.parts_of(header, LONG)
+    assert kit.messages(pb.says(machine, ME, need), BlobPart) == [pieces[1], pieces[3]]
     # A device that asks again while the answer is still on its way gets nothing twice.
-    assert says(machine, ME, need) == []
-    assert messages(says(machine, ME, Need(header.blob.digest, (1, 2))), BlobPart) == [pieces[2]]
+    assert pb.says(machine, ME, need) == []
+    assert kit.messages(pb.says(machine, ME, Need(header.blob.digest, (1, 2))), BlobPart) == [
+        pieces[2]
+    ]
     later = fx.MessageReceived(fx.DeviceAddress(ME.signer.name), need)
-    assert len(messages(machine.handle(later, machine.settings.need_repeat_s + 1), BlobPart)) == 2
+    assert (
+        len(kit.messages(machine.handle(later, machine.settings.need_repeat_s + 1), BlobPart)) == 2
+    )
 
 
 def test_a_need_of_a_stranger_is_not_served():
-    machine, header = proxy(), manifest(MODEL)
-    cloud_says(machine, offer(header, MODEL))
+    machine, header = pb.proxy(), kit.manifest(pb.MODEL)
+    pb.cloud_says(machine, kit.offer(header, pb.MODEL))
     stranger = fx.MessageReceived(fx.DeviceAddress("f" * 16), Need(header.blob.digest, (0,)))
-    assert refused(machine.handle(stranger, 0.0)) == ["unknown_signer"]
+    assert kit.refused(machine.handle(stranger, 0.0)) == ["unknown_signer"]
 
 
 def test_missing_parts_are_asked_of_the_cloud():
-    machine, header = proxy(), manifest(LONG)
-    cloud_says(machine, offer(header))
+    machine, header = pb.proxy(), kit.manifest(LONG)
+    pb.cloud_says(machine, kit.offer(header))
     out = machine.handle(fx.Timer("repair"), 0.0)
-    assert to_cloud(out) == [Need(header.blob.digest, (0, 1, 2, 3, 4))]
-    assert "repair" in timers(out)
+    assert pb.to_cloud(out) == [Need(header.blob.digest, (0, 1, 2, 3, 4))]
+    assert "repair" in kit.timers(out)
 
 
 def test_the_same_broadcast_again_is_acknowledged_and_not_passed_on():
-    machine = proxy()
-    open_round(machine)
-    out = open_round(machine)
-    assert acks(out) == [("held", "")] and to_devices(out) == [] and stored(out) == []
+    machine = pb.proxy()
+    pb.open_round(machine)
+    out = pb.open_round(machine)
+    assert acks(out) == [("held", "")] and pb.to_devices(out) == [] and kit.stored(out) == []
 
 
 def test_a_second_manifest_for_an_attempt_is_refused():
-    machine = proxy()
-    open_round(machine)
-    fork = msgspec.structs.replace(manifest(MODEL), commitment=b"z" * 32)
-    out = cloud_says(machine, offer(fork, MODEL))
-    assert refused(out) == ["forked_manifest"] and acks(out) == [("refused", "forked_manifest")]
-    assert to_devices(out) == [] and stored(out) == []
+    machine = pb.proxy()
+    pb.open_round(machine)
+    fork = msgspec.structs.replace(kit.manifest(pb.MODEL), commitment=b"z" * 32)
+    out = pb.cloud_says(machine, kit.offer(fork, pb.MODEL))
+    assert kit.refused(out) == ["forked_manifest"] and acks(out) == [("refused", "forked_manifest")]
+    assert pb.to_devices(out) == [] and kit.stored(out) == []
 
 
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (manifest(MODEL, at(1, 2)), "replayed_round"),
-        (manifest(MODEL, at(1, 3), selected=2), "selected_below_floor"),
-        (manifest(MODEL, at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
-        (manifest(MODEL, ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
+        (kit.manifest(pb.MODEL, kit.at(1, 2)), "replayed_round"),
+        (kit.manifest(pb.MODEL, kit.at(1, 3), selected=2), "selected_below_floor"),
+        (kit.manifest(pb.MODEL, kit.at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
+        (kit.manifest(pb.MODEL, ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
     ],
 )
 def test_a_round_that_may_not_open_is_refused(header, reason):
-    machine = proxy(min_batch_floor=3)
-    open_round(machine, manifest(MODEL, at(1, 3)))
-    cloud_says(machine, CLOUD.note(Close(b"E" * 16, "completed")))
+    machine = pb.proxy(min_batch_floor=3)
+    pb.open_round(machine, kit.manifest(pb.MODEL, kit.at(1, 3)))
+    pb.cloud_says(machine, kit.CLOUD.note(Close(b"E" * 16, "completed")))
     if reason != "replayed_round":
-        machine = proxy(machine.memory, min_batch_floor=3)  # it must survive a restart
+        machine = pb.proxy(machine.memory, min_batch_floor=3)  # it must survive a restart
         header = msgspec.structs.replace(header, at=_later(header.at))
     before = dict(machine.memory.kept)
-    out = cloud_says(machine, offer(header, MODEL))
-    assert refused(out) == [reason] and acks(out) == [("refused", reason)]
-    assert to_devices(out) == [] and machine.memory.kept == before
+    out = pb.cloud_says(machine, kit.offer(header, pb.MODEL))
+    assert kit.refused(out) == [reason] and acks(out) == [("refused", reason)]
+    assert pb.to_devices(out) == [] and machine.memory.kept == before
 
 
 def _later(where):
@@ -179,53 +152,59 @@ def _later(where):
 
 
 def test_an_older_release_cannot_replace_a_newer_one():
-    machine = proxy()
-    new = manifest(b"new", ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
-    old = manifest(b"old", ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
-    cloud_says(machine, offer(new, b"new"))
-    out = cloud_says(machine, offer(old, b"old"))
-    assert refused(out) == ["replayed_release"]
+    machine = pb.proxy()
+    new = kit.manifest(b"new", ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
+    old = kit.manifest(b"old", ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
+    pb.cloud_says(machine, kit.offer(new, b"new"))
+    out = pb.cloud_says(machine, kit.offer(old, b"old"))
+    assert kit.refused(out) == ["replayed_release"]
     assert [kept.header for kept in machine.memory.kept.values()] == [new]
 
 
 @pytest.mark.parametrize(
     ("signer", "reason"),
-    [(Signer("cloud", signing_key(9)), "forged"), (PROXY, "unknown_signer")],
+    [(Signer("cloud", kit.signing_key(9)), "forged"), (kit.PROXY, "unknown_signer")],
 )
 def test_only_the_cloud_s_key_broadcasts(signer, reason):
-    machine = proxy()
-    out = cloud_says(machine, offer(manifest(MODEL), MODEL, signer))
-    assert refused(out) == [reason] and out == of(out, fx.Refuse)
+    machine = pb.proxy()
+    out = pb.cloud_says(machine, kit.offer(kit.manifest(pb.MODEL), pb.MODEL, signer))
+    assert kit.refused(out) == [reason] and out == kit.of(out, fx.Refuse)
     assert machine.memory.kept == {} and machine.rounds.collections == {}
 
 
 def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
-    machine = proxy()
-    assert refused(says(machine, ME, offer(manifest(MODEL), MODEL))) == ["unknown_signer"]
-    forged = offer(manifest(MODEL), MODEL, ME.signer)
-    assert refused(says(machine, ME, forged)) == ["unexpected_header"]
+    machine = pb.proxy()
+    assert kit.refused(pb.says(machine, ME, kit.offer(kit.manifest(pb.MODEL), pb.MODEL))) == [
+        "unknown_signer"
+    ]
+    forged = kit.offer(kit.manifest(pb.MODEL), pb.MODEL, ME.signer)
+    assert kit.refused(pb.says(machine, ME, forged)) == ["unexpected_header"]
     assert machine.rounds.collections == {}
 
 
 @pytest.mark.parametrize(
     ("header", "data", "reason"),
     [
-        (manifest(MODEL), b"other length", "bad_digest"),
-        (manifest(MODEL), b"x" * len(MODEL), "bad_digest"),
-        (manifest(MODEL, blob=Blob(b"x" * 32, 2**30, PART_BYTES)), b"", "oversized_blob"),
-        (upload_of(at(), 1)[0], b"", "unexpected_header"),
+        (kit.manifest(pb.MODEL), b"other length", "bad_digest"),
+        (kit.manifest(pb.MODEL), b"x" * len(pb.MODEL), "bad_digest"),
+        (
+            kit.manifest(pb.MODEL, blob=Blob(b"x" * 32, 2**30, kit.PART_BYTES)),
+            b"",
+            "oversized_blob",
+        ),
+        (kit.upload_of(kit.at(), 1)[0], b"", "unexpected_header"),
     ],
 )
 def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason):
-    machine = proxy()
-    assert refused(cloud_says(machine, offer(header, data))) == [reason]
+    machine = pb.proxy()
+    assert kit.refused(pb.cloud_says(machine, kit.offer(header, data))) == [reason]
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
 def test_a_closed_job_is_no_longer_fetched():
-    machine = proxy()
-    cloud_says(machine, offer(manifest(LONG)))
-    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    machine = pb.proxy()
+    pb.cloud_says(machine, kit.offer(kit.manifest(LONG)))
+    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
     assert machine.handle(fx.Timer("repair"), 0.0) == []
 
 
@@ -233,130 +212,138 @@ def test_a_closed_job_is_no_longer_fetched():
 
 
 def hello(machine, who=ME):
-    return says(machine, who, who.signer.note(Hello(who.id, knows=3)))
+    return pb.says(machine, who, who.signer.note(Hello(who.id, knows=3)))
 
 
 def test_a_late_device_gets_what_is_open_the_job_first():
-    machine = proxy()
-    open_round(machine)
-    job = manifest(b"job", at(0), kind="job", groups=())
-    cloud_says(machine, offer(job, b"job"))
-    cloud_says(machine, CLOUD.note(Close(b"E" * 16, "completed")))
+    machine = pb.proxy()
+    pb.open_round(machine)
+    job = kit.manifest(b"job", kit.at(0), kind="job", groups=())
+    pb.cloud_says(machine, kit.offer(job, b"job"))
+    pb.cloud_says(machine, kit.CLOUD.note(Close(b"E" * 16, "completed")))
     out = hello(machine)
     assert [header.kind for header in headers(out)] == ["job", "round"]
-    assert {send.to for send in of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
-    assert bodies(out, Close) == [Close(b"E" * 16, "completed")]
+    assert {send.to for send in kit.of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
+    assert kit.bodies(out, Close) == [Close(b"E" * 16, "completed")]
 
 
 def test_wanting_a_job_gets_that_job_alone():
-    machine = proxy()
-    open_round(machine)
-    for job in (JOB, b"K" * 16):
-        header = manifest(job, ExchangeId(job, 0, 0), kind="job", groups=())
-        cloud_says(machine, offer(header, job))
-    out = says(machine, ME, ME.signer.note(Want(JOB)))
-    assert [(h.kind, h.at.job_id) for h in headers(out)] == [("job", JOB)]
+    machine = pb.proxy()
+    pb.open_round(machine)
+    for job in (kit.JOB, b"K" * 16):
+        header = kit.manifest(job, ExchangeId(job, 0, 0), kind="job", groups=())
+        pb.cloud_says(machine, kit.offer(header, job))
+    out = pb.says(machine, ME, ME.signer.note(Want(kit.JOB)))
+    assert [(h.kind, h.at.job_id) for h in headers(out)] == [("job", kit.JOB)]
 
 
 @pytest.mark.parametrize(
     ("note", "reason"),
     [
-        (FLEET[1].signer.note(Hello(FLEET[1].id, knows=3)), "unknown_signer"),
-        (Signer(ME.id, signing_key(9)).note(Hello(ME.id, knows=3)), "forged"),
-        (ME.signer.note(Hello(FLEET[1].id, knows=3)), "unexpected_body"),
-        (ME.signer.note(Bye(FLEET[1].id)), "unexpected_body"),
-        (ME.signer.note(Close(JOB, "failed")), "unexpected_body"),
-        (CLOUD.note(Close(JOB, "failed")), "unknown_signer"),
+        (pb.FLEET[1].signer.note(Hello(pb.FLEET[1].id, knows=3)), "unknown_signer"),
+        (Signer(ME.id, kit.signing_key(9)).note(Hello(ME.id, knows=3)), "forged"),
+        (ME.signer.note(Hello(pb.FLEET[1].id, knows=3)), "unexpected_body"),
+        (ME.signer.note(Bye(pb.FLEET[1].id)), "unexpected_body"),
+        (ME.signer.note(Close(kit.JOB, "failed")), "unexpected_body"),
+        (kit.CLOUD.note(Close(kit.JOB, "failed")), "unknown_signer"),
     ],
 )
 def test_a_device_speaks_for_itself_alone(note, reason):
-    machine = proxy()
-    open_round(machine)
-    assert refused(says(machine, ME, note)) == [reason]
+    machine = pb.proxy()
+    pb.open_round(machine)
+    assert kit.refused(pb.says(machine, ME, note)) == [reason]
     assert machine.online == set() and len(machine.rounds.collections) == 1
 
 
 def test_a_device_that_was_not_admitted_is_unknown():
-    stranger = member(99)
-    assert refused(hello(proxy(), stranger)) == ["unknown_signer"]
+    stranger = kit.member(99)
+    assert kit.refused(hello(pb.proxy(), stranger)) == ["unknown_signer"]
 
 
 def test_asking_for_what_is_not_there_is_refused():
-    machine = proxy()
-    open_round(machine)
-    assert refused(says(machine, ME, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
-    need = Need(manifest(MODEL).blob.digest, (1,))
-    assert refused(says(machine, ME, need)) == ["bad_index"]
+    machine = pb.proxy()
+    pb.open_round(machine)
+    assert kit.refused(pb.says(machine, ME, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
+    need = Need(kit.manifest(pb.MODEL).blob.digest, (1,))
+    assert kit.refused(pb.says(machine, ME, need)) == ["bad_index"]
 
 
 # --- the end of a job, the roster -------------------------------------------------------------
 
 
 def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
-    machine = proxy()
-    open_round(machine)
-    note = CLOUD.note(Close(JOB, "completed"))
-    out = cloud_says(machine, note)
-    assert JobEnded(JOB, note) in stored(out) and RoundDropped(at()) in stored(out)
+    machine = pb.proxy()
+    pb.open_round(machine)
+    note = kit.CLOUD.note(Close(kit.JOB, "completed"))
+    out = pb.cloud_says(machine, note)
+    assert JobEnded(kit.JOB, note) in kit.stored(out) and RoundDropped(kit.at()) in kit.stored(out)
     assert (
-        to_devices(out) == [note] and machine.rounds.collections == {} and machine.memory.kept == {}
+        pb.to_devices(out) == [note]
+        and machine.rounds.collections == {}
+        and machine.memory.kept == {}
     )
-    again = cloud_says(machine, note)
-    assert acks(again) == acks(out) == [("held", "")] and to_devices(again) == []
+    again = pb.cloud_says(machine, note)
+    assert acks(again) == acks(out) == [("held", "")] and pb.to_devices(again) == []
 
 
 def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
-    machine = proxy()
-    machine.registry.members.update({m.id: m.key for m in map(member, range(50, 90))})
+    machine = pb.proxy()
+    machine.registry.members.update({m.id: m.key for m in map(kit.member, range(50, 90))})
     out = machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
     (header,) = headers(out)
     assert isinstance(header, Roster) and header.blob.parts == 2
     keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
-    pieces = messages(out, BlobPart)
+    pieces = kit.messages(out, BlobPart)
     assert b"".join(piece.data for piece in pieces) == keys
     again = machine.handle(fx.Timer("roster"), 0.0)
-    assert headers(again) == [header] and messages(again, BlobPart) == []
-    assert messages(cloud_says(machine, Need(header.blob.digest, (1,))), BlobPart) == pieces[1:]
-    assert of(cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer)
+    assert headers(again) == [header] and kit.messages(again, BlobPart) == []
+    assert (
+        kit.messages(pb.cloud_says(machine, Need(header.blob.digest, (1,))), BlobPart) == pieces[1:]
+    )
+    assert kit.of(
+        pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer
+    )
     assert machine.handle(fx.Timer("roster"), 0.0) == []
 
 
 def test_messages_from_nowhere_do_nothing():
-    machine = proxy()
+    machine = pb.proxy()
     assert (
-        machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(manifest(MODEL), MODEL)), 0.0)
+        machine.handle(
+            fx.MessageReceived(fx.ProxyAddress(), kit.offer(kit.manifest(pb.MODEL), pb.MODEL)), 0.0
+        )
         == []
     )
-    for message in (Offer(PROXY.header(manifest(MODEL))), CLOUD.note(Want(JOB))):
-        assert len(refused(cloud_says(machine, message))) == 1
+    for message in (Offer(kit.PROXY.header(kit.manifest(pb.MODEL))), kit.CLOUD.note(Want(kit.JOB))):
+        assert len(kit.refused(pb.cloud_says(machine, message))) == 1
 
 
 # --- what a job's announcement says of its end ----------------------------------------------
 
 
-RELEASES = Signer("cloud", signing_key(55))
+RELEASES = Signer("cloud", kit.signing_key(55))
 
 
-def job_of(sequence=1_000_000, signer=CLOUD, **changes):
+def job_of(sequence=1_000_000, signer=kit.CLOUD, **changes):
     """Announced with the proof that the cloud makes of it."""
-    header = manifest(b"job", at(0, 1), kind="job", sequence=sequence, **changes)
+    header = kit.manifest(b"job", kit.at(0, 1), kind="job", sequence=sequence, **changes)
     proof = sign(signer.key, RELEASE_AHEAD, proof_of_releases(header))
     return msgspec.structs.replace(header, release_proof=proof)
 
 
 def released(sequence, data_set=b""):
     where = ExchangeId(b"R" * 16, 0, 1)
-    return manifest(b"release", where, kind="release", sequence=sequence, data_set=data_set)
+    return kit.manifest(b"release", where, kind="release", sequence=sequence, data_set=data_set)
 
 
 def stated(number):
-    return CLOUD.note(ReleaseStatement(number, 0.0, (), ()))
+    return kit.CLOUD.note(ReleaseStatement(number, 0.0, (), ()))
 
 
 @pytest.mark.parametrize(
     ("before", "job", "reason"),
     [
-        ([offer(released(9_000_000), b"release")], job_of(), "replayed_release"),
+        ([kit.offer(released(9_000_000), b"release")], job_of(), "replayed_release"),
         ([stated(9_000_000)], job_of(), "replayed_statement"),
         ([], job_of(signer=RELEASES), "unknown_release_key"),
         ([], job_of(broadcast_bytes=2**30), "oversized_broadcast"),
@@ -367,39 +354,39 @@ def stated(number):
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_job_is_refused_before_its_first_round_for_what_comes_later(before, job, reason):
-    machine = proxy()
+    machine = pb.proxy()
     for one in before:
-        cloud_says(machine, one)
+        pb.cloud_says(machine, one)
     kept = dict(machine.memory.kept)
-    out = cloud_says(machine, offer(job, b"job"))
-    assert refused(out) == [reason] and acks(out) == [("refused", reason)]
-    assert machine.memory.kept == kept and to_devices(out) == []
+    out = pb.cloud_says(machine, kit.offer(job, b"job"))
+    assert kit.refused(out) == [reason] and acks(out) == [("refused", reason)]
+    assert machine.memory.kept == kept and pb.to_devices(out) == []
 
 
 @pytest.mark.parametrize(
     ("before", "job"),
     [
-        ([offer(released(9_000_000, b"other"), b"release")], job_of(data_set=b"own")),
-        ([offer(released(1_000_500), b"release"), stated(1_000_600)], job_of()),
-        ([], manifest(b"job", at(0, 1), kind="job")),
+        ([kit.offer(released(9_000_000, b"other"), b"release")], job_of(data_set=b"own")),
+        ([kit.offer(released(1_000_500), b"release"), stated(1_000_600)], job_of()),
+        ([], kit.manifest(b"job", kit.at(0, 1), kind="job")),
         ([], job_of(min_batch=16, upload_bytes=2**26)),
     ],
     ids=["a release of other data", "what the cloud said meanwhile", "a cloud of before", "full"],
 )
 def test_a_job_whose_release_will_be_taken_is_announced(before, job):
-    machine = proxy()
+    machine = pb.proxy()
     for one in before:
-        cloud_says(machine, one)
-    out = cloud_says(machine, offer(job, b"job"))
+        pb.cloud_says(machine, one)
+    out = pb.cloud_says(machine, kit.offer(job, b"job"))
     assert acks(out) == [("held", "")] and job.blob.digest in machine.memory.kept
 
 
 def reading_trust():
     """A proxy to which the cloud just passed on what the root says, and the work on it."""
-    machine = proxy()
+    machine = pb.proxy()
     machine._trust = SimpleNamespace(after=lambda _root, _version: ((), b""))
     machine.hold_work = True
-    (work,) = cloud_says(machine, TrustMetadata((), b"newer"))
+    (work,) = pb.cloud_says(machine, TrustMetadata((), b"newer"))
     machine.hold_work = False
     return machine, work.task
 
@@ -407,32 +394,32 @@ def reading_trust():
 def test_a_job_waits_until_the_roots_word_that_came_before_it_is_read():
     """The key of releases is replaced: metadata and job come together."""
     machine, task = reading_trust()
-    announced = offer(job_of(signer=RELEASES), b"job")
-    assert cloud_says(machine, announced) == []
-    keys = PeerKeys(CLOUD.key.public(), PROXY.key.public(), RELEASES.key.public())
+    announced = kit.offer(job_of(signer=RELEASES), b"job")
+    assert pb.cloud_says(machine, announced) == []
+    keys = PeerKeys(kit.CLOUD.key.public(), kit.PROXY.key.public(), RELEASES.key.public())
     machine.handle(fx.WorkDone(task, keys), 0.0)
-    assert acks(cloud_says(machine, announced)) == [("held", "")]
+    assert acks(pb.cloud_says(machine, announced)) == [("held", "")]
 
 
 def test_a_job_is_refused_where_the_root_does_not_name_its_key():
     machine, task = reading_trust()
     machine.handle(fx.WorkDone(task, None), 0.0)
-    out = cloud_says(machine, offer(job_of(signer=RELEASES), b"job"))
+    out = pb.cloud_says(machine, kit.offer(job_of(signer=RELEASES), b"job"))
     assert acks(out) == [("refused", "unknown_release_key")]
 
 
 def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     """Also one that the proxy kept before it knew of this."""
-    machine = proxy()
+    machine = pb.proxy()
     far = released(2**62)
-    kept = KeptBroadcast(CLOUD.header(far), far, b"release")
+    kept = KeptBroadcast(kit.CLOUD.header(far), far, b"release")
     machine.memory.kept[far.blob.digest] = kept
     machine.memory.statement = stated(2**62)
     again = msgspec.structs.replace(released(7), at=ExchangeId(b"S" * 16, 0, 1))
-    assert refused(cloud_says(machine, stated(2**61))) == ["far_sequence"]
-    assert refused(cloud_says(machine, stated(3))) == []
-    assert refused(cloud_says(machine, offer(job_of(4), b"job"))) == []
-    assert acks(cloud_says(machine, offer(again, b"release"))) == [("held", "")]
+    assert kit.refused(pb.cloud_says(machine, stated(2**61))) == ["far_sequence"]
+    assert kit.refused(pb.cloud_says(machine, stated(3))) == []
+    assert kit.refused(pb.cloud_says(machine, kit.offer(job_of(4), b"job"))) == []
+    assert acks(pb.cloud_says(machine, kit.offer(again, b"release"))) == [("held", "")]
     assert [k.header for k in machine.memory.kept.values() if k.header.kind == "release"] == [again]
 
 
@@ -440,19 +427,19 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
 
 
 def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
-    machine, header = proxy(), manifest(LONG)
-    cloud_says(machine, offer(header))
-    *rest, last = parts_of(header, LONG)
+    machine, header = pb.proxy(), kit.manifest(LONG)
+    pb.cloud_says(machine, kit.offer(header))
+    *rest, last = kit.parts_of(header, LONG)
     wrong = bytes(len(last.data))
     lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
     for piece in (*rest, lie):
-        out = cloud_says(machine, piece)
-    assert refused(out) == ["bad_digest"] and to_devices(out) == [] and acks(out) == []
-    assert stored(out)[-1] == BroadcastDropped(header.blob.digest)
+        out = pb.cloud_says(machine, piece)
+    assert kit.refused(out) == ["bad_digest"] and pb.to_devices(out) == [] and acks(out) == []
+    assert kit.stored(out)[-1] == BroadcastDropped(header.blob.digest)
     assert machine.memory.kept == {}
-    cloud_says(machine, offer(header))
+    pb.cloud_says(machine, kit.offer(header))
     for piece in (*rest, last):
-        out = cloud_says(machine, piece)
+        out = pb.cloud_says(machine, piece)
     assert acks(out) == [("held", "")]
 
 
@@ -462,28 +449,30 @@ def checked(machine, task, data):
 
 
 def test_a_commit_that_the_next_round_overtakes_is_still_passed_on_and_kept():
-    machine = proxy()
-    open_round(machine)
+    machine = pb.proxy()
+    pb.open_round(machine)
     machine.hold_work = True
-    record, data = commit_of(at(), [b"a"])
-    (commit,) = tasks(cloud_says(machine, offer(record, data)))
-    (new,) = tasks(cloud_says(machine, offer(manifest(b"newer", at(2)), b"newer")))
+    record, data = kit.commit_of(kit.at(), [b"a"])
+    (commit,) = kit.tasks(pb.cloud_says(machine, kit.offer(record, data)))
+    (new,) = kit.tasks(
+        pb.cloud_says(machine, kit.offer(kit.manifest(b"newer", kit.at(2)), b"newer"))
+    )
     checked(machine, new, b"newer")
     out = checked(machine, commit, data)
-    assert to_devices(out) == [offer(record, data)] and acks(out) == [("held", "")]
+    assert pb.to_devices(out) == [kit.offer(record, data)] and acks(out) == [("held", "")]
     assert machine.memory.kept[record.blob.digest].header == record
-    assert list(machine.rounds.open) == [at(2)]
+    assert list(machine.rounds.open) == [kit.at(2)]
 
 
 def test_a_record_that_a_later_one_overtakes_while_it_is_checked_is_dropped():
-    machine = proxy()
+    machine = pb.proxy()
     machine.hold_work = True
-    held = [commit_of(at(number), [bytes([number])]) for number in (1, 2)]
-    first, second = (tasks(cloud_says(machine, offer(*one)))[0] for one in held)
+    held = [kit.commit_of(kit.at(number), [bytes([number])]) for number in (1, 2)]
+    first, second = (kit.tasks(pb.cloud_says(machine, kit.offer(*one)))[0] for one in held)
     checked(machine, second, held[1][1])
     out = checked(machine, first, held[0][1])
-    assert refused(out) == ["replayed_commit"] and to_devices(out) == []
-    assert BroadcastDropped(held[0][0].blob.digest) in stored(out)
+    assert kit.refused(out) == ["replayed_commit"] and pb.to_devices(out) == []
+    assert BroadcastDropped(held[0][0].blob.digest) in kit.stored(out)
     assert [kept.header for kept in machine.memory.kept.values()] == [held[1][0]]
 
 
@@ -493,23 +482,23 @@ def records(machine):
 
 
 def test_a_record_outlives_the_next_round_and_ends_with_the_next_record():
-    machine = proxy()
-    first, other = commit_of(at(), [b"a"]), commit_of(at(9, job=b"K" * 16), [b"k"])
+    machine = pb.proxy()
+    first, other = kit.commit_of(kit.at(), [b"a"]), kit.commit_of(kit.at(9, job=b"K" * 16), [b"k"])
     for record in (first, other):
-        cloud_says(machine, offer(*record))
-    open_round(machine, manifest(MODEL, at(2)))
-    assert records(machine) == {at(), other[0].at}
-    cloud_says(machine, offer(*commit_of(at(2), [b"b"])))
-    assert records(machine) == {at(2), other[0].at}
-    assert refused(cloud_says(machine, offer(*first))) == ["replayed_commit"]
+        pb.cloud_says(machine, kit.offer(*record))
+    pb.open_round(machine, kit.manifest(pb.MODEL, kit.at(2)))
+    assert records(machine) == {kit.at(), other[0].at}
+    pb.cloud_says(machine, kit.offer(*kit.commit_of(kit.at(2), [b"b"])))
+    assert records(machine) == {kit.at(2), other[0].at}
+    assert kit.refused(pb.cloud_says(machine, kit.offer(*first))) == ["replayed_commit"]
 
 
 def test_what_is_checked_when_its_job_ends_is_not_kept():
-    machine = proxy()
+    machine = pb.proxy()
     machine.hold_work = True
-    (task,) = tasks(cloud_says(machine, offer(manifest(MODEL), MODEL)))
-    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    out = checked(machine, task, MODEL)
+    (task,) = kit.tasks(pb.cloud_says(machine, kit.offer(kit.manifest(pb.MODEL), pb.MODEL)))
+    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
+    out = checked(machine, task, pb.MODEL)
     assert out == [fx.Persist(BroadcastDropped(task.header.blob.digest))]
     assert machine.memory.kept == {}
 
@@ -518,43 +507,43 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
 
 
 def test_the_cache_has_a_bound_and_says_so():
-    machine = proxy(cache_bytes=3 * len(LONG))
+    machine = pb.proxy(cache_bytes=3 * len(LONG))
     for job in (b"1", b"2"):
-        header = manifest(LONG + job, ExchangeId(job * 16, 0, 0), kind="job")
-        cloud_says(machine, offer(header))
-        for piece in parts_of(header, LONG + job):
-            out = cloud_says(machine, piece)
+        header = kit.manifest(LONG + job, ExchangeId(job * 16, 0, 0), kind="job")
+        pb.cloud_says(machine, kit.offer(header))
+        for piece in kit.parts_of(header, LONG + job):
+            out = pb.cloud_says(machine, piece)
         assert acks(out) == [("held", "")]
     used = machine.cache_bytes
-    third = manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
-    out = cloud_says(machine, offer(third))
-    assert refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
+    third = kit.manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
+    out = pb.cloud_says(machine, kit.offer(third))
+    assert kit.refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
     assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
 
 
 def test_a_broadcast_under_way_takes_its_room_at_once():
-    machine = proxy(cache_bytes=int(1.5 * len(LONG)))
-    cloud_says(machine, offer(manifest(LONG, ExchangeId(b"1" * 16, 0, 0), kind="job")))
-    second = manifest(LONG + b"2", ExchangeId(b"2" * 16, 0, 0), kind="job")
-    assert refused(cloud_says(machine, offer(second))) == ["cache_full"]
+    machine = pb.proxy(cache_bytes=int(1.5 * len(LONG)))
+    pb.cloud_says(machine, kit.offer(kit.manifest(LONG, ExchangeId(b"1" * 16, 0, 0), kind="job")))
+    second = kit.manifest(LONG + b"2", ExchangeId(b"2" * 16, 0, 0), kind="job")
+    assert kit.refused(pb.cloud_says(machine, kit.offer(second))) == ["cache_full"]
 
 
 # --- Hellos at a bounded pace; cover traffic is announced
 
 
 def hello_of_greeting(machine, who, now_s=0.0):
-    return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
+    return pb.says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
 
 
 def crowd(machine, count):
     """So many admitted devices."""
-    many = [member(1000 + number) for number in range(count)]
+    many = [kit.member(1000 + number) for number in range(count)]
     machine.registry.members.update({who.id: who.key for who in many})
     return many
 
 
 def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
-    machine = proxy(hellos_per_s=5.0)
+    machine = pb.proxy(hellos_per_s=5.0)
     waiting = [(0.0, number, who) for number, who in enumerate(crowd(machine, 40))]
     heard = []
     for _ in range(400):
@@ -563,10 +552,10 @@ def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
         waiting.sort(key=lambda item: item[:2])
         now_s, number, who = waiting.pop(0)
         out = hello_of_greeting(machine, who, now_s)
-        if bodies(out, Ack):
+        if kit.bodies(out, Ack):
             heard.append(now_s)
             continue
-        (later,) = bodies(out, Later)
+        (later,) = kit.bodies(out, Later)
         assert later.delay_s > 0 and who.id not in machine.online
         waiting.append((now_s + later.delay_s, number, who))
     assert len(heard) == 40 and heard == sorted(heard)
@@ -576,64 +565,64 @@ def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
 
 
 def test_a_forged_hello_takes_nobody_s_place():
-    machine = proxy(hellos_per_s=1.0)
+    machine = pb.proxy(hellos_per_s=1.0)
     for _ in range(5):
-        forged = FLEET[1].signer.note(Hello(FLEET[0].id, knows=3))
-        assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
-    assert bodies(hello_of_greeting(machine, FLEET[0]), Ack)
+        forged = pb.FLEET[1].signer.note(Hello(pb.FLEET[0].id, knows=3))
+        assert kit.refused(pb.says(machine, pb.FLEET[0], forged)) == ["unknown_signer"]
+    assert kit.bodies(hello_of_greeting(machine, pb.FLEET[0]), Ack)
 
 
 def test_one_device_that_keeps_saying_hello_does_not_take_the_others_place():
-    machine = proxy(hellos_per_s=20.0)
-    loud, others = FLEET[0], crowd(machine, 40)
+    machine = pb.proxy(hellos_per_s=20.0)
+    loud, others = pb.FLEET[0], crowd(machine, 40)
     for moment in range(4000):
         now_s = moment / 200
         out = hello_of_greeting(machine, loud, now_s)
         if moment >= 5 and now_s < 10:
-            assert refused(out) == ["hello_too_often"] and of(out, fx.Send) == []
+            assert kit.refused(out) == ["hello_too_often"] and kit.of(out, fx.Send) == []
         if moment % 100 == 0:
-            assert bodies(hello_of_greeting(machine, others.pop(), now_s), Ack)
+            assert kit.bodies(hello_of_greeting(machine, others.pop(), now_s), Ack)
 
 
 @pytest.mark.parametrize("window_s", [0.0, 7.0])
 def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
-    machine = proxy(cover_window_s=window_s)
+    machine = pb.proxy(cover_window_s=window_s)
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    assert bodies(out, Cover) == ([Cover(window_s)] if window_s else [])
-    greeted = hello_of_greeting(machine, FLEET[0])
-    assert bodies(greeted, Cover) == ([Cover(window_s)] if window_s else [])
+    assert kit.bodies(out, Cover) == ([Cover(window_s)] if window_s else [])
+    greeted = hello_of_greeting(machine, pb.FLEET[0])
+    assert kit.bodies(greeted, Cover) == ([Cover(window_s)] if window_s else [])
     if window_s:
-        notes = of(greeted, fx.Send)
-        assert [send.to for send in notes[:2]] == [fx.DeviceAddress(FLEET[0].id)] * 2
-    assert timers(greeted) == {}
+        notes = kit.of(greeted, fx.Send)
+        assert [send.to for send in notes[:2]] == [fx.DeviceAddress(pb.FLEET[0].id)] * 2
+    assert kit.timers(greeted) == {}
 
 
 def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
-    machine = proxy()
+    machine = pb.proxy()
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    hello_of_greeting(machine, FLEET[0])
-    says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
-    open_round(machine)
-    assert bodies(upload(machine, 0), Here) == []  # all are still coming
+    hello_of_greeting(machine, pb.FLEET[0])
+    pb.says(machine, pb.FLEET[0], pb.FLEET[0].signer.note(Bye(pb.FLEET[0].id)))
+    pb.open_round(machine)
+    assert kit.bodies(pb.upload(machine, 0), Here) == []  # all are still coming
     machine.handle(fx.Timer("hellos"), 60.0)
-    out = upload(machine, 0)
-    assert of(out, fx.Send)[-1].to == fx.DeviceAddress(FLEET[0].id)
-    assert bodies(out, Here) == [Here(0.0)]
-    hello_of_greeting(machine, FLEET[0], 60.0)
-    assert bodies(upload(machine, 0), Here) == []
+    out = pb.upload(machine, 0)
+    assert kit.of(out, fx.Send)[-1].to == fx.DeviceAddress(pb.FLEET[0].id)
+    assert kit.bodies(out, Here) == [Here(0.0)]
+    hello_of_greeting(machine, pb.FLEET[0], 60.0)
+    assert kit.bodies(pb.upload(machine, 0), Here) == []
 
 
 def test_a_revoked_device_is_not_online_any_more():
-    machine = proxy()
-    hello_of_greeting(machine, FLEET[0])
-    del machine.registry.members[FLEET[0].id]
+    machine = pb.proxy()
+    hello_of_greeting(machine, pb.FLEET[0])
+    del machine.registry.members[pb.FLEET[0].id]
     machine.handle(fx.Command("roster_changed"), 0.0)
     assert machine.online == set()
 
 
 def last_delay_s(machine, loud):
     """What an honest device is told after 20 s in which sound hellos used up all the pace."""
-    honest, others = FLEET[2], crowd(machine, 200)
+    honest, others = pb.FLEET[2], crowd(machine, 200)
     for moment in range(200):
         now_s = moment / 10
         while machine.hello_rate.free(now_s):
@@ -641,35 +630,35 @@ def last_delay_s(machine, loud):
         for who in loud:
             for _ in range(20):
                 hello_of_greeting(machine, who, now_s)
-    (later,) = bodies(hello_of_greeting(machine, honest, now_s), Later)
+    (later,) = kit.bodies(hello_of_greeting(machine, honest, now_s), Later)
     return later.delay_s
 
 
 def test_one_device_that_keeps_saying_hello_does_not_put_the_others_off():
-    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
-    assert last_delay_s(proxy(hellos_per_s=5.0), [FLEET[1]]) <= calm_s + 2 * 5 / 5.0
+    calm_s = last_delay_s(pb.proxy(hellos_per_s=5.0), [])
+    assert last_delay_s(pb.proxy(hellos_per_s=5.0), [pb.FLEET[1]]) <= calm_s + 2 * 5 / 5.0
 
 
 def test_hellos_of_strangers_are_not_answered_and_put_nobody_off():
-    calm_s = last_delay_s(proxy(hellos_per_s=5.0), [])
-    strangers = [member(number) for number in range(50, 53)]
-    machine = proxy(hellos_per_s=5.0)
+    calm_s = last_delay_s(pb.proxy(hellos_per_s=5.0), [])
+    strangers = [kit.member(number) for number in range(50, 53)]
+    machine = pb.proxy(hellos_per_s=5.0)
     assert last_delay_s(machine, strangers) == calm_s
     out = hello_of_greeting(machine, strangers[0], 20.0)
-    assert refused(out) == ["unknown_signer"] and of(out, fx.Send) == []
+    assert kit.refused(out) == ["unknown_signer"] and kit.of(out, fx.Send) == []
 
 
 def test_a_new_sealing_key_is_kept_once_and_others_come_once_a_minute():
     """Keeping one is a transaction, and a roster of all devices for the cloud."""
-    machine, who, other = proxy(), FLEET[0], FLEET[1]
+    machine, who, other = pb.proxy(), pb.FLEET[0], pb.FLEET[1]
 
     def new_key(number, by=who):
         return by.signer.note(NewSealingKey(by.id, bytes([number] * 32), number))
 
-    outs = [says(machine, who, new_key(200)) for _ in range(100)]
-    assert [len(stored(out)) for out in outs] == [1] + [0] * 99
-    assert all(len(bodies(out, Ack)) == 1 for out in outs)
-    outs = [says(machine, who, new_key(n), n / 2) for n in range(1, 118)]
-    assert [refused(out) for out in outs] == [["new_key_too_often"]] * 117
-    assert len(stored(says(machine, other, new_key(1, other), 59.0))) == 1
-    assert len(stored(says(machine, who, new_key(118), 60.0))) == 1
+    outs = [pb.says(machine, who, new_key(200)) for _ in range(100)]
+    assert [len(kit.stored(out)) for out in outs] == [1] + [0] * 99
+    assert all(len(kit.bodies(out, Ack)) == 1 for out in outs)
+    outs = [pb.says(machine, who, new_key(n), n / 2) for n in range(1, 118)]
+    assert [kit.refused(out) for out in outs] == [["new_key_too_often"]] * 117
+    assert len(kit.stored(pb.says(machine, other, new_key(1, other), 59.0))) == 1
+    assert len(kit.stored(pb.says(machine, who, new_key(118), 60.0))) == 1

@@ -10,26 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import protocol_kit as kit
 import pytest
 from msgspec import structs
-from protocol_kit import (
-    CLOUD,
-    GROUPS,
-    JOB,
-    PACKET_BYTES,
-    SEALED_BYTES,
-    at,
-    bodies,
-    commit_of,
-    headers,
-    manifest,
-    messages,
-    of,
-    offer,
-    refused,
-    stored,
-    upload_of,
-)
 from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud, to_devices
 from real_proxy import RealProxy
 
@@ -76,12 +59,12 @@ def machine(tmp_path: Path) -> RealProxy:
 
 def masked_round(where: ExchangeId | None = None, **changes: Any) -> Manifest:
     plain = {"selected": UPLOADS, "quorum": UPLOADS, "masked": MASKED}
-    return manifest(MODEL + repr(where or at()).encode(), where, **(plain | changes))
+    return kit.manifest(MODEL + repr(where or kit.at()).encode(), where, **(plain | changes))
 
 
 def begin(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
     header = header or masked_round()
-    return cloud_says(machine, offer(header, MODEL + repr(header.at).encode()))
+    return cloud_says(machine, kit.offer(header, MODEL + repr(header.at).encode()))
 
 
 def key_of(machine: ProxyMachine, where: ExchangeId) -> bytes:
@@ -94,8 +77,8 @@ def told_key(machine: ProxyMachine, where: ExchangeId | None = None) -> bytes:
     """The round's key, as a device that says hello is told it."""
     device = FLEET[5]
     out = says(machine, device, device.signer.note(Hello(device.id, knows=3)))
-    keys = {body.at: body.key for body in bodies(out, RoundKey)}
-    return keys.get(where or at(), b"")
+    keys = {body.at: body.key for body in kit.bodies(out, RoundKey)}
+    return keys.get(where or kit.at(), b"")
 
 
 def masked_upload(
@@ -103,7 +86,7 @@ def masked_upload(
 ) -> tuple[Upload, bytes]:
     header = header or masked_round()
     fill = changes.pop("fill", number + 1)
-    upload, data = upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
+    upload, data = kit.upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
     sealed = seal_seed(seed(number), header, FLEET[number].id, key_of(machine, header.at))
     return structs.replace(upload, **({"seed": sealed} | changes)), data
 
@@ -112,7 +95,7 @@ def upload(
     machine: ProxyMachine, number: int, header: Manifest | None = None, **changes: Any
 ) -> list[fx.Effect]:
     made, data = masked_upload(machine, number, header, **changes)
-    return says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
+    return says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
 
 
 def handed_over(machine: RealProxy, header: Manifest | None = None, first: int = 1) -> Batch:
@@ -121,7 +104,7 @@ def handed_over(machine: RealProxy, header: Manifest | None = None, first: int =
     begin(machine, header)
     for number in range(UPLOADS):
         out = upload(machine, number, header, fill=first + number)
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, Batch)]
     return batch
 
 
@@ -131,7 +114,7 @@ def question(of_: Batch, places: Iterable[int] = range(UPLOADS), **changes: Any)
 
 
 def ask(machine: ProxyMachine, asked: Unmask) -> list[fx.Effect]:
-    return cloud_says(machine, CLOUD.note(asked))
+    return cloud_says(machine, kit.CLOUD.note(asked))
 
 
 def answer_of(effects: list[fx.Effect]) -> tuple[MaskSums, bytes] | None:
@@ -140,7 +123,7 @@ def answer_of(effects: list[fx.Effect]) -> tuple[MaskSums, bytes] | None:
     sums = [(header, data) for header, data in found if isinstance(header, MaskSums)]
     if not sums:
         return None
-    parts = [m for m in messages(effects, BlobPart) if m.blob == sums[-1][0].blob.digest]
+    parts = [m for m in kit.messages(effects, BlobPart) if m.blob == sums[-1][0].blob.digest]
     return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
 
 
@@ -153,15 +136,15 @@ def given(effects: list[fx.Effect]) -> bytes:
 def why_not(effects: list[fx.Effect]) -> str:
     """The cloud's question is refused, to its face, and nothing was made durable."""
     assert answer_of(effects) is None
-    assert stored(effects) == []
-    (told,) = [b for b in bodies(effects, Ack) if b.status == "refused"]
-    assert refused(effects) == [told.reason]
+    assert kit.stored(effects) == []
+    (told,) = [b for b in kit.bodies(effects, Ack) if b.status == "refused"]
+    assert kit.refused(effects) == [told.reason]
     return told.reason
 
 
 def expected(chosen: Iterable[int], where: ExchangeId | None = None) -> bytes:
     """The sums for these places of a batch, whose shuffle turned the devices round."""
-    vectors = masked_vectors(where or at(), GROUPS, MASKED)
+    vectors = masked_vectors(where or kit.at(), kit.GROUPS, MASKED)
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
 
 
@@ -174,7 +157,7 @@ def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) 
     kinds = [decode_body(m.body) if isinstance(m, Note) else m for m in told]
     (key,) = [k for k in kinds if isinstance(k, RoundKey)]
     offers = [place for place, kind in enumerate(kinds) if isinstance(kind, Offer)]
-    assert key.at == at()
+    assert key.at == kit.at()
     assert kinds.index(key) < min(offers)
     assert told_key(machine) == key.key == told_key(machine.restarted())
 
@@ -192,7 +175,7 @@ def test_a_broadcast_whose_masks_make_no_sense_is_refused(
     machine: RealProxy, masked: tuple[MaskedGroup, ...]
 ) -> None:
     out = begin(machine, masked_round(masked=masked))
-    assert refused(out) == ["malformed_masks"]
+    assert kit.refused(out) == ["malformed_masks"]
     assert to_devices(out) == []
 
 
@@ -217,18 +200,18 @@ def test_an_upload_that_could_not_be_summed_is_refused(
 ) -> None:
     begin(machine)
     out = upload(machine, 0, **changes)
-    assert refused(out) == [reason]
-    assert stored(out) == []
-    (told,) = bodies(out, Ack)
+    assert kit.refused(out) == [reason]
+    assert kit.stored(out) == []
+    (told,) = kit.bodies(out, Ack)
     assert (told.status, told.reason) == ("refused", reason)
-    assert not machine.rounds.collections[at()].uploads
+    assert not machine.rounds.collections[kit.at()].uploads
 
 
 def test_a_seed_of_another_device_is_refused(machine: RealProxy) -> None:
     begin(machine)
     stolen, _ = masked_upload(machine, 0)
-    assert refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
-    assert refused(upload(machine, 0, seed=stolen.seed)) == []
+    assert kit.refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
+    assert kit.refused(upload(machine, 0, seed=stolen.seed)) == []
 
 
 # --- the answer ---
@@ -239,7 +222,7 @@ def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: R
     out = ask(machine, question(batch, (0, 2, 3)))
     found = answer_of(out)
     assert found is not None
-    assert found[0].at == at()
+    assert found[0].at == kit.at()
     assert found[0].question == hashlib.sha256(encode_inner(question(batch, (0, 2, 3)))).digest()
     assert found[1] == expected((0, 2, 3))
     assert found[1] != expected((0, 1, 2))
@@ -255,7 +238,7 @@ def test_the_choice_is_durable_before_the_work_begins(machine: RealProxy) -> Non
 def test_segments_of_masked_groups_and_seeds_stand_in_one_order(machine: RealProxy) -> None:
     batch = handed_over(machine)
     kept = machine.masks._context.memory.batches[batch.at]
-    data, sizes, start = bytes(kept.data[0 : len(kept.data)]), SEALED_BYTES, 0
+    data, sizes, start = bytes(kept.data[0 : len(kept.data)]), kit.SEALED_BYTES, 0
     order = []
     for group in MASKED:
         width = sizes[group.group]
@@ -274,7 +257,7 @@ def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine: Real
     again = machine.restarted()
     out = ask(again, asked)
     assert answer_of(out) == first
-    assert stored(out) == []  # it is on the disk
+    assert kit.stored(out) == []  # it is on the disk
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
@@ -299,9 +282,9 @@ def test_a_second_choice_is_refused(machine: RealProxy, restart: bool, heard: bo
         ((), {"chosen": b"\x3f"}, "malformed_choice"),
         ((), {"chosen": b"\x1f\0"}, "malformed_choice"),
         (range(5), {"batch": bytes(32)}, "unknown_batch"),
-        (range(5), {"at": at(2)}, "unknown_round"),
-        (range(5), {"at": at(1, 2)}, "unknown_round"),
-        (range(5), {"at": at(job=b"K" * 16)}, "unknown_round"),
+        (range(5), {"at": kit.at(2)}, "unknown_round"),
+        (range(5), {"at": kit.at(1, 2)}, "unknown_round"),
+        (range(5), {"at": kit.at(job=b"K" * 16)}, "unknown_round"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(
@@ -324,13 +307,13 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> N
         upload(machine, number)
     upload(machine, 3, groups=(2,), seed=b"")
     (batch,) = [
-        h for h in headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, Batch)
+        h for h in kit.headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, Batch)
     ]
     assert batch.counts == (3, 3, 5)
     assert why_not(ask(machine, question(batch))) == "malformed_choice"
     kept = question(batch, chosen=b"\x07")
     assert given(ask(machine, kept)) == mask_sums(
-        masked_vectors(at(), GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
+        masked_vectors(kit.at(), kit.GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
     )
 
 
@@ -338,9 +321,9 @@ def test_a_plain_batch_has_no_masks_to_give(machine: RealProxy) -> None:
     header = masked_round(masked=())
     begin(machine, header)
     for number in range(UPLOADS):
-        made, data = upload_of(at(), number + 1)
-        out = says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+        made, data = kit.upload_of(kit.at(), number + 1)
+        out = says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, Batch)]
     assert why_not(ask(machine, question(batch))) == "unknown_batch"
 
 
@@ -348,31 +331,31 @@ def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None
     batch = handed_over(machine)
     machine.hold = True
     effects = [e for _ in range(4) for e in ask(machine, question(batch))]
-    assert len([e for e in of(effects, fx.Work) if isinstance(e.task, SumMasks)]) == 1
-    assert len(stored(effects)) == 1
+    assert len([e for e in kit.of(effects, fx.Work) if isinstance(e.task, SumMasks)]) == 1
+    assert len(kit.stored(effects)) == 1
 
 
 def test_sums_that_could_not_be_reckoned_are_asked_for_again(machine: RealProxy) -> None:
     batch = handed_over(machine)
     machine.hold = True
-    (work,) = of(ask(machine, question(batch)), fx.Work)
+    (work,) = kit.of(ask(machine, question(batch)), fx.Work)
     assert answer_of(machine.handle(fx.WorkDone(work.task, fx.WorkFailed("memory")), 0.0)) is None
     machine.hold = False
     assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
 
 def test_an_answer_comes_in_parts_and_any_part_again(tmp_path: Path) -> None:
-    machine = RealProxy(tmp_path, push_bytes=0, packet_bytes=PACKET_BYTES)
+    machine = RealProxy(tmp_path, push_bytes=0, packet_bytes=kit.PACKET_BYTES)
     batch = handed_over(machine)
     found = answer_of(ask(machine, question(batch)))
     assert found is not None
     header, data = found
     want = cloud_says(machine, Need(header.blob.digest, (0,)))
-    (part,) = messages(want, BlobPart)
+    (part,) = kit.messages(want, BlobPart)
     assert (part.blob, part.data) == (header.blob.digest, expected(range(UPLOADS)))
     assert data in (b"", part.data)
-    cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
-    assert refused(cloud_says(machine, Need(header.blob.digest, (0,)))) == ["unknown_blob"]
+    cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
+    assert kit.refused(cloud_says(machine, Need(header.blob.digest, (0,)))) == ["unknown_blob"]
 
 
 # --- attempts, and the end ---
@@ -382,16 +365,16 @@ def test_no_other_attempt_of_an_unmasked_exchange_is_opened(machine: RealProxy) 
     batch = handed_over(machine)
     ask(machine, question(batch, (0, 1, 2)))
     for one in (machine, machine.restarted()):
-        assert refused(begin(one, masked_round(at(1, 2)))) == ["unmasked_already"]
-        assert refused(begin(one, masked_round(at(2)))) == []
+        assert kit.refused(begin(one, masked_round(kit.at(1, 2)))) == ["unmasked_already"]
+        assert kit.refused(begin(one, masked_round(kit.at(2)))) == []
 
 
 def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine: RealProxy) -> None:
     first = handed_over(machine)
-    header = masked_round(at(1, 2))
+    header = masked_round(kit.at(1, 2))
     second = handed_over(machine, header)
     assert why_not(ask(machine, question(first))) == "unknown_round"
-    assert given(ask(machine, question(second))) == expected(range(UPLOADS), at(1, 2))
+    assert given(ask(machine, question(second))) == expected(range(UPLOADS), kit.at(1, 2))
     assert why_not(ask(machine, question(first))) == "unmasked_already"
 
 
@@ -405,9 +388,9 @@ def left(machine: RealProxy) -> tuple[list[bytes], list[OpeningKey | None], byte
 
 
 def commit(machine: RealProxy, batch: Batch) -> list[fx.Effect]:
-    record, data = commit_of(batch.at, [b"x"])
-    cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "held")))
-    return cloud_says(machine, offer(record, data))
+    record, data = kit.commit_of(batch.at, [b"x"])
+    cloud_says(machine, kit.CLOUD.note(Ack(batch.blob.digest, "held")))
+    return cloud_says(machine, kit.offer(record, data))
 
 
 def test_with_the_commit_seeds_and_key_are_gone(machine: RealProxy) -> None:
@@ -434,10 +417,10 @@ def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
 ) -> None:
     """A cloud whose job is paused knows of no batch, and may have kept what is under its masks."""
     batch = handed_over(machine)
-    out = cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "closed")))
-    assert stored(out) == []
-    assert [e.name for e in of(out, fx.CancelTimer)] == [f"handover:{JOB.hex()}:1:1"]
-    assert machine.rounds.collections[at()].state is CollectionState.HANDING_OVER
+    out = cloud_says(machine, kit.CLOUD.note(Ack(batch.blob.digest, "closed")))
+    assert kit.stored(out) == []
+    assert [e.name for e in kit.of(out, fx.CancelTimer)] == [f"handover:{kit.JOB.hex()}:1:1"]
+    assert machine.rounds.collections[kit.at()].state is CollectionState.HANDING_OVER
     machine = machine.restarted() if restart else machine
     assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
@@ -449,18 +432,18 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
     """The proxy forgets ends of jobs; the same job would bring the same numbers once more."""
     machine = RealProxy(tmp_path, ended_kept=1)
     ask(machine, question(handed_over(machine)))
-    for job in (JOB, b"K" * 16):
-        cloud_says(machine, CLOUD.note(Close(job, "completed")))
+    for job in (kit.JOB, b"K" * 16):
+        cloud_says(machine, kit.CLOUD.note(Close(job, "completed")))
     seeds, keys, _ = left(machine)
     assert seeds == []
     assert keys == []
     machine = machine.restarted() if restart else machine
     memory = machine.masks._context.memory
-    assert (memory.unmasked, memory.summed) == ({}, {JOB})
+    assert (memory.unmasked, memory.summed) == ({}, {kit.JOB})
     memory.ended.clear()
-    for where in (at(1, 2), at(1, 1), at(2)):
-        assert refused(begin(machine, masked_round(where))) == ["unmasked_already"]
-    assert refused(begin(machine, masked_round(at(job=b"L" * 16)))) == []
+    for where in (kit.at(1, 2), kit.at(1, 1), kit.at(2)):
+        assert kit.refused(begin(machine, masked_round(where))) == ["unmasked_already"]
+    assert kit.refused(begin(machine, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
 # --- a memory that was put back ---
@@ -491,12 +474,14 @@ def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(
     back = put_back(machine)
     memory = back.masks._context.memory
     assert left(back)[:2] == ([], [])
-    assert (memory.uploads, memory.delivered, memory.summed) == ([], set(), {JOB})
+    assert (memory.uploads, memory.delivered, memory.summed) == ([], set(), {kit.JOB})
     assert told_key(back) == b""
-    for where in (at(), at(1, 2), at(2)):
-        assert refused(begin(back, masked_round(where))) == ["unmasked_already"]
-    assert refused(begin(back, masked_round(at(3), masked=()))) == []  # there no sum is made
-    assert refused(begin(back, masked_round(at(job=b"L" * 16)))) == []
+    for where in (kit.at(), kit.at(1, 2), kit.at(2)):
+        assert kit.refused(begin(back, masked_round(where))) == ["unmasked_already"]
+    assert (
+        kit.refused(begin(back, masked_round(kit.at(3), masked=()))) == []
+    )  # there no sum is made
+    assert kit.refused(begin(back, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
 def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
@@ -504,8 +489,8 @@ def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     me = FLEET[0]
     out = says(machine, me, me.signer.note(question(batch)))
     assert answer_of(out) is None
-    forged = structs.replace(CLOUD.note(question(batch)).body, signature=bytes(64))
-    assert refused(cloud_says(machine, Note(forged))) == ["forged"]
+    forged = structs.replace(kit.CLOUD.note(question(batch)).body, signature=bytes(64))
+    assert kit.refused(cloud_says(machine, Note(forged))) == ["forged"]
     assert not machine.masks._context.memory.unmasked
 
 
@@ -528,5 +513,5 @@ def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(
 
 def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine: RealProxy) -> None:
     out = begin(machine, masked_round(sets=5, min_batch=5))
-    assert refused(out) == ["sets_below_floor"]
+    assert kit.refused(out) == ["sets_below_floor"]
     assert not told_key(machine)

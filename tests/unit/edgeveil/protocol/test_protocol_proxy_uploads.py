@@ -6,25 +6,10 @@ import hashlib
 import zlib
 
 import msgspec
+import protocol_kit as kit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol_kit import (
-    PART_BYTES,
-    SEALED_BYTES,
-    at,
-    bodies,
-    commit_of,
-    manifest,
-    member,
-    of,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    stored,
-    upload_of,
-)
 from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
@@ -34,21 +19,21 @@ from edgeveil.protocol.proxy_rounds import UploadKept
 from edgeveil.protocol.proxy_uploads import SLOW_SHARE, Credit, UploadPart
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
-BIG = manifest(MODEL, groups=(manifest(MODEL).groups[0].__class__("layer0", 4000),))
+BIG = kit.manifest(MODEL, groups=(kit.manifest(MODEL).groups[0].__class__("layer0", 4000),))
 
 
 def acks(effects):
-    return [(ack.status, ack.reason) for ack in bodies(effects, Ack)]
+    return [(ack.status, ack.reason) for ack in kit.bodies(effects, Ack)]
 
 
 def opened(**settings):
     machine = proxy(**settings)
-    open_round(machine, manifest(MODEL, selected=6, quorum=5))
+    open_round(machine, kit.manifest(MODEL, selected=6, quorum=5))
     return machine
 
 
 def collection(machine):
-    return machine.rounds.collections[at(1, 1)]
+    return machine.rounds.collections[kit.at(1, 1)]
 
 
 def test_an_upload_is_durable_before_it_is_acknowledged():
@@ -56,12 +41,12 @@ def test_an_upload_is_durable_before_it_is_acknowledged():
     out = upload(machine, 0)
     kinds = [type(effect) for effect in out]
     assert kinds.index(fx.Persist) < kinds.index(fx.Send)
-    part, item = stored(out)
+    part, item = kit.stored(out)
     assert isinstance(part, UploadPart) and hashlib.sha256(part.data).digest() == item.held.digest
     assert isinstance(item, UploadKept) and item.device == FLEET[0].id
-    assert of(out, fx.Send)[0].to == fx.DeviceAddress(FLEET[0].id)
+    assert kit.of(out, fx.Send)[0].to == fx.DeviceAddress(FLEET[0].id)
     assert acks(out) == [("held", "")]
-    assert reports(out)["answered"] == {
+    assert kit.reports(out)["answered"] == {
         "round": 1,
         "uploads": 1,
         "declined": 0,
@@ -74,28 +59,30 @@ def test_a_second_upload_of_one_identity_is_refused():
     machine = opened()
     upload(machine, 0)
     kept = dict(collection(machine).uploads)
-    header, data = upload_of(at(), 77)
-    out = says(machine, FLEET[0], offer(header, data, FLEET[0].signer))
-    assert refused(out) == ["duplicate_upload"] and acks(out) == [("duplicate", "duplicate_upload")]
+    header, data = kit.upload_of(kit.at(), 77)
+    out = says(machine, FLEET[0], kit.offer(header, data, FLEET[0].signer))
+    assert kit.refused(out) == ["duplicate_upload"] and acks(out) == [
+        ("duplicate", "duplicate_upload")
+    ]
     assert collection(machine).uploads == kept
 
 
 @pytest.mark.parametrize("groups", [(1, 0), (0, 0), (0, 1, 2, 3), (3,), (0, 2**31)])
 def test_wrong_groups_are_refused(groups):
     machine = opened()
-    blob = describe(bytes(sum(SEALED_BYTES)), PART_BYTES)
-    out = says(machine, FLEET[0], offer(Upload(at(), groups, blob), b"", FLEET[0].signer))
-    assert refused(out) == ["wrong_groups"] and acks(out) == [("refused", "wrong_groups")]
+    blob = describe(bytes(sum(kit.SEALED_BYTES)), kit.PART_BYTES)
+    out = says(machine, FLEET[0], kit.offer(Upload(kit.at(), groups, blob), b"", FLEET[0].signer))
+    assert kit.refused(out) == ["wrong_groups"] and acks(out) == [("refused", "wrong_groups")]
 
 
 def test_an_upload_under_another_s_name_is_refused():
     machine = opened()
-    header, data = upload_of(at(), 1)
-    signed_by_me = offer(header, data, FLEET[0].signer)
-    assert refused(says(machine, FLEET[1], signed_by_me)) == ["unknown_signer"]
-    stranger = member(99)
-    out = says(machine, stranger, offer(header, data, stranger.signer))
-    assert refused(out) == ["unknown_signer"] and bodies(out, Ack) == []
+    header, data = kit.upload_of(kit.at(), 1)
+    signed_by_me = kit.offer(header, data, FLEET[0].signer)
+    assert kit.refused(says(machine, FLEET[1], signed_by_me)) == ["unknown_signer"]
+    stranger = kit.member(99)
+    out = says(machine, stranger, kit.offer(header, data, stranger.signer))
+    assert kit.refused(out) == ["unknown_signer"] and kit.bodies(out, Ack) == []
     assert collection(machine).uploads == {}
 
 
@@ -103,28 +90,28 @@ def test_a_large_upload_comes_in_parts_of_its_own_device_only():
     machine = proxy()
     open_round(machine, BIG)
     data = bytes(4048)
-    header = Upload(at(), (0,), describe(data, PART_BYTES))
-    says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
-    pieces = parts_of(header, data)
-    assert refused(says(machine, FLEET[1], pieces[0])) == ["unknown_blob"]
+    header = Upload(kit.at(), (0,), describe(data, kit.PART_BYTES))
+    says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
+    pieces = kit.parts_of(header, data)
+    assert kit.refused(says(machine, FLEET[1], pieces[0])) == ["unknown_blob"]
     for piece in pieces[:-1]:
         out = says(machine, FLEET[0], piece)
-        assert of(out, fx.Send) == [] and len(stored(out)) == 1
+        assert kit.of(out, fx.Send) == [] and len(kit.stored(out)) == 1
     assert acks(says(machine, FLEET[0], pieces[-1])) == [("held", "")]
-    assert machine.disk.uploads[at()] == data
+    assert machine.disk.uploads[kit.at()] == data
 
 
 def test_a_corrupt_upload_is_not_held_and_can_be_sent_again():
     machine = opened()
-    header, data = upload_of(at(), 1)
-    wrong = offer(header, data[:-1] + b"\xff", FLEET[0].signer)
-    assert refused(says(machine, FLEET[0], wrong)) == ["bad_digest"]
+    header, data = kit.upload_of(kit.at(), 1)
+    wrong = kit.offer(header, data[:-1] + b"\xff", FLEET[0].signer)
+    assert kit.refused(says(machine, FLEET[0], wrong)) == ["bad_digest"]
     assert collection(machine).uploads == {}
     assert acks(upload(machine, 0)) == [("held", "")]
 
 
 def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
-    out = upload(opened(upload_bytes=sum(SEALED_BYTES) - 1), 0)
+    out = upload(opened(upload_bytes=sum(kit.SEALED_BYTES) - 1), 0)
     assert acks(out) == [("refused", "oversized_blob")]
 
 
@@ -133,7 +120,7 @@ def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
 
 def decline(machine, number, where=None):
     who = FLEET[number]
-    return says(machine, who, who.signer.note(Decline(where or at())))
+    return says(machine, who, who.signer.note(Decline(where or kit.at())))
 
 
 def test_nobody_both_declines_and_uploads():
@@ -141,85 +128,85 @@ def test_nobody_both_declines_and_uploads():
     machine = proxy()
     open_round(machine, BIG)
     data = bytes(4048)
-    header = Upload(at(), (0,), describe(data, PART_BYTES))
-    says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
+    header = Upload(kit.at(), (0,), describe(data, kit.PART_BYTES))
+    says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
     decline(machine, 0)
-    for piece in parts_of(header, data):
+    for piece in kit.parts_of(header, data):
         says(machine, FLEET[0], piece)
     assert collection(machine).uploads == {} and len(collection(machine).declined) == 1
 
 
-@pytest.mark.parametrize("where", [at(2), at(job=b"K" * 16)])
+@pytest.mark.parametrize("where", [kit.at(2), kit.at(job=b"K" * 16)])
 def test_declining_a_round_that_is_not_open_is_refused(where):
-    assert refused(decline(opened(), 0, where)) == ["closed_round"]
+    assert kit.refused(decline(opened(), 0, where)) == ["closed_round"]
 
 
 # --- the spool's bound ----------------------------------------------------------------------
 
 
 def test_a_full_spool_is_no_answer_and_the_device_s_next_offer_may_find_room():
-    machine = opened(spool_bytes=3 * sum(SEALED_BYTES))
-    open_round(machine, manifest(MODEL, at(job=b"K" * 16)))
+    machine = opened(spool_bytes=3 * sum(kit.SEALED_BYTES))
+    open_round(machine, kit.manifest(MODEL, kit.at(job=b"K" * 16)))
     for number in range(3):
         upload(machine, number)
-    out = upload(machine, 0, where=at(job=b"K" * 16))
-    assert refused(out) == ["spool_full"] and of(out, fx.Send) == []
-    record, data = commit_of(at(), [])
-    cloud_says(machine, offer(record, data))
-    assert acks(upload(machine, 0, where=at(job=b"K" * 16))) == [("held", "")]
+    out = upload(machine, 0, where=kit.at(job=b"K" * 16))
+    assert kit.refused(out) == ["spool_full"] and kit.of(out, fx.Send) == []
+    record, data = kit.commit_of(kit.at(), [])
+    cloud_says(machine, kit.offer(record, data))
+    assert acks(upload(machine, 0, where=kit.at(job=b"K" * 16))) == [("held", "")]
 
 
 def test_uploads_under_way_reserve_their_place_with_their_first_part():
     machine = proxy(spool_bytes=2 * 4048)
     open_round(machine, BIG)
-    header = Upload(at(), (0,), describe(bytes(4048), PART_BYTES))
-    first, second, *_ = parts_of(header, bytes(4048))
+    header = Upload(kit.at(), (0,), describe(bytes(4048), kit.PART_BYTES))
+    first, second, *_ = kit.parts_of(header, bytes(4048))
     for who in FLEET[:4]:
-        assert refused(says(machine, who, offer(header, b"", who.signer))) == []
+        assert kit.refused(says(machine, who, kit.offer(header, b"", who.signer))) == []
     assert machine.spool_bytes == 0  # an offer alone keeps nobody out
-    got = [refused(says(machine, who, first)) for who in FLEET[:3]]
+    got = [kit.refused(says(machine, who, first)) for who in FLEET[:3]]
     assert got == [[], [], ["spool_full"]]
     assert machine.spool_bytes == 2 * 4048
-    assert refused(says(machine, FLEET[0], second)) == []  # its own place is not counted twice
-    late = says(machine, FLEET[4], offer(header, b"", FLEET[4].signer))
-    assert refused(late) == ["spool_full"] and of(late, fx.Send) == []
+    assert kit.refused(says(machine, FLEET[0], second)) == []  # its own place is not counted twice
+    late = says(machine, FLEET[4], kit.offer(header, b"", FLEET[4].signer))
+    assert kit.refused(late) == ["spool_full"] and kit.of(late, fx.Send) == []
 
 
 def test_an_unfinished_upload_gives_its_place_back_when_the_round_ends():
     machine = proxy(spool_bytes=4048)
     open_round(machine, BIG)
-    header = Upload(at(), (0,), describe(bytes(4048), PART_BYTES))
-    says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
-    record, data = commit_of(at(), [])
-    cloud_says(machine, offer(record, data))
-    open_round(machine, manifest(MODEL, at(2)))
-    assert acks(upload(machine, 1, where=at(2))) == [("held", "")]
+    header = Upload(kit.at(), (0,), describe(bytes(4048), kit.PART_BYTES))
+    says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
+    record, data = kit.commit_of(kit.at(), [])
+    cloud_says(machine, kit.offer(record, data))
+    open_round(machine, kit.manifest(MODEL, kit.at(2)))
+    assert acks(upload(machine, 1, where=kit.at(2))) == [("held", "")]
 
 
 # --- Uploads are pulled: in turn, in order, with a bound on what is on its way
 
 
 SEALED = 4048
-ROOM = 4 * PART_BYTES  # for one upload
+ROOM = 4 * kit.PART_BYTES  # for one upload
 
 
 def opened_of_arrivals(sealed=SEALED, **settings):
     machine = proxy(**settings)
     group = m.Group("layer0", sealed - m.SEAL_OVERHEAD_BYTES)
-    open_round(machine, manifest(MODEL, groups=(group,), selected=6, quorum=6))
+    open_round(machine, kit.manifest(MODEL, groups=(group,), selected=6, quorum=6))
     return machine
 
 
 def big(number, size=SEALED):
     """Device `number`'s upload: header and parts."""
     data = hashlib.shake_256(bytes([number])).digest(size)
-    header = m.Upload(at(), (0,), describe(data, PART_BYTES))
-    return header, parts_of(header, data), data
+    header = m.Upload(kit.at(), (0,), describe(data, kit.PART_BYTES))
+    return header, kit.parts_of(header, data), data
 
 
 def offered(machine, number, now_s=0.0, size=SEALED):
     header, _, _ = big(number, size)
-    return says(machine, FLEET[number], offer(header, b"", FLEET[number].signer), now_s)
+    return says(machine, FLEET[number], kit.offer(header, b"", FLEET[number].signer), now_s)
 
 
 def needs(effects):
@@ -227,13 +214,13 @@ def needs(effects):
     ids = [who.id for who in FLEET]
     return [
         (ids.index(send.to.id), send.message.indices)
-        for send in of(effects, fx.Send)
+        for send in kit.of(effects, fx.Send)
         if isinstance(send.message, m.Need)
     ]
 
 
 def acks_of_arrivals(effects):
-    return [(ack.status, ack.reason) for ack in bodies(effects, m.Ack)]
+    return [(ack.status, ack.reason) for ack in kit.bodies(effects, m.Ack)]
 
 
 def test_uploads_wait_their_turn_and_the_next_is_asked_when_one_is_here():
@@ -278,7 +265,7 @@ def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent(
     first, *rest = big(0)[1]
     says(machine, FLEET[0], first)
     out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
-    assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - PART_BYTES
+    assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - kit.PART_BYTES
     for piece in rest:
         out = says(machine, FLEET[0], piece)
     assert acks_of_arrivals(out) == [("held", "")] and machine.credit_bytes == 0
@@ -293,7 +280,7 @@ def test_an_upload_that_is_not_its_digest_begins_anew_behind_the_others():
     lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
     for piece in (*rest, lie):
         out = says(machine, FLEET[0], piece)
-    assert refused(out) == ["bad_digest"] and acks_of_arrivals(out) == []
+    assert kit.refused(out) == ["bad_digest"] and acks_of_arrivals(out) == []
     assert needs(out) == [(1, (0, 1, 2, 3))]
     for piece in big(1)[1]:
         out = says(machine, FLEET[1], piece)
@@ -308,11 +295,11 @@ def test_another_upload_of_the_device_takes_the_place_of_one_under_way():
     offered(machine, 0)
     says(machine, FLEET[0], big(0)[1][0])
     header, pieces, data = big(9)
-    out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
+    out = says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
     assert needs(out) == [(0, (0, 1, 2, 3))] and machine.spool_bytes == SEALED
     for piece in pieces:
         out = says(machine, FLEET[0], piece)
-    assert acks_of_arrivals(out) == [("held", "")] and machine.disk.uploads[at()] == data
+    assert acks_of_arrivals(out) == [("held", "")] and machine.disk.uploads[kit.at()] == data
 
 
 @pytest.mark.parametrize("how", ["hello", "another offer"])
@@ -324,22 +311,24 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
         says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)), 6.0)
     else:
         header, _, _ = big(9)
-        says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
+        says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer), 6.0)
     credit = machine.uploads.credit
     assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
 
 
-@pytest.mark.parametrize("claimed", [PART_BYTES + 1, SEALED, 10 * SEALED])
+@pytest.mark.parametrize("claimed", [kit.PART_BYTES + 1, SEALED, 10 * SEALED])
 def test_an_upload_in_parts_that_no_packet_carries_is_refused(claimed):
     machine = opened_of_arrivals()
-    header = m.Upload(at(), (0,), describe(big(0)[2], claimed))
-    out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
-    assert refused(out) == ["large_parts"] and acks_of_arrivals(out) == [("refused", "large_parts")]
+    header = m.Upload(kit.at(), (0,), describe(big(0)[2], claimed))
+    out = says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
+    assert kit.refused(out) == ["large_parts"] and acks_of_arrivals(out) == [
+        ("refused", "large_parts")
+    ]
     assert machine.credit_bytes == machine.spool_bytes == 0
 
 
 def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
-    size = PART_BYTES * NEED_LIMIT
+    size = kit.PART_BYTES * NEED_LIMIT
     machine = opened_of_arrivals(size, credit_bytes=size, credit_patience_s=5.0)
     assert needs(offered(machine, 0, size=size)) == [(0, tuple(range(NEED_LIMIT)))]
     assert needs(machine.handle(fx.Timer("credit"), 5.0)) == [(0, (0, 1, 2, 3))]
@@ -352,7 +341,7 @@ def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
     wrong = msgspec.structs.replace(big(0)[1][0], data=b"")
     for _ in range(4):
         assert machine.asks(FLEET[0].id)
-        assert refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
+        assert kit.refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
     assert not machine.asks(FLEET[0].id)
     for piece in big(0)[1]:  # the right ones still count
         out = says(machine, FLEET[0], piece)
@@ -366,7 +355,7 @@ def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
     assert machine.asks(FLEET[0].id) == (1, 4)
     for _ in range(50):
         out = says(machine, FLEET[0], last)
-        assert refused(out) == ["out_of_turn"] and needs(out) == []
+        assert kit.refused(out) == ["out_of_turn"] and needs(out) == []
     says(machine, FLEET[0], first)  # what counts is followed by one request, and by no more
     asked = [need for _ in range(50) for need in needs(says(machine, FLEET[0], last))]
     assert asked == [(0, (1, 2, 3))] and machine.uploads.credit.holds(FLEET[0].id)

@@ -3,23 +3,10 @@
 import hashlib
 
 import msgspec
+import protocol_kit as kit
 import pytest
 from device_bench import MODEL, PACKAGE, device, done, fire, receive, work_on
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PACKET_BYTES,
-    PROXY,
-    SEALED_BYTES,
-    at,
-    manifest,
-    messages,
-    offer,
-    parts_of,
-    refused,
-    reports,
-    stored,
-)
+from protocol_kit import at
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
 from edgeveil.errors import ProtocolError
@@ -27,7 +14,7 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer
 from edgeveil.protocol.device_round import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
 
-PART_BYTES = transfer.part_bytes(PACKET_BYTES)
+PART_BYTES = transfer.part_bytes(kit.PACKET_BYTES)
 MARKS = [hashlib.sha256(b"mark %d" % number).digest() for number in range(200)]
 MINE, ABSENT = MARKS[7], hashlib.sha256(b"nobody's").digest()
 
@@ -86,8 +73,8 @@ def test_pieces_that_do_not_make_up_the_record_are_refused(these):
     wrong = msgspec.structs.replace(commit, pieces=pieces)
     with pytest.raises(ProtocolError, match="malformed"):
         transfer.check_record(wrong)
-    assert refused(cloud_says(proxy(), offer(wrong))) == ["malformed"]
-    assert refused(receive(answered(), offer(wrong))) == ["malformed"]
+    assert kit.refused(cloud_says(proxy(), kit.offer(wrong))) == ["malformed"]
+    assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
 
 
 # --- at a device ------------------------------------------------------------------------------
@@ -97,17 +84,17 @@ def answered(*marks: bytes, cover: bool = False):
     """A device whose upload, of one segment for each mark, the proxy holds."""
     machine = device()
     if cover:
-        receive(machine, PROXY.note(m.Cover(5.0)))
+        receive(machine, kit.PROXY.note(m.Cover(5.0)))
     marks = marks or (MINE,)
     groups = tuple(range(len(marks)))
-    sizes = SEALED_BYTES[: len(marks)]
+    sizes = kit.SEALED_BYTES[: len(marks)]
     answer = SealedAnswer(groups, sizes, bytes(sum(sizes)), marks, at_once=True)
-    work_on(machine, manifest(MODEL))
-    done(machine, ComputeAnswer(manifest(MODEL), PACKAGE), answer)
+    work_on(machine, kit.manifest(MODEL))
+    done(machine, ComputeAnswer(kit.manifest(MODEL), PACKAGE), answer)
     if cover:
         fire(machine, "resend")
-    upload = machine.memory.uploads[JOB].upload
-    receive(machine, PROXY.note(m.Ack(upload.blob.digest, "held")))
+    upload = machine.memory.uploads[kit.JOB].upload
+    receive(machine, kit.PROXY.note(m.Ack(upload.blob.digest, "held")))
     return machine
 
 
@@ -120,48 +107,48 @@ def test_a_device_asks_at_once_for_its_piece_and_is_told_by_it(mark):
     machine = answered(mark)
     commit, data = record()
     piece = transfer.piece_for(commit, [mark])
-    (asked,) = messages(receive(machine, offer(commit)), m.Need)
+    (asked,) = kit.messages(receive(machine, kit.offer(commit)), m.Need)
     assert asked == m.Need(piece.digest, tuple(range(piece.parts)))
     out = came(machine, piece, piece_bytes(commit, data, piece))
     outcome = "counted" if mark is MINE else "missing"
-    assert stored(out) == [OutboxDrop(at(), outcome)]
-    assert reports(out)["counted"]["counted"] == int(mark is MINE)
+    assert kit.stored(out) == [OutboxDrop(at(), outcome)]
+    assert kit.reports(out)["counted"]["counted"] == int(mark is MINE)
     assert machine.fetches.under_way == {}
 
 
 def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
     machine = answered()
     commit, data = record()
-    receive(machine, offer(commit))
+    receive(machine, kit.offer(commit))
     piece = transfer.piece_for(commit, [MINE])
     other = commit.pieces[commit.pieces.index(piece) - 1]
     assert came(machine, other, piece_bytes(commit, data, other)) == []
     mine = piece_bytes(commit, data, piece)
     for wrong in (mine.replace(MINE, ABSENT), data[-len(mine) :]):
         lie = msgspec.structs.replace(piece, digest=piece.digest)
-        assert refused(came(machine, lie, wrong)) == ["bad_digest"]
+        assert kit.refused(came(machine, lie, wrong)) == ["bad_digest"]
     assert machine.memory.uploads
-    assert stored(came(machine, piece, mine)) == [OutboxDrop(at(), "counted")]
+    assert kit.stored(came(machine, piece, mine)) == [OutboxDrop(at(), "counted")]
 
 
 def test_of_several_segments_a_device_asks_for_the_whole():
     marks = sorted(MARKS)[::80]
     machine = answered(*marks)
     commit, data = record()
-    (asked,) = messages(receive(machine, offer(commit)), m.Need)
+    (asked,) = kit.messages(receive(machine, kit.offer(commit)), m.Need)
     assert asked.blob == commit.blob.digest
-    out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
-    assert reports(out)["counted"]["counted"] == len(marks) == 3
+    out = [e for part in kit.parts_of(commit, data) for e in receive(machine, part)]
+    assert kit.reports(out)["counted"]["counted"] == len(marks) == 3
 
 
 def test_the_last_record_of_a_job_is_taken_after_its_end():
     machine = answered()
     commit, data = record()
-    receive(machine, offer(commit))
-    receive(machine, CLOUD.note(m.Close(JOB, "completed")))
+    receive(machine, kit.offer(commit))
+    receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
     piece = transfer.piece_for(commit, [MINE])
     out = came(machine, piece, piece_bytes(commit, data, piece))
-    assert stored(out) == [LateRecord(at(), "counted")]
+    assert kit.stored(out) == [LateRecord(at(), "counted")]
 
 
 class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
@@ -174,12 +161,12 @@ class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
 
 def test_a_device_of_before_reads_the_whole_record():
     commit, data = record()
-    read = msgspec.msgpack.decode(offer(commit).header.payload, type=EarlierCommit)
+    read = msgspec.msgpack.decode(kit.offer(commit).header.payload, type=EarlierCommit)
     assert read == EarlierCommit(commit.at, len(MARKS), transfer.describe(data, PART_BYTES))
     machine = proxy()
     brought(machine, commit, data)
     asked = m.Need(read.blob.digest, tuple(range(read.blob.parts)))
-    told = messages(says(machine, FLEET[0], asked), m.BlobPart)
+    told = kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
     assert b"".join(part.data for part in told) == data
 
 
@@ -188,9 +175,9 @@ def test_a_device_of_before_reads_the_whole_record():
 
 def brought(machine, commit, data):
     """What devices hear of it."""
-    out = cloud_says(machine, offer(commit))
+    out = cloud_says(machine, kit.offer(commit))
     return to_devices(
-        out + [e for part in parts_of(commit, data) for e in cloud_says(machine, part)]
+        out + [e for part in kit.parts_of(commit, data) for e in cloud_says(machine, part)]
     )
 
 
@@ -198,12 +185,12 @@ def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
     machine = proxy(ended_kept=2)
     commit, data = record()
     brought(machine, commit, data)
-    cloud_says(machine, CLOUD.note(m.Close(JOB, "completed")))
+    cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
     hello = FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3))
-    assert messages(says(machine, FLEET[0], hello), m.Offer) == []
+    assert kit.messages(says(machine, FLEET[0], hello), m.Offer) == []
     asked = m.Need(commit.pieces[0].digest, (0,))
-    assert messages(says(machine, FLEET[0], asked), m.BlobPart)
+    assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
     for number in range(2):
-        cloud_says(machine, CLOUD.note(m.Close(bytes([number]) * 16, "completed")))
-    assert machine.memory.kept == {} and JOB not in machine.memory.ended
-    assert refused(says(machine, FLEET[1], asked)) == ["unknown_blob"]
+        cloud_says(machine, kit.CLOUD.note(m.Close(bytes([number]) * 16, "completed")))
+    assert machine.memory.kept == {} and kit.JOB not in machine.memory.ended
+    assert kit.refused(says(machine, FLEET[1], asked)) == ["unknown_blob"]

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+import protocol_kit as kit
 import pytest
 from cloud_bench import cloud, seal
 from device_bench import ME, device, done, fire, receive
-from protocol_kit import (
-    CLOUD,
-    JOB,
-    PROXY,
-    at,
-    bodies,
-    headers,
-    manifest,
-    messages,
-    offer,
-    refused,
-    stored,
-    tasks,
-    timers,
-)
 from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import cloud_job as cj
@@ -42,38 +28,40 @@ def release(sequence: int = 7, **changes: object) -> m.Manifest:
     """A release that asks for reports."""
     values: dict = {"kind": "release", "groups": (m.HEALTH,), "sequence": sequence, "selected": 4}
     data = MODEL + bytes([sequence])
-    return manifest(data, at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
+    return kit.manifest(data, kit.at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
 
 
 def bytes_of(header: m.Manifest) -> bytes:
     return MODEL + bytes([header.sequence])
 
 
-def ack_of(note: m.Note, signer=PROXY, status: str = "held") -> m.Note:
+def ack_of(note: m.Note, signer=kit.PROXY, status: str = "held") -> m.Note:
     return signer.note(m.Ack(hashlib.sha256(note.body.payload).digest(), status))
 
 
 def notes(effects: list[fx.Effect], kind: type) -> list[m.Note]:
-    return [note for note in messages(effects, m.Note) if bodies([fx.Send(None, note)], kind)]
+    return [
+        note for note in kit.messages(effects, m.Note) if kit.bodies([fx.Send(None, note)], kind)
+    ]
 
 
 # --- a device ---------------------------------------------------------------------------------
 
 
 def installed(machine, header: m.Manifest) -> list[fx.Effect]:
-    receive(machine, offer(header, bytes_of(header)))
+    receive(machine, kit.offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
     return done(machine, dv.InstallRelease(header, PACKAGE), dv.Installation())
 
 
 def refused_here(machine, header: m.Manifest) -> list[fx.Effect]:
-    receive(machine, offer(header, bytes_of(header)))
+    receive(machine, kit.offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
     return done(machine, dv.InstallRelease(header, PACKAGE), fx.WorkFailed("refused_release"))
 
 
 def not_mine(machine, header: m.Manifest) -> list[fx.Effect]:
-    receive(machine, offer(header, bytes_of(header)))
+    receive(machine, kit.offer(header, bytes_of(header)))
     return done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(None))
 
 
@@ -82,8 +70,8 @@ def test_when_and_that_a_device_reports_says_nothing_about_how_it_went():
     waits = set()
     for course in (installed, refused_here, not_mine):
         out = course(device(), header)
-        assert dv.ReportDue(header) in stored(out)
-        waits.add(timers(out)["report"])
+        assert dv.ReportDue(header) in kit.stored(out)
+        waits.add(kit.timers(out)["report"])
     assert len(waits) == 1
     assert 0 <= waits.pop() < header.deadline_s
 
@@ -91,62 +79,62 @@ def test_when_and_that_a_device_reports_says_nothing_about_how_it_went():
 def test_a_report_is_made_at_its_moment_and_said_until_the_cloud_has_it():
     machine, header = device(), release()
     installed(machine, header)
-    assert tasks(fire(machine, "report")) == [dv.SealReport(header)]
+    assert kit.tasks(fire(machine, "report")) == [dv.SealReport(header)]
     out = done(machine, dv.SealReport(header), dv.MadeReport(b"r" * m.REPORT_BYTES))
     (note,) = notes(out, m.ReleaseReport)
-    assert bodies(out, m.ReleaseReport) == [m.ReleaseReport(header.at, b"r" * m.REPORT_BYTES)]
+    assert kit.bodies(out, m.ReleaseReport) == [m.ReleaseReport(header.at, b"r" * m.REPORT_BYTES)]
     assert notes(fire(machine, "report"), m.ReleaseReport) == [note]
-    assert dv.ReportSettled(header.sequence) in stored(receive(machine, ack_of(note)))
-    assert not messages(fire(machine, "report"), m.Note)
-    assert not timers(not_mine(machine, header)).get("report")  # once for each broadcast
+    assert dv.ReportSettled(header.sequence) in kit.stored(receive(machine, ack_of(note)))
+    assert not kit.messages(fire(machine, "report"), m.Note)
+    assert not kit.timers(not_mine(machine, header)).get("report")  # once for each broadcast
 
 
 def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
     machine, first, again = device(), release(7), release(9)
     installed(machine, first)
-    assert tasks(receive(machine, offer(again))) == [dv.AdoptRelease(again)]
+    assert kit.tasks(receive(machine, kit.offer(again))) == [dv.AdoptRelease(again)]
     done(machine, dv.AdoptRelease(again), dv.Installation())
     assert machine.memory.release_sequence == 9
-    assert refused(receive(machine, offer(first))) == ["replayed_release"]
+    assert kit.refused(receive(machine, kit.offer(first))) == ["replayed_release"]
     other = release(11, package_digest=b"q" * 32)
-    assert tasks(receive(machine, offer(other, bytes_of(other)))) == [
+    assert kit.tasks(receive(machine, kit.offer(other, bytes_of(other)))) == [
         OpenPackage(other, bytes_of(other))
     ]
 
 
 def test_a_release_for_other_data_is_passed_over_and_stands_before_nothing():
     machine, mine, others = device(data_set=A), release(5, data_set=A), release(9, data_set=B)
-    out = receive(machine, offer(others, bytes_of(others)))
-    assert not tasks(out)
-    assert dv.ReportDue(others) in stored(out)  # a dummy: the proxy is not told whose it is
-    before = manifest(MODEL, sequence=4)
-    assert refused(receive(machine, offer(before, MODEL))) == []
-    assert tasks(receive(machine, offer(mine, bytes_of(mine)))) == [
+    out = receive(machine, kit.offer(others, bytes_of(others)))
+    assert not kit.tasks(out)
+    assert dv.ReportDue(others) in kit.stored(out)  # a dummy: the proxy is not told whose it is
+    before = kit.manifest(MODEL, sequence=4)
+    assert kit.refused(receive(machine, kit.offer(before, MODEL))) == []
+    assert kit.tasks(receive(machine, kit.offer(mine, bytes_of(mine)))) == [
         OpenPackage(mine, bytes_of(mine))
     ]
     done(machine, OpenPackage(mine, bytes_of(mine)), OpenedPackage(PACKAGE))
     out = done(machine, dv.InstallRelease(mine, PACKAGE), dv.Installation())
     assert machine.memory.release_sequence == 5
-    assert dv.ReportDue(mine) in stored(out)  # what there is to tell goes before a dummy
-    assert not stored(receive(machine, offer(others, bytes_of(others))))
-    assert refused(receive(machine, offer(release(4, data_set=A)))) == ["replayed_release"]
+    assert dv.ReportDue(mine) in kit.stored(out)  # what there is to tell goes before a dummy
+    assert not kit.stored(receive(machine, kit.offer(others, bytes_of(others))))
+    assert kit.refused(receive(machine, kit.offer(release(4, data_set=A)))) == ["replayed_release"]
 
 
 def test_a_newer_statement_is_applied_and_an_older_one_refused():
     machine = device()
     newer = m.ReleaseStatement(5, 100.0, (7,), (8,))
-    assert tasks(receive(machine, CLOUD.note(newer))) == [dv.ApplyStatement(newer)]
+    assert kit.tasks(receive(machine, kit.CLOUD.note(newer))) == [dv.ApplyStatement(newer)]
     done(machine, dv.ApplyStatement(newer), dv.StatementApplied(left=True))
     assert machine.memory.statement == 5
-    assert receive(machine, CLOUD.note(newer)) == []
-    older = CLOUD.note(m.ReleaseStatement(4, 900.0, (8,), ()))
-    assert refused(receive(machine, older)) == ["replayed_statement"]
+    assert receive(machine, kit.CLOUD.note(newer)) == []
+    older = kit.CLOUD.note(m.ReleaseStatement(4, 900.0, (8,), ()))
+    assert kit.refused(receive(machine, older)) == ["replayed_statement"]
 
 
 def test_a_statement_is_the_clouds_alone():
     said = m.ReleaseStatement(5, 100.0, (7,), (8,))
-    assert refused(receive(device(), PROXY.note(said))) == ["unexpected_body"]
-    assert refused(receive(device(), ME.signer.note(said)))
+    assert kit.refused(receive(device(), kit.PROXY.note(said))) == ["unexpected_body"]
+    assert kit.refused(receive(device(), ME.signer.note(said)))
 
 
 # --- the proxy --------------------------------------------------------------------------------
@@ -155,7 +143,7 @@ def test_a_statement_is_the_clouds_alone():
 def holding(header: m.Manifest | None = None, **settings: object):
     machine = proxy(min_batch_floor=3, **settings)
     header = header or release()
-    cloud_says(machine, offer(header, bytes_of(header)))
+    cloud_says(machine, kit.offer(header, bytes_of(header)))
     for one in FLEET[:4]:
         says(machine, one, one.signer.note(m.Hello(one.id, knows=3)))
     return machine
@@ -172,7 +160,7 @@ def look(machine) -> list[fx.Effect]:
 
 
 def handed(effects: list[fx.Effect]) -> list[tuple[bytes, ...]]:
-    return [body.sealed for body in bodies(effects, m.ReleaseReports)]
+    return [body.sealed for body in kit.bodies(effects, m.ReleaseReports)]
 
 
 def test_reports_are_handed_over_together_and_in_an_order_that_says_nothing():
@@ -192,10 +180,10 @@ def test_a_device_hears_that_its_report_is_counted_once_the_cloud_has_it():
     assert not [s for s in out if isinstance(s, fx.Send) and s.to != fx.CloudAddress()]
     (note,) = notes(out, m.ReleaseReports)
     assert notes(look(machine), m.ReleaseReports) == [note]
-    told = cloud_says(machine, ack_of(note, CLOUD))
-    assert len(bodies(told, m.Ack)) == 4
+    told = cloud_says(machine, ack_of(note, kit.CLOUD))
+    assert len(kit.bodies(told, m.Ack)) == 4
     assert not handed(look(machine))
-    assert [one.status for one in bodies(report(machine, 2), m.Ack)] == ["held"]  # said again
+    assert [one.status for one in kit.bodies(report(machine, 2), m.Ack)] == ["held"]  # said again
     assert not handed(look(machine))
 
 
@@ -209,42 +197,42 @@ def test_a_release_for_too_few_gives_the_cloud_no_counts():
 def test_a_report_of_another_size_or_of_another_release_is_not_taken():
     machine = holding()
     short = FLEET[0].signer.note(m.ReleaseReport(release().at, b"x"))
-    assert refused(says(machine, FLEET[0], short)) == ["wrong_size"]
+    assert kit.refused(says(machine, FLEET[0], short)) == ["wrong_size"]
     out = report(machine, 0, release(8))
-    assert [one.status for one in bodies(out, m.Ack)] == ["closed"]
+    assert [one.status for one in kit.bodies(out, m.Ack)] == ["closed"]
 
 
 def test_a_forged_report_is_refused():
     machine = holding()
     forged = FLEET[1].signer.note(m.ReleaseReport(release().at, b"x" * m.REPORT_BYTES))
-    assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
+    assert kit.refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
 
 
 def test_the_newest_statement_is_kept_passed_on_and_told_to_who_comes():
     machine = holding()
-    note = CLOUD.note(m.ReleaseStatement(5, 100.0, (7,), ()))
+    note = kit.CLOUD.note(m.ReleaseStatement(5, 100.0, (7,), ()))
     out = cloud_says(machine, note)
     assert to_devices(out) == [note]
-    assert stored(out) == [ReleaseStated(note)]
+    assert kit.stored(out) == [ReleaseStated(note)]
     assert to_devices(cloud_says(machine, note)) == []
-    older = CLOUD.note(m.ReleaseStatement(4, 100.0, (), (7,)))
-    assert refused(cloud_says(machine, older)) == ["replayed_statement"]
+    older = kit.CLOUD.note(m.ReleaseStatement(4, 100.0, (), (7,)))
+    assert kit.refused(cloud_says(machine, older)) == ["replayed_statement"]
     says(machine, FLEET[0], FLEET[0].signer.note(m.Bye(FLEET[0].id)))
     out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
-    assert note in messages(out, m.Note)
-    assert len(headers(out)) == 1
+    assert note in kit.messages(out, m.Note)
+    assert len(kit.headers(out)) == 1
 
 
 def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     machine, header = holding(), release()
-    note = CLOUD.note(m.ReleaseStatement(5, 100.0, (), (7,)))
+    note = kit.CLOUD.note(m.ReleaseStatement(5, 100.0, (), (7,)))
     out = cloud_says(machine, note)
-    assert stored(out) == [ReleaseStated(note, (header.blob.digest,))]
-    assert not messages(
+    assert kit.stored(out) == [ReleaseStated(note, (header.blob.digest,))]
+    assert not kit.messages(
         says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3))), m.Offer
     )
-    again = cloud_says(machine, offer(header, bytes_of(header)))
-    assert refused(again) == ["withdrawn_release"]
+    again = cloud_says(machine, kit.offer(header, bytes_of(header)))
+    assert kit.refused(again) == ["withdrawn_release"]
 
 
 def kept_releases(machine) -> list[int]:
@@ -256,23 +244,25 @@ def test_of_each_data_set_the_newest_release_is_kept():
     other, newer = release(7, data_set=B), release(9, data_set=A)
     assert not any(
         isinstance(item, ReleaseReplaced)
-        for item in stored(cloud_says(machine, offer(other, bytes_of(other))))
+        for item in kit.stored(cloud_says(machine, kit.offer(other, bytes_of(other))))
     )
     assert kept_releases(machine) == [5, 7]
-    out = cloud_says(machine, offer(newer, bytes_of(newer)))
-    assert ReleaseReplaced(release(5).blob.digest) in stored(out)
+    out = cloud_says(machine, kit.offer(newer, bytes_of(newer)))
+    assert ReleaseReplaced(release(5).blob.digest) in kit.stored(out)
     assert kept_releases(machine) == [7, 9]
     late = says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3)))
-    assert [header.sequence for header in headers(late)] == [7, 9]
+    assert [header.sequence for header in kit.headers(late)] == [7, 9]
     again = release(6, data_set=B)
-    assert refused(cloud_says(machine, offer(again, bytes_of(again)))) == ["replayed_release"]
+    assert kit.refused(cloud_says(machine, kit.offer(again, bytes_of(again)))) == [
+        "replayed_release"
+    ]
 
 
 def test_releases_of_many_data_sets_give_way_the_oldest_first():
     machine = holding(release(1, data_set=A), releases_kept=2)
     for number in (2, 3):
         one = release(number, data_set=bytes([number]) * 16)
-        cloud_says(machine, offer(one, bytes_of(one)))
+        cloud_says(machine, kit.offer(one, bytes_of(one)))
     assert kept_releases(machine) == [2, 3]
 
 
@@ -285,46 +275,47 @@ def told(machine, message) -> list[fx.Effect]:
 
 def test_a_publication_is_offered_beside_the_job_until_it_is_held():
     machine = cloud()
-    asked = fx.Command(PublishRelease(JOB))
-    assert tasks(machine.handle(asked, 0.0)) == [SealPublication(JOB)]
+    asked = fx.Command(PublishRelease(kit.JOB))
+    assert kit.tasks(machine.handle(asked, 0.0)) == [SealPublication(kit.JOB)]
     assert machine.handle(asked, 0.0) == []  # one at a time
-    header, data = seal(machine, cj.SealRelease(JOB))[0], repr(cj.SealRelease(JOB)).encode()
+    header, data = seal(machine, cj.SealRelease(kit.JOB))[0], repr(cj.SealRelease(kit.JOB)).encode()
     out = machine.handle(
-        fx.WorkDone(SealPublication(JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)})), 0.0
+        fx.WorkDone(SealPublication(kit.JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)})),
+        0.0,
     )
-    assert headers(out) == [header]
-    assert headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
-    out = told(machine, PROXY.note(m.Ack(header.blob.digest, "held")))
-    assert stored(out) == [cj.ReleaseHeld(header.sequence)]
-    assert not headers(machine.handle(fx.Timer("release"), 0.0))
+    assert kit.headers(out) == [header]
+    assert kit.headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
+    out = told(machine, kit.PROXY.note(m.Ack(header.blob.digest, "held")))
+    assert kit.stored(out) == [cj.ReleaseHeld(header.sequence)]
+    assert not kit.headers(machine.handle(fx.Timer("release"), 0.0))
     assert not machine.offering("")
 
 
 @pytest.mark.parametrize("refusal", [cj.Obstacle("no roster"), fx.WorkFailed("disk")])
 def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
     machine = cloud()
-    machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
-    machine.handle(fx.WorkDone(SealPublication(JOB), refusal), 0.0)
+    machine.handle(fx.Command(PublishRelease(kit.JOB)), 0.0)
+    machine.handle(fx.WorkDone(SealPublication(kit.JOB), refusal), 0.0)
     assert not machine.offering("")
 
 
 def test_reports_are_acknowledged_once_they_are_counted():
     machine = cloud()
-    note = PROXY.note(m.ReleaseReports(at(0, 7), (b"a" * m.REPORT_BYTES,)))
-    (task,) = tasks(told(machine, note))
+    note = kit.PROXY.note(m.ReleaseReports(kit.at(0, 7), (b"a" * m.REPORT_BYTES,)))
+    (task,) = kit.tasks(told(machine, note))
     assert task == CountReports(
-        at(0, 7), (b"a" * m.REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
+        kit.at(0, 7), (b"a" * m.REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
     )
     assert machine.handle(fx.WorkDone(task, cj.Obstacle("disk")), 0.0) == []
     out = machine.handle(fx.WorkDone(task, ReportsCounted()), 0.0)
-    assert bodies(out, m.Ack) == [m.Ack(task.note, "held")]
+    assert kit.bodies(out, m.Ack) == [m.Ack(task.note, "held")]
 
 
 def test_the_statement_is_said_until_the_proxy_confirms_it():
     machine = cloud()
     said = m.ReleaseStatement(5, 100.0, (7,), ())
-    (note,) = messages(machine.handle(fx.Command(said), 0.0), m.Note)
-    assert messages(machine.handle(fx.Timer("statement"), 0.0), m.Note) == [note]
+    (note,) = kit.messages(machine.handle(fx.Command(said), 0.0), m.Note)
+    assert kit.messages(machine.handle(fx.Timer("statement"), 0.0), m.Note) == [note]
     told(machine, ack_of(note))
     assert machine.handle(fx.Timer("statement"), 0.0) == []
 

@@ -11,22 +11,14 @@ import pytest
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import sealed as sl
 from edgeveil.protocol.messages import ExchangeId, Group, Manifest
-from edgeveil.protocol.sealed import (
-    Terms,
-    open_broadcast,
-    open_segment,
-    padded,
-    seal_broadcast,
-    seal_segment,
-    segment_mark,
-)
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
 CLOUD = OpeningKey.generate()
 GROUP = Group("head.weight", 128)
 PACKAGE = b"the global model" * 50
-TERMS = Terms(
+TERMS = sl.Terms(
     kind="round",
     at=ExchangeId(b"J" * 16, 4, 2),
     sequence=9,
@@ -36,12 +28,12 @@ TERMS = Terms(
     groups=(GROUP,),
     cloud_key=CLOUD.public().to_bytes(),
 )
-MANIFEST, BLOB, TAG = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+MANIFEST, BLOB, TAG = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
 
 
 def reason(manifest: Manifest, blob: bytes) -> str:
     with pytest.raises(ProtocolError) as caught:
-        open_broadcast(SELECTED[0], manifest, blob)
+        sl.open_broadcast(SELECTED[0], manifest, blob)
     return caught.value.reason
 
 
@@ -50,9 +42,9 @@ def changed(**fields: Any) -> Manifest:
 
 
 def test_every_selected_key_opens_the_same_and_nobody_else_anything() -> None:
-    assert [open_broadcast(key, MANIFEST, BLOB) for key in SELECTED] == [(PACKAGE, TAG)] * 3
-    assert open_broadcast(OpeningKey.generate(), MANIFEST, BLOB) is None
-    assert open_broadcast(CLOUD, MANIFEST, BLOB) is None
+    assert [sl.open_broadcast(key, MANIFEST, BLOB) for key in SELECTED] == [(PACKAGE, TAG)] * 3
+    assert sl.open_broadcast(OpeningKey.generate(), MANIFEST, BLOB) is None
+    assert sl.open_broadcast(CLOUD, MANIFEST, BLOB) is None
     assert PACKAGE[:16] not in BLOB
 
 
@@ -87,14 +79,14 @@ def test_no_byte_of_the_blob_can_be_altered_unseen() -> None:
         blob = bytearray(BLOB)
         blob[place] ^= 1
         if place < stream:  # of the stanzas one at most is this device's
-            opened = open_broadcast(SELECTED[0], MANIFEST, bytes(blob))
+            opened = sl.open_broadcast(SELECTED[0], MANIFEST, bytes(blob))
             assert opened in (None, (PACKAGE, TAG))
         else:
             assert reason(MANIFEST, bytes(blob)) == "broken_stream"
     every_stanza = bytearray(BLOB)
     inside = slice(32 + 40, stream, 88)  # past each stanza's tag
     every_stanza[inside] = bytes(b ^ 1 for b in BLOB[inside])
-    assert open_broadcast(SELECTED[0], MANIFEST, bytes(every_stanza)) is None
+    assert sl.open_broadcast(SELECTED[0], MANIFEST, bytes(every_stanza)) is None
 
 
 @pytest.mark.parametrize("blob", [BLOB[:-1], BLOB + b"\0", BLOB[: MANIFEST.stanza_bytes]])
@@ -104,23 +96,23 @@ def test_a_cut_or_longer_stream_is_refused(blob: bytes) -> None:
 
 @pytest.mark.parametrize("stanza_bytes", [0, 31, 32, 119, 1 << 40])
 def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes: int) -> None:
-    assert open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
+    assert sl.open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
 
 
 def test_parts_of_two_broadcasts_do_not_fit_together() -> None:
-    other, blob, _ = seal_broadcast(
+    other, blob, _ = sl.seal_broadcast(
         replace(TERMS, sequence=10), PACKAGE, [key.public() for key in SELECTED], 1024
     )
     cut = MANIFEST.stanza_bytes
     assert reason(MANIFEST, BLOB[:cut] + blob[cut:]) == "broken_stream"
-    assert open_broadcast(SELECTED[0], MANIFEST, blob[:cut] + BLOB[cut:]) is None
-    assert open_broadcast(SELECTED[0], other, BLOB) is None
+    assert sl.open_broadcast(SELECTED[0], MANIFEST, blob[:cut] + BLOB[cut:]) is None
+    assert sl.open_broadcast(SELECTED[0], other, BLOB) is None
 
 
 # --- segments ------------------------------------------------------------------------------
 
 TENSOR = bytes(range(100))
-SEALED = seal_segment(MANIFEST, GROUP, TAG, TENSOR)
+SEALED = sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR)
 
 
 def opened(**other: Any) -> bytes | None:
@@ -132,12 +124,12 @@ def opened(**other: Any) -> bytes | None:
         "membership": TAG,
         "sealed": SEALED,
     }
-    return open_segment(**(values | other))
+    return sl.open_segment(**(values | other))
 
 
 @pytest.mark.parametrize(("count", "public"), [(0, 0), (1, 64), (64, 64), (65, 128), (4000, 4032)])
 def test_public_sizes_are_multiples_of_64_bytes(count: int, public: int) -> None:
-    assert padded(count) == public
+    assert sl.padded(count) == public
 
 
 ELSEWHERE: list[dict[str, Any]] = [
@@ -163,26 +155,26 @@ def test_no_byte_of_a_segment_can_be_altered_unseen() -> None:
 
 def test_a_tensor_above_its_public_size_is_not_cut() -> None:
     with pytest.raises(ProtocolError) as caught:
-        seal_segment(MANIFEST, GROUP, TAG, bytes(129))
+        sl.seal_segment(MANIFEST, GROUP, TAG, bytes(129))
     assert caught.value.reason == "wrong_size"
-    assert opened(sealed=seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
+    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
 
 
 def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast() -> None:
     """A device that was not selected knows the manifest but not the tag."""
-    _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
-    assert opened(sealed=seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
-    assert opened(sealed=seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
+    _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
+    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
 
 
 def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext() -> None:
-    mark = segment_mark(TAG, SEALED)
+    mark = sl.segment_mark(TAG, SEALED)
     assert len(mark) == 32
-    _, _, other = seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+    _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
     public = (b"", bytes(32), MANIFEST.commitment, MANIFEST.package_digest, other)
-    assert mark not in {segment_mark(guess, SEALED) for guess in public}
+    assert mark not in {sl.segment_mark(guess, SEALED) for guess in public}
     assert mark != hashlib.sha256(SEALED).digest()
-    assert mark != segment_mark(TAG, seal_segment(MANIFEST, GROUP, TAG, TENSOR))
+    assert mark != sl.segment_mark(TAG, sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR))
 
 
 def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:

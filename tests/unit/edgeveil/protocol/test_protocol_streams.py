@@ -6,24 +6,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import protocol_kit as kit
 import pytest
 from cloud_bench import cloud, done, receive, waiting
 from msgspec import structs
-from protocol_kit import (
-    PART_BYTES,
-    PROXY,
-    at,
-    bodies,
-    headers,
-    manifest,
-    messages,
-    offer,
-    refused,
-    reports,
-    signing_key,
-    stored,
-    tasks,
-)
 from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud
 from proxy_bench import fire as ring
 from real_proxy import RealProxy
@@ -51,7 +37,7 @@ def header_of(**changes: Any) -> m.Manifest:
         "quorum": COUNT,
         "min_batch": 3,
     }
-    return manifest(MODEL, **(plain | changes))
+    return kit.manifest(MODEL, **(plain | changes))
 
 
 def segments(number: int, groups: tuple[int, ...]) -> list[bytes]:
@@ -62,7 +48,7 @@ def segments(number: int, groups: tuple[int, ...]) -> list[bytes]:
 def opened(folder: Path, header: m.Manifest | None = None, **settings: Any) -> RealProxy:
     folder.mkdir(exist_ok=True)
     machine = RealProxy(folder, **(SMALL | settings))
-    cloud_says(machine, offer(header or header_of(), MODEL))
+    cloud_says(machine, kit.offer(header or header_of(), MODEL))
     return machine
 
 
@@ -73,14 +59,14 @@ def upload(
     header: m.Manifest | None = None,
 ) -> list[fx.Effect]:
     header, data = header or header_of(), b"".join(segments(number, groups))
-    made = m.Upload(header.at, groups, describe(data, PART_BYTES))
+    made = m.Upload(header.at, groups, describe(data, kit.PART_BYTES))
     key = machine.masks._context.memory.round_key(header.at)
     if key is not None and 0 in groups:
         seed = MaskSeed(hashlib.sha256(b"%d" % number).digest())
         sealed = seal_seed(seed, header, FLEET[number].id, key.public().to_bytes())
         made = structs.replace(made, seed=sealed)
-    out = says(machine, FLEET[number], offer(made, b"", FLEET[number].signer))
-    pieces = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+    out = says(machine, FLEET[number], kit.offer(made, b"", FLEET[number].signer))
+    pieces = [data[start : start + kit.PART_BYTES] for start in range(0, len(data), kit.PART_BYTES)]
     blob = made.blob
     for index in range(len(pieces)):
         out += says(machine, FLEET[number], part(blob, data, index))
@@ -88,13 +74,13 @@ def upload(
 
 
 def told(effects: list[fx.Effect]) -> list[m.Arrived]:
-    return bodies(effects, m.Arrived)
+    return kit.bodies(effects, m.Arrived)
 
 
 def pulled(machine: RealProxy, blob: m.Blob) -> bytes:
     """All whole parts of what was told."""
     indices = tuple(range(blob.size_bytes // blob.part_bytes))
-    found = messages(cloud_says(machine, m.Need(blob.digest, indices)), m.BlobPart)
+    found = kit.messages(cloud_says(machine, m.Need(blob.digest, indices)), m.BlobPart)
     return b"".join(part.data for part in found)
 
 
@@ -117,18 +103,18 @@ def test_the_batch_begins_with_what_went_on(tmp_path: Path) -> None:
         if number < COUNT - 1:
             fronts += [(a.blob.digest, pulled(machine, a.blob)) for a in told(out)]
     name, front = fronts[-1]
-    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
     assert batch.stream == name
     assert batch.counts == (COUNT, COUNT)
-    assert messages(out, m.BlobPart) == [], "not pushed: most of it is there"
+    assert kit.messages(out, m.BlobPart) == [], "not pushed: most of it is there"
     for name in (batch.blob.digest, batch.stream):
         whole = pulled(machine, structs.replace(batch.blob, digest=name))
         assert whole.startswith(front)
     # Whose seed is whose: the order of the seeds is that of the stream.
-    data = machine.masks._context.memory.batches[at()].data
+    data = machine.masks._context.memory.batches[kit.at()].data
     order = [data[i * UPLOAD_BYTES : (i + 1) * UPLOAD_BYTES] for i in range(COUNT)]
     whose = [[segments(n, (0,))[0] for n in range(COUNT)].index(one) for one in order]
-    seeds = machine.masks._context.memory.batches[at()].seeds
+    seeds = machine.masks._context.memory.batches[kit.at()].seeds
     made = [MaskSeed(hashlib.sha256(b"%d" % n).digest()).to_bytes() for n in whose]
     assert [seed.to_bytes() for seed in seeds] == made
     assert sorted(whose) == list(range(COUNT))
@@ -145,7 +131,7 @@ def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(
         assert bool(machine.waiting) == (number + 1 >= first)
     for task in machine.waiting:
         assert len(task.uploads) >= floor
-    batch = machine.masks._context.memory.batches[at()].batch
+    batch = machine.masks._context.memory.batches[kit.at()].batch
     assert batch.counts[0] - sum(len(task.uploads) for task in machine.waiting) >= floor
 
 
@@ -161,8 +147,8 @@ def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
     machine = opened(tmp_path)
     upload(machine, 0)
     (arrived,) = told(upload(machine, 1))
-    assert refused(cloud_says(machine, m.Need(arrived.blob.digest, (1,)))) == ["bad_index"]
-    assert refused(cloud_says(machine, m.Need(bytes(32), (0,)))) == ["unknown_blob"]
+    assert kit.refused(cloud_says(machine, m.Need(arrived.blob.digest, (1,)))) == ["bad_index"]
+    assert kit.refused(cloud_says(machine, m.Need(bytes(32), (0,)))) == ["unknown_blob"]
 
 
 def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
@@ -172,7 +158,7 @@ def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
     upload(machine, 1)
     (task,) = machine.waiting
     out = machine.handle(fx.WorkDone(task, fx.WorkFailed("the disk")), 0.0)
-    assert "stream_failed" in reports(out)
+    assert "stream_failed" in kit.reports(out)
     upload(machine, 2)
     assert [index for index, _, _ in machine.waiting[-1].uploads] == [0, 1]
 
@@ -183,9 +169,9 @@ def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> No
         for arrived in told(upload(machine, number)):
             front = arrived
     out = ring(machine, "deadline")
-    assert bodies(out, m.Shortfall) == [m.Shortfall(at(), 4, 0)]
-    assert headers(out) == []
-    assert refused(cloud_says(machine, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+    assert kit.bodies(out, m.Shortfall) == [m.Shortfall(kit.at(), 4, 0)]
+    assert kit.headers(out) == []
+    assert kit.refused(cloud_says(machine, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
 
 
 def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
@@ -198,56 +184,56 @@ def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
     again = machine.restarted()
     (anew,) = told(again.handle(fx.Command("started"), 0.0))
     assert anew.blob.digest != front.blob.digest
-    assert len(pulled(again, anew.blob)) == 3 * UPLOAD_BYTES // PART_BYTES * PART_BYTES
-    assert refused(cloud_says(again, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+    assert len(pulled(again, anew.blob)) == 3 * UPLOAD_BYTES // kit.PART_BYTES * kit.PART_BYTES
+    assert kit.refused(cloud_says(again, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
     for number in (4, 5):
         out = upload(again, number)
-    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
     assert batch.stream == anew.blob.digest
     last = again.restarted()
     offers = last.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
-    assert batch in headers(offers)
+    assert batch in kit.headers(offers)
     assert pulled(last, batch.blob) == pulled(again, batch.blob)
 
 
 # --- at the cloud ---
 
 NAME = b"n" * 32
-SIZE = 40 * PART_BYTES + 100
+SIZE = 40 * kit.PART_BYTES + 100
 DATA = hashlib.shake_128(b"a batch").digest(SIZE)
 
 
 def arrived(parts: int, name: bytes = NAME, **changes: Any) -> m.Arrived:
-    plain = m.Arrived(at(), m.Blob(name, parts * PART_BYTES, PART_BYTES))
+    plain = m.Arrived(kit.at(), m.Blob(name, parts * kit.PART_BYTES, kit.PART_BYTES))
     return structs.replace(plain, **changes)
 
 
 def batch_of(data: bytes = DATA, name: bytes = NAME) -> m.Batch:
-    return m.Batch(at(), 3, 0, (3,), describe(data, PART_BYTES), name)
+    return m.Batch(kit.at(), 3, 0, (3,), describe(data, kit.PART_BYTES), name)
 
 
 def part_of(index: int, name: bytes = NAME, data: bytes = DATA) -> m.BlobPart:
-    return structs.replace(part(describe(data, PART_BYTES), data, index), blob=name)
+    return structs.replace(part(describe(data, kit.PART_BYTES), data, index), blob=name)
 
 
 def asked(effects: list[fx.Effect]) -> list[int]:
-    return [index for need in messages(effects, m.Need) for index in need.indices]
+    return [index for need in kit.messages(effects, m.Need) for index in need.indices]
 
 
 def spooled(effects: list[fx.Effect]) -> list[cj.BatchPart]:
-    return [item for item in stored(effects) if isinstance(item, cj.BatchPart)]
+    return [item for item in kit.stored(effects) if isinstance(item, cj.BatchPart)]
 
 
 def say(machine: Any, body: Any) -> list[fx.Effect]:
-    return receive(machine, PROXY.note(body))
+    return receive(machine, kit.PROXY.note(body))
 
 
 def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
     machine = waiting()
     assert asked(say(machine, arrived(2))) == [0, 1]
     out = receive(machine, part_of(0))
-    assert spooled(out) == [cj.BatchPart(NAME, 0, DATA[:PART_BYTES], at().job_id)]
-    (task,) = tasks(out)
+    assert spooled(out) == [cj.BatchPart(NAME, 0, DATA[: kit.PART_BYTES], kit.at().job_id)]
+    (task,) = kit.tasks(out)
     assert isinstance(task, cj.OpenArrived)
     assert task.batch.counts == ()
     assert asked(say(machine, arrived(2))) == [], "said before"
@@ -257,12 +243,12 @@ def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
 def test_what_came_is_opened_in_one_task_at_a_time() -> None:
     machine = waiting()
     say(machine, arrived(4))
-    (task,) = tasks(receive(machine, part_of(0)))
-    assert tasks(receive(machine, part_of(1))) == []
-    (again,) = tasks(done(machine, task, None))
+    (task,) = kit.tasks(receive(machine, part_of(0)))
+    assert kit.tasks(receive(machine, part_of(1))) == []
+    (again,) = kit.tasks(done(machine, task, None))
     assert isinstance(again, cj.OpenArrived)
-    assert tasks(done(machine, again, None)) == [], "nothing came since"
-    assert len(tasks(receive(machine, part_of(2)))) == 1
+    assert kit.tasks(done(machine, again, None)) == [], "nothing came since"
+    assert len(kit.tasks(receive(machine, part_of(2)))) == 1
 
 
 def test_with_the_batch_only_the_rest_is_asked_for() -> None:
@@ -270,8 +256,8 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
     say(machine, arrived(10))
     for index in range(10):
         receive(machine, part_of(index))
-    out = receive(machine, offer(batch_of(), b"", PROXY))
-    assert stored(out) == []
+    out = receive(machine, kit.offer(batch_of(), b"", kit.PROXY))
+    assert kit.stored(out) == []
     wanted = set(asked(out))
     assert min(wanted) == 10
     absorbed: list[Any] = []
@@ -283,7 +269,7 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
         out = receive(machine, part_of(index, batch_of().blob.digest))
         wanted |= set(asked(out))
         assert all(item.digest == NAME for item in spooled(out))
-        absorbed += [task for task in tasks(out) if isinstance(task, cj.Absorb)]
+        absorbed += [task for task in kit.tasks(out) if isinstance(task, cj.Absorb)]
     assert seen == set(range(10, 41))
     assert absorbed == [cj.Absorb({"": batch_of()})]
 
@@ -292,7 +278,7 @@ def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> No
     machine = waiting()
     say(machine, arrived(3))
     receive(machine, part_of(0))
-    receive(machine, offer(batch_of(), b"", PROXY))
+    receive(machine, kit.offer(batch_of(), b"", kit.PROXY))
     assert len(spooled(receive(machine, part_of(1)))) == 1
     assert len(spooled(receive(machine, part_of(2, batch_of().blob.digest)))) == 1
 
@@ -301,8 +287,8 @@ def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> No
     "header",
     [
         batch_of(name=b"o" * 32),
-        batch_of(DATA[: 5 * PART_BYTES]),
-        structs.replace(batch_of(), blob=describe(DATA, PART_BYTES - 1)),
+        batch_of(DATA[: 5 * kit.PART_BYTES]),
+        structs.replace(batch_of(), blob=describe(DATA, kit.PART_BYTES - 1)),
     ],
     ids=["another stream", "shorter", "other parts"],
 )
@@ -313,12 +299,12 @@ def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(
     say(machine, arrived(10))
     for index in range(10):
         receive(machine, part_of(index))
-    assert asked(receive(machine, offer(header, b"", PROXY)))[0] == 0
+    assert asked(receive(machine, kit.offer(header, b"", kit.PROXY)))[0] == 0
 
 
 @pytest.mark.parametrize(
     "body",
-    [arrived(2, at=at(2)), arrived(2, at=at(1, 2))],
+    [arrived(2, at=kit.at(2)), arrived(2, at=kit.at(1, 2))],
     ids=["another exchange", "another attempt"],
 )
 def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
@@ -330,16 +316,16 @@ def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
     ("body", "reason"),
     [
         (arrived(1 << 21), "oversized_blob"),
-        (arrived(0, blob=m.Blob(NAME, PART_BYTES + 1, PART_BYTES)), "malformed"),
-        (arrived(0, blob=m.Blob(NAME, 0, PART_BYTES)), "malformed"),
+        (arrived(0, blob=m.Blob(NAME, kit.PART_BYTES + 1, kit.PART_BYTES)), "malformed"),
+        (arrived(0, blob=m.Blob(NAME, 0, kit.PART_BYTES)), "malformed"),
         (arrived(0, blob=m.Blob(NAME, 100, 10)), "tiny_parts"),
     ],
     ids=["beyond the disk", "half a part", "nothing", "crumbs"],
 )
 def test_a_stream_that_no_proxy_tells_is_refused(body: m.Arrived, reason: str) -> None:
-    assert refused(say(waiting(), body)) == [reason]
+    assert kit.refused(say(waiting(), body)) == [reason]
 
 
 def test_a_stream_that_the_proxy_did_not_sign_is_refused() -> None:
-    forged = m.Signer("proxy", signing_key(9)).note(arrived(2))
-    assert refused(receive(waiting(), forged)) == ["forged"]
+    forged = m.Signer("proxy", kit.signing_key(9)).note(arrived(2))
+    assert kit.refused(receive(waiting(), forged)) == ["forged"]
