@@ -53,7 +53,6 @@ class Key:
         return type(self) is type(other) and hmac.compare_digest(self._raw, other._raw)
 
     def to_bytes(self) -> bytes:
-        """The raw 32 bytes."""
         return self._raw
 
     def _made(self, make: Callable[[bytes], L]) -> L:
@@ -68,10 +67,8 @@ class Key:
         return cls(raw)
 
     def save(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write the key file atomically: mode 0600 when secret, 0644 when public.
-
-        Raises CryptoError when the file exists (unless `overwrite`) or cannot be written.
-        """
+        """Write the key file atomically: mode 0600 when secret, 0644 when public. Raises
+        CryptoError when the file exists (unless `overwrite`) or cannot be written."""
         write_key(
             path, self.tag, self._raw, mode=0o600 if self.secret else 0o644, replace=overwrite
         )
@@ -127,7 +124,6 @@ class VerifyKey(PublicKey):
     tag = "edgeveil-verify-key-1"
 
     def library_key(self) -> Ed25519PublicKey:
-        """The same key as `cryptography` knows it."""
         return self._made(Ed25519PublicKey.from_public_bytes)
 
 
@@ -138,11 +134,9 @@ class SigningKey(SecretKey):
     tag = "edgeveil-signing-key-1"
 
     def library_key(self) -> Ed25519PrivateKey:
-        """The same key as `cryptography` knows it."""
         return self._made(Ed25519PrivateKey.from_private_bytes)
 
     def public(self) -> VerifyKey:
-        """The key that checks this key's signatures."""
         return VerifyKey(self.library_key().public_key().public_bytes_raw())
 
 
@@ -153,7 +147,6 @@ class SealingKey(PublicKey):
     tag = "edgeveil-sealing-key-1"
 
     def library_key(self) -> X25519PublicKey:
-        """The same key as `cryptography` knows it."""
         return self._made(X25519PublicKey.from_public_bytes)
 
 
@@ -164,11 +157,9 @@ class OpeningKey(SecretKey):
     tag = "edgeveil-opening-key-1"
 
     def library_key(self) -> X25519PrivateKey:
-        """The same key as `cryptography` knows it."""
         return self._made(X25519PrivateKey.from_private_bytes)
 
     def public(self) -> SealingKey:
-        """The key to seal to this key's owner with."""
         return SealingKey(self.library_key().public_key().public_bytes_raw())
 
 
@@ -268,10 +259,8 @@ _OTHERS = 0o077
 
 
 def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
-    """Write `<tag> <hex>` to `path` in one step, with `mode` from the first byte on.
-
-    Raises CryptoError when the file exists and `replace` is false, or cannot be written.
-    """
+    """Write `<tag> <hex>` to `path` in one step, with `mode` from the first byte on. Raises
+    CryptoError when the file exists and `replace` is false, or cannot be written."""
     if not replace and path.exists():
         raise CryptoError(
             "a key file is there already",
@@ -289,10 +278,8 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
 
 
 def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
-    """The key's bytes.
-
-    Raises CryptoError: unreadable, of another type, damaged, or secret and open to others.
-    """
+    """The key's bytes. Raises CryptoError: unreadable, of another type, damaged, or secret and open
+    to others."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -94,7 +94,6 @@ class Vector:
 
     @classmethod
     def zeros(cls, ring: Ring) -> Vector:
-        """Where a sum begins."""
         return cls(ring, np.zeros(ring.count, _WORD), 0)
 
     @classmethod
@@ -114,17 +113,14 @@ class Vector:
         self.check = (self.check + other.check) % 2**64
 
     def subtract(self, other: Vector) -> None:
-        """Undo `add`."""
         self.numbers -= other.numbers
         self.check = (self.check - other.check) % 2**64
 
 
 class PackedSum:
-    """The sum of packed vectors and their checks, by places: none of them is unpacked.
-
-    Bytes and bits of a place are added up as they are packed, in 16 bits, and moved on to the
-    whole numbers before these can be full.
-    """
+    """The sum of packed vectors and their checks: none is unpacked. Bytes and bits of a place are
+    added up as they are packed, in 16 bits, and moved on to the whole numbers before these can be
+    full."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -155,7 +151,6 @@ class PackedSum:
         self._total.add(other)
 
     def total(self) -> Vector:
-        """What was added so far."""
         self._move()
         return Vector(self.ring, self._total.numbers.copy(), self._total.check)
 
@@ -169,10 +164,8 @@ class PackedSum:
 
 
 def add_mask(total: Vector, seed: MaskSeed, use: bytes) -> None:
-    """The seed's mask on top of a vector: uniform numbers, and a uniform check.
-
-    `use` says which vector: two of one seed must never share it.
-    """
+    """Add the seed's mask to a vector: uniform numbers, and a uniform check. `use` says which
+    vector: two of one seed must never share it."""
     words = _WORD if total.ring.bits > 32 else np.dtype("<u4")
     stream = _Keystream(seed, context(MASK, use))
     total.check = (total.check + int.from_bytes(stream.next(CHECK_BYTES))) % 2**64
@@ -209,21 +202,16 @@ def unmasked(
     total: Vector, masks: Vector, key: CheckKey, use: bytes, bits: int = 64
 ) -> Int64 | None:
     """Return the exact sum, int64 (count,); None where the `bits` lowest bits of its check do not
-    hold.
-
-    All 64 hold where `masks` is the sum of the masks in `total` and no sum leaves the ring; as many
-    as the ring has also where one does.
-    """
+    hold. All 64 hold where `masks` is the sum of the masks in `total` and no sum leaves the ring;
+    as many as the ring has also where one does."""
     numbers = signed(total.ring, total.numbers - masks.numbers)
     checked = total.check - masks.check
     return numbers if (check_of(numbers, key, use) - checked) % 2**bits == 0 else None
 
 
 class Factors:
-    """The factors r_j of checks that are computed for many vectors of one ring.
-
-    They are kept in memory where they are few, and derived again for each vector where not.
-    """
+    """The factors r_j of checks of many vectors of one ring: kept where few, else derived for
+    each."""
 
     def __init__(self, key: CheckKey, use: bytes, ring: Ring) -> None:
         self.ring, self._use = ring, use
@@ -250,15 +238,13 @@ class Factors:
         return total % self._modulus
 
     def check_of_masked(self, vector: Vector) -> int:
-        """Return what `check_of_mask` gives for the seed under whose mask a sound vector stands:
-        its form less its check, mod 2^bits. The cloud's side."""
+        """Return the form of a vector less its check, mod 2^bits: of a sound one, `check_of_mask`
+        of its seed."""
         return (self.form(vector.numbers) - vector.check) % self._modulus
 
     def check_of_mask(self, seed: MaskSeed) -> int:
-        """Return the form of the seed's mask less the check's mask, mod 2^bits. The proxy's side.
-
-        No higher bit may leave: those would tell which numbers wrapped around under the mask.
-        """
+        """Return the form of the seed's mask less the check's mask, mod 2^bits: the proxy's side.
+        No higher bit may leave: it would tell which numbers wrapped around under the mask."""
         mask = Vector.zeros(self.ring)
         add_mask(mask, seed, self._use)
         return self.check_of_masked(mask)
@@ -278,7 +264,6 @@ class _Keystream:
         self._buffer = bytearray(8 * _BLOCK)
 
     def next(self, size: int) -> bytes:
-        """The next bytes."""
         return self._stream.update(bytes(size))
 
     def words(self, part: slice, word: np.dtype[Any]) -> NDArray[np.unsignedinteger]:

@@ -429,8 +429,8 @@ class CloudMachine:
         before = self.keys
         changed = any(before[cell].epoch != peers.epoch for cell, peers in own.peers.items())
         self.keys, self._metadata = dict(own.peers), own.metadata
-        self.signer.use(own.jobs)
-        self._releases.use(own.releases)
+        self.signer.key = own.jobs
+        self._releases.key = own.releases
         version = next(iter(own.peers.values())).versions[1]
         out: list[fx.Effect] = [one for cell in self.keys for one in self._tell_trust(cell)]
         out.append(fx.Report("trust_changed", {"version": version}))

@@ -601,18 +601,12 @@ def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
 
 
 class Signer:
-    """One party's name and signing key."""
+    """One party's name and its signing key, which may be replaced."""
 
     def __init__(self, name: str, key: SigningKey) -> None:
-        self.name, self._key = name, key
+        self.name, self.key = name, key
 
-    @property
-    def key(self) -> SigningKey:
-        return self._key
 
-    def use(self, key: SigningKey) -> None:
-        """Sign with another key from now on."""
-        self._key = key
 
     def header(self, header: Header) -> Envelope:
         return self._envelope(HEADER, encode_inner(header))
@@ -624,7 +618,7 @@ class Signer:
         return Note(self._envelope(BODY, encode_inner(body)))
 
     def _envelope(self, label: bytes, payload: bytes) -> Envelope:
-        return Envelope(self.name, payload, sign(self._key, label, payload))
+        return Envelope(self.name, payload, sign(self.key, label, payload))
 
 
 def proof_of_releases(job: Manifest) -> bytes:

@@ -144,7 +144,7 @@ class ProxyRole:
         keys = believed_keys(self.trust, cell=self.site.cell)
         if keys.proxy is not None:
             try:
-                self.machine.signer.use(delegated_key(self.site.state_dir, "proxy", keys.proxy))
+                self.machine.signer.key = delegated_key(self.site.state_dir, "proxy", keys.proxy)
                 self.not_delegated = ""
             except EdgeVeilError as error:
                 self.not_delegated = str(error)
