@@ -466,7 +466,7 @@ MUTANTS = (
         where="edgeveil.protocol.sealed:check_factors",
         find="key.commitment(_names(manifest.at)) != manifest.check",
         put="False",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_mask_checks.py::test_factors_that_the_round_did_not_commit_to_are_refused_for_good",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_factors_that_the_round_did_not_commit_to_are_refused_for_good",
     ),
     Mutant(
         name="device-answers-under-any-factors",
@@ -482,7 +482,7 @@ MUTANTS = (
         where="edgeveil.protocol.sealed:_seed_info",
         find="[manifest.check] if manifest.check else []",
         put="[]",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_masked_sums.py::test_a_seed_is_sealed_for_one_key_of_checks",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_sealed.py::test_a_seed_is_sealed_for_one_key_of_checks",
     ),
     Mutant(
         name="bits-beyond-the-ring-leave-the-proxy",
@@ -490,7 +490,7 @@ MUTANTS = (
         where="edgeveil.crypto.masking:Factors.__init__",
         find="1 << ring.bits",
         put="1 << 64",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_masked_sums.py::test_no_bit_beyond_the_ring_leaves_the_proxy",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_sealed.py::test_no_bit_beyond_the_ring_leaves_the_proxy",
     ),
     Mutant(
         name="mask-check-skipped",
@@ -555,7 +555,7 @@ MUTANTS = (
         find="min(map(len, sets)) < collection.floor // len(sets)"
         " or len(chosen) < collection.floor",
         put="False",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_mask_checks.py::test_the_choice_follows_the_checks_and_its_floor_holds",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_the_choice_follows_the_checks_and_its_floor_holds",
     ),
     Mutant(
         name="second-choice-answered",
@@ -563,7 +563,7 @@ MUTANTS = (
         where="edgeveil.protocol.proxy_rounds:ProxyMasks._task",
         find="known is not None and (known.at != at or not same)",
         put="False",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_mask_checks.py::test_the_choice_follows_the_checks_and_its_floor_holds",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_the_choice_follows_the_checks_and_its_floor_holds",
     ),
     # --- clip ---
     Mutant(

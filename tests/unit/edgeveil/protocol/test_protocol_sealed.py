@@ -7,12 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from protocol_kit import JOB, at, manifest, member
 
-from edgeveil.crypto.keys import OpeningKey
-from edgeveil.errors import ProtocolError
+from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey
+from edgeveil.crypto.masking import Factors
+from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol import sealed as sl
-from edgeveil.protocol.messages import ExchangeId, Group, Manifest
+from edgeveil.protocol.messages import SEALED_SEED_BYTES, ExchangeId, Group, Manifest, MaskedGroup
+from edgeveil.protocol.tensors import (
+    MaskChecks,
+    exact_sums,
+    mask_checks,
+    mask_sums,
+    masked_segment,
+    opened_vector,
+    packed_vectors,
+    unpacked_vectors,
+)
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
 CLOUD = OpeningKey.generate()
@@ -180,3 +196,260 @@ def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext() -> None:
 def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:
     larger = changed(package_bytes=MANIFEST.package_bytes + 1)
     assert reason(larger, BLOB) == "wrong_package"
+
+
+# --- Which groups are masked, whose masks are chosen, and what seeds open to
+
+
+GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
+MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))
+VECTORS = sl.masked_vectors(at(), GROUPS, MASKED)
+MEMBERSHIP = bytes(range(32))
+CHECK = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=False)
+KEY = OpeningKey.from_bytes(hashlib.sha256(b"the proxy's key of a round").digest())
+ROUND = manifest(b"model", groups=GROUPS, masked=MASKED)
+ME, OTHER = member(0).id, member(1).id
+
+
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
+
+
+# --- masked groups ---
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (MaskedGroup(3, 7, 40),),
+        (MaskedGroup(0, 7, 40), MaskedGroup(0, 7, 40)),
+        (MaskedGroup(1, 20, 33), MaskedGroup(0, 7, 40)),
+        (MaskedGroup(0, 12, 40),),
+        (MaskedGroup(2, 2**31, 56),),
+    ],
+    ids=["not there", "twice", "out of order", "too large by 4 bytes", "far too large"],
+)
+def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
+    with pytest.raises(ProtocolError, match="malformed_masks"):
+        sl.masked_vectors(at(), GROUPS, said)
+
+
+# --- seeds ---
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        structs.replace(ROUND, at=at(2)),
+        structs.replace(ROUND, at=at(1, 2)),
+        structs.replace(ROUND, at=at(1, 1, b"K" * 16)),
+        structs.replace(ROUND, job_digest=b"e" * 32),
+    ],
+    ids=["exchange", "attempt", "job", "job's text"],
+)
+def test_a_seed_of_another_round_does_not_open(other: object) -> None:
+    sealed = sl.seal_seed(seed(1), other, ME, KEY.public().to_bytes())  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="bad_seed"):
+        sl.open_seed(KEY, ROUND, ME, sealed)
+
+
+def test_a_seed_of_another_device_key_or_length_does_not_open() -> None:
+    sealed = sl.seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
+    elsewhere = sl.seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
+    for wrong in (sealed, elsewhere, sealed[:-1], b"", bytes(SEALED_SEED_BYTES)):
+        with pytest.raises(ProtocolError, match="bad_seed"):
+            sl.open_seed(KEY, ROUND, ME, wrong)
+
+
+def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
+    for key in (b"", bytes(31), bytes(32)):  # all zeros is a point of low order
+        with pytest.raises(CryptoError):
+            sl.seal_seed(seed(1), ROUND, ME, key)
+
+
+# --- choices ---
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
+    uploads, chosen = drawn
+    said = sl.choice(chosen, uploads)
+    assert len(said) == -(-uploads // 8)
+    assert sl.chosen_of(said, uploads) == sorted(chosen)
+
+
+@pytest.mark.parametrize(
+    ("said", "uploads"),
+    [(b"", 1), (b"\x01\x00", 8), (b"\x01", 9), (b"\x08", 3), (b"\xff\x02", 9), (b"\x80", 7)],
+)
+def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
+    with pytest.raises(ProtocolError, match="malformed_choice"):
+        sl.chosen_of(said, uploads)
+
+
+# --- sums, from devices by cloud and proxy ---
+
+
+def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
+    """A device's padded segments, as the cloud opens them."""
+    return [
+        masked_segment(of, numbers, seed(number), CHECK).ljust(GROUPS[of.group].padded_bytes, b"\0")
+        for of, numbers in zip(VECTORS, plain, strict=True)
+    ]
+
+
+def plains(count: int = 4) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [
+        [rng.integers(-(2**30), 2**30, one.ring.count).reshape(-1, 1) for one in VECTORS]
+        for _ in range(count)
+    ]
+
+
+def totals(uploads: list[list[np.ndarray]]) -> list[object]:
+    found = unpacked_vectors(VECTORS, bytes(sum(one.ring.byte_count for one in VECTORS)))
+    for number, plain in enumerate(uploads):
+        for total, of, padded in zip(found, VECTORS, sent(number, plain), strict=True):
+            total.add(opened_vector(of, padded))
+    return unpacked_vectors(VECTORS, packed_vectors(found))  # type: ignore[return-value]
+
+
+def test_cloud_and_proxy_come_to_the_exact_sums() -> None:
+    uploads = plains()
+    masks = mask_sums(VECTORS, [seed(number) for number in range(4)])
+    found = exact_sums(VECTORS, totals(uploads), masks, CHECK)  # type: ignore[arg-type]
+    for at_, name in enumerate(("layer0", "layer1")):
+        expected = sum(upload[at_].ravel() for upload in uploads)
+        assert found[name].tolist() == expected.tolist()
+
+
+def test_sums_with_other_masks_are_refused() -> None:
+    summed, good = totals(plains()), mask_sums(VECTORS, [seed(number) for number in range(4)])
+    others = ([0, 1], [1, 2, 3], [0, 1, 2, 3, 3])
+    wrong = [mask_sums(VECTORS, list(map(seed, chosen))) for chosen in others]
+    flipped = bytearray(good)
+    flipped[0] ^= 1
+    wrong += [bytes(flipped), good[:-1], good + b"\0", b""]
+    for masks in wrong:
+        with pytest.raises(ProtocolError, match="wrong_mask_sums"):
+            exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="wrong_mask_sums"):
+        exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
+
+
+def test_padding_that_holds_something_is_refused() -> None:
+    padded = sent(0, plains()[0])[0]
+    with pytest.raises(ProtocolError, match="bad_padding"):
+        opened_vector(VECTORS[0], padded[:-1] + b"\x01")
+
+
+def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
+    """A device draws a seed for each attempt; even one that did not would not show its numbers."""
+    again = sl.masked_vectors(at(1, 2), GROUPS, MASKED)
+    numbers = np.zeros(VECTORS[0].ring.count, np.int64)
+    first = masked_segment(VECTORS[0], numbers, seed(0), CHECK)
+    second = masked_segment(again[0], numbers, seed(0), CHECK)
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 5
+    assert JOB in VECTORS[0].use
+
+
+# --- checks of single masks ---
+
+DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
+
+
+def packed(number: int, plain: list[np.ndarray], check: sl.RoundCheck = DISCLOSED) -> list[bytes]:
+    """A device's vectors, as the cloud opens them."""
+    pairs = zip(VECTORS, plain, strict=True)
+    return [masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
+
+
+def fits(sealed_seed: int, vectors: list[bytes]) -> bool:
+    """Whether cloud and proxy come to the same checks, the proxy by the seed that was sealed."""
+    return MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == mask_checks(
+        VECTORS, [seed(sealed_seed)], DISCLOSED
+    )
+
+
+def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself() -> None:
+    """So the proxy's answer for it tells the cloud nothing."""
+    for number, plain in enumerate(plains()):
+        assert fits(number, packed(number, plain))
+
+
+def test_wrong_seeds_checks_factors_and_rings_do_not_fit() -> None:
+    plain, other = plains(1)[0], sl.RoundCheck(CheckKey(bytes(32)), disclosed=True)
+    good = packed(0, plain)
+    assert not fits(1, good)
+    assert not fits(0, packed(0, plain, other))
+    for change in range(len(good)):
+        for bit in (0, len(good[change]) - 1):
+            damaged = [bytearray(one) for one in good]
+            damaged[change][bit] ^= 1
+            assert not fits(0, list(map(bytes, damaged)))
+    assert not fits(0, [bytes(len(one)) for one in good])
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**64 - 1))
+def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(
+    number: int, check: int
+) -> None:
+    """So a sum of uploads that fit has the check of its sum, with certainty."""
+    rng = np.random.default_rng(number)
+    made = [rng.bytes(one.ring.packed_bytes) for one in VECTORS]
+    asked = mask_checks(VECTORS, [seed(0)], DISCLOSED)
+    forged = [raw + check.to_bytes(8) for raw in made]
+    found = MaskChecks(VECTORS, DISCLOSED).of_masked(forged)
+    fitting = []
+    for at_, raw in enumerate(made):
+        of = slice(8 * at_, 8 * at_ + 8)
+        short = int.from_bytes(found[of]) - int.from_bytes(asked[of])
+        fitting.append(raw + ((check + short) % 2**64).to_bytes(8))
+    assert fits(0, fitting)
+    vectors = [opened_vector(of, raw) for of, raw in zip(VECTORS, fitting, strict=True)]
+    for honest in plains(3):
+        for total, of, raw in zip(vectors, VECTORS, packed(1, honest), strict=True):
+            total.add(opened_vector(of, raw))
+    masks = mask_sums(VECTORS, [seed(0), seed(1), seed(1), seed(1)])
+    assert exact_sums(VECTORS, vectors, masks, DISCLOSED)
+
+
+def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
+    """Those would tell which of a device's numbers wrapped around under its mask."""
+    for number in range(50):
+        checks = mask_checks(VECTORS, [seed(number)], DISCLOSED)
+        for at_, one in enumerate(VECTORS):
+            assert int.from_bytes(checks[8 * at_ : 8 * at_ + 8]) < 2**one.ring.bits
+
+
+def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> None:
+    """Why the manifest commits to them: here a cloud asks by other ones, and reads one number."""
+    of, plain = VECTORS[0], plains(1)[0]
+    other = sl.RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
+    ours, theirs = (Factors(one.key, of.use, of.ring) for one in (DISCLOSED, other))
+    (vector,) = [opened_vector(of, packed(0, plain)[0])]
+    answer = theirs.check_of_mask(seed(0))
+    told = theirs.form(vector.numbers) - vector.check - answer  # the form of x by the difference
+    numbers = plain[0].astype(np.int64).view(np.uint64).ravel()
+    assert told % 2**40 == (theirs.form(numbers) - ours.form(numbers)) % 2**40 != 0
+
+
+def test_a_manifest_is_bound_to_one_key_of_checks() -> None:
+    said = sl.committed(ROUND, MEMBERSHIP)
+    sl.check_factors(said, DISCLOSED.key)
+    for key in (CheckKey(MEMBERSHIP), sl.RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
+        with pytest.raises(ProtocolError, match="wrong_factors"):
+            sl.check_factors(said, key)
+    with pytest.raises(ProtocolError, match="wrong_factors"):
+        sl.check_factors(ROUND, DISCLOSED.key)
+
+
+def test_a_seed_is_sealed_for_one_key_of_checks() -> None:
+    """What a device made for some factors opens for no others, and for none where it made none."""
+    said = sl.committed(ROUND, MEMBERSHIP)
+    forked = sl.committed(ROUND, bytes(32))
+    sealed = sl.seal_seed(seed(1), said, ME, KEY.public().to_bytes())
+    assert sl.open_seed(KEY, said, ME, sealed).to_bytes() == seed(1).to_bytes()
+    for other in (forked, ROUND):
+        with pytest.raises(ProtocolError, match="bad_seed"):
+            sl.open_seed(KEY, other, ME, sealed)
