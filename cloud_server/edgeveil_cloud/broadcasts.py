@@ -13,7 +13,6 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.jobs.broadcast_precision import as_sent
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
@@ -127,8 +126,8 @@ def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPac
         exchange.phase,
         exchange.number,
         exchange.infer,
-        pack_tensors(as_sent(plan, plan.package(state, exchange))),
-        b"" if model is None else pack_tensors(as_sent(plan, model)),
+        pack_tensors(plan.package(state, exchange)),
+        b"" if model is None else pack_tensors(model),
     )
 
 

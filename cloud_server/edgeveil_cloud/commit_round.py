@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.evaluation.figures import GUESSING, guessing
-from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
@@ -517,8 +516,7 @@ class RoundCommitter:
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._recorder is not None:
-            package = context.plan.package(before, context.exchange)
-            sent = as_learned_from(context.plan, package)
+            sent = context.plan.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
         batches = list(by_cell.values())

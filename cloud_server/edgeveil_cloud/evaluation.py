@@ -305,4 +305,4 @@ def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | Non
     plan, wanted = context.plan, context.job.unsupervised
     rows = [vector.astype(np.float64) for vector in vectors]
     stack = np.stack(rows) if rows else np.zeros((0, plan.job.data.classes))
-    return cluster_scores(stack, wanted)
+    return cluster_scores(stack, wanted.eval_type, wanted.cluster_client_num)

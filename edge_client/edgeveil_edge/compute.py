@@ -20,7 +20,6 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs.broadcast_precision import as_received
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
@@ -268,7 +267,7 @@ class Computer(Compute):
             processor, exchange = self._site.device, one.exchange
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
-        weights = plan.graph_weights(as_received(plan, unpack_tensors(package.model)))
+        weights = plan.graph_weights(unpack_tensors(package.model))
         row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":
             asked = plan.evaluation_of(one.exchange.phase).about(unpack_tensors(package.tensors))
@@ -301,7 +300,7 @@ def training_answer(
 ) -> Answer:
     """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
     Raises ProtocolError for a package that would pass for this device's memory."""
-    given = as_received(plan, unpack_tensors(package.tensors))
+    given = unpack_tensors(package.tensors)
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
     tensors = {**given, **own}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,6 @@ from edgeveil.registry import Table
 NOT_EVAL = "NOT_EVAL"
 MEAN = "MEAN_SOFTMAX"
 SILHOUETTE = "SILHOUETTE_SCORE"
-
-
-class ClusteringSettings(Protocol):
-    """How a job wants its uploads clustered: its `unsupervised` block."""
-
-    @property
-    def eval_type(self) -> str: ...
-    @property
-    def cluster_client_num(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -44,41 +35,36 @@ class ClusterScores:
         return {**self.__dict__, "labels": list(self.labels)}
 
 
-def cluster_scores(uploads: NDArray[np.floating[Any]], wanted: ClusteringSettings) -> ClusterScores:
+def cluster_scores(
+    uploads: NDArray[np.floating[Any]], eval_type: str, wanted: int
+) -> ClusterScores:
     """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
 
-    Only the first `cluster_client_num` uploads count, and of those the finite ones. Fewer than 3
+    Only the first `wanted` uploads count, and of those the finite ones. Fewer than 3
     rows, a single cluster or only clusters of one have no score. Raises UsageError for an unknown
     name, DataError for a wrong shape.
     """
-    rule = EVALUATIONS[wanted.eval_type]
-    if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted.cluster_client_num < 1:
+    rule = EVALUATIONS[eval_type]
+    if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         raise DataError(
-            f"cannot cluster shape {uploads.shape}, {wanted.cluster_client_num} wanted",
+            f"cannot cluster shape {uploads.shape}, {wanted} wanted",
             where="unsupervised",
             fix="pass vectors of shape (uploads, classes) and want at least one",
         )
     values = uploads.astype(np.float64)
     values = values[:, None, :] if values.ndim == 2 else values
     chosen = np.asarray(np.isfinite(values).all(axis=(1, 2)))
-    chosen[wanted.cluster_client_num :] = False
+    chosen[wanted:] = False
     points = values[chosen].reshape(chosen.sum() * values.shape[1], values.shape[2])
     found = metrics.by_argmax(points) if len(points) else np.zeros(0, dtype=np.int64)
     labels = np.full(values.shape[:2], -1, dtype=np.int64)
     labels[chosen] = found.reshape(-1, values.shape[1])
-    score, reason = _score(rule, wanted.eval_type, points, found)
+    score, reason = _score(rule, eval_type, points, found)
     used = int(chosen.sum())
-    if used < wanted.cluster_client_num:
-        short = f"{used} of {wanted.cluster_client_num} uploads wanted"
+    if used < wanted:
+        short = f"{used} of {wanted} uploads wanted"
         reason = f"{reason}; {short}" if reason else short
-    return ClusterScores(
-        labels=tuple(labels.ravel().tolist()),
-        eval_type=wanted.eval_type,
-        score=score,
-        reason=reason,
-        used=used,
-        wanted=wanted.cluster_client_num,
-    )
+    return ClusterScores(tuple(labels.ravel().tolist()), eval_type, score, reason, used, wanted)
 
 
 def _score(
@@ -97,19 +83,15 @@ def _score(
         return None, "the clusters have no inner spread, the score is infinite"
     with np.errstate(all="ignore"):  # very strong noise can overflow: judged by the result
         try:
-            score = _finite(float(rule(points, labels)))
+            score = float(rule(points, labels))
         except ValueError:  # of a centroid that has overflowed
-            score = None
-    return score, "" if score is not None else "the score is not finite"
+            score = math.nan
+    return (score, "") if math.isfinite(score) else (None, "the score is not finite")
 
 
 def _no_spread(points: metrics.Points, labels: metrics.Labels) -> bool:
     # scikit-learn returns 1.0 here, which would read as a poor score.
     return all(bool(np.ptp(points[labels == k], axis=0).max() == 0) for k in np.unique(labels))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 EVALUATIONS: Table[metrics.Score | None] = Table(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edgeveil.crypto.ring import Ring
 from edgeveil.data.schema import impossible
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.evaluation.cluster_sums import ClusterSums
-from edgeveil.jobs import broadcast_precision, buffered_rounds
+from edgeveil.evaluation.figures import ACCURACY
+from edgeveil.jobs import buffered_rounds
 from edgeveil.jobs.artifacts import read_weights
 from edgeveil.jobs.job import CANONICAL_BYTES, Encrypt, Job
 from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
@@ -58,9 +60,8 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_cluster_sums(job),
         *_selected(job),
         *_participations(job, fleet),
-        *_of_anomalies(job),
+        *_without_classes(job),
         *_time_budget(job),
-        *broadcast_precision.impossible(job),
     ]
     refused = list(_schema(job, fleet)) or list(_records(job, fleet))
     refused = refused or list(_features(job)) or list(_model(job))
@@ -68,7 +69,8 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
     mixes += buffered_rounds.impossible(plan, None if fleet is None else fleet.trainers)
-    secure = [*_secure(plan), *_of_the_method(plan)]
+    refuses = METHODS[job.train.method].refuses or (lambda *_: ())
+    secure = [*_secure(plan), *(Mix(*one) for one in refuses(job.train, plan.setting))]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
@@ -129,8 +131,6 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
             f"is {job.data.classes}, data.schema names {schema.classes} labels; leave it out, it "
             "follows from the schema",
         )
-    if schema.target is not None:
-        yield from _of_numbers(job)
     if schema.anomaly != job.anomaly:
         yield _other_labels(job)
     if job.data.input_shape != schema.input_shape:
@@ -173,28 +173,12 @@ def _other_labels(job: Job) -> Mix:
     )
 
 
-def _of_anomalies(job: Job) -> Iterator[Mix]:
-    """What is about classes, where what is normal is learned."""
-    if not job.anomaly:
+def _without_classes(job: Job) -> Iterator[Mix]:
+    """What is about classes, where the label is a number or what is normal is learned."""
+    if job.measure == ACCURACY:
         return
-    if job.infer_every or job.cluster_every:
-        yield Mix(
-            ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", "train.method"),
-            "devices would upload probabilities of classes, and the job learns what is normal; set"
-            " unsupervised.eval_type to NOT_EVAL",
-        )
-    if build_rule(job.aggregation).validation_records:
-        yield Mix(
-            ("aggregation.name", "train.method"),
-            f"'{job.aggregation.name}' scores uploads by their accuracy, and the job learns what is"
-            " normal; use fedavg",
-        )
-
-
-def _of_numbers(job: Job) -> Iterator[Mix]:
-    """What is about classes, where the label is a number."""
-    at = "data.schema.label.number"
-    if not METHODS[job.train.method].regression:
+    at = "train.method" if job.anomaly else "data.schema.label.number"
+    if not job.anomaly and not METHODS[job.train.method].regression:
         able = ", ".join(name for name in METHODS if METHODS[name].regression)
         yield Mix(
             ("train.method", at),
@@ -204,14 +188,14 @@ def _of_numbers(job: Job) -> Iterator[Mix]:
     if job.infer_every or job.cluster_every:
         yield Mix(
             ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at),
-            "devices would upload probabilities of classes, and the label is a number; set"
+            f"devices would upload probabilities of classes, and {job.learns}; set"
             " unsupervised.eval_type to NOT_EVAL",
         )
     if build_rule(job.aggregation).validation_records:
         yield Mix(
             ("aggregation.name", at),
-            f"'{job.aggregation.name}' scores uploads by their accuracy, and the label is a number;"
-            " use fedavg",
+            f"'{job.aggregation.name}' scores uploads by their accuracy, and {job.learns}; use"
+            " fedavg",
         )
 
 
@@ -258,6 +242,24 @@ def _features(job: Job) -> Iterator[Mix]:
 
 def _evaluation(job: Job) -> Iterator[Mix]:
     every = job.infer_every or job.cluster_every
+    asked = {
+        "unsupervised.every_rounds": bool(every),
+        "federated_evaluation": job.federated_evaluation is not None,
+    }
+    for key in [key for key in asked if asked[key]]:
+        if job.data.evaluation_share == 0:
+            yield Mix(
+                ("data.evaluation_share", key, "unsupervised.eval_type"),
+                "devices are to be evaluated but keep no records apart for it; set for example "
+                f"0.1, or leave {key.partition('.')[0]} out",
+            )
+        sums = key == "federated_evaluation" or job.cluster_every
+        if sums and METHODS[job.train.method].learns_on == "nothing":
+            yield Mix(
+                (key, "unsupervised.upload", "train.method"),
+                f"method '{job.train.method}' learns nothing that could be evaluated; leave "
+                f"{key.partition('.')[0]} out",
+            )
     if not every:
         return
     yield from _uploads(job)
@@ -266,12 +268,6 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
             f"{every} is more than the {job.rounds} rounds of the job, so devices would never be "
             f"evaluated; set at most {job.rounds}, or 0 for never",
-        )
-    if job.data.evaluation_share == 0:
-        yield Mix(
-            ("data.evaluation_share", "unsupervised.every_rounds", "unsupervised.eval_type"),
-            "devices are to be evaluated but keep no records apart for it; set for example 0.1, "
-            "or unsupervised.every_rounds to 0",
         )
     if job.cluster_every:
         return
@@ -320,11 +316,6 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
             f"sums by {job.data.classes} clusters are {cells} values a device, more than"
             f" {UPLOAD_VALUES}; use upload: mean",
         )
-    if METHODS[job.train.method].learns_on == "nothing":
-        yield Mix(
-            (f"{key}.upload", "train.method"),
-            f"method '{job.train.method}' learns nothing that could be evaluated; leave {key} out",
-        )
 
 
 def _federated_evaluation(job: Job) -> Iterator[Mix]:
@@ -343,17 +334,6 @@ def _federated_evaluation(job: Job) -> Iterator[Mix]:
             (f"{key}.alarm_rate", "train.method"),
             "is of a job that learns what is normal, and this one learns classes or a number; leave"
             " it out",
-        )
-    if job.data.evaluation_share == 0:
-        yield Mix(
-            ("data.evaluation_share", key),
-            "devices are to evaluate on records that they keep apart, and keep none; set for "
-            f"example 0.1, or leave {key} out",
-        )
-    if METHODS[job.train.method].learns_on == "nothing":
-        yield Mix(
-            (key, "train.method"),
-            f"method '{job.train.method}' learns nothing that could be evaluated; leave {key} out",
         )
 
 
@@ -566,7 +546,9 @@ def _secure(plan: Plan) -> Iterator[Mix]:
             f"what devices upload with method '{method}' is no sum of integers, so it cannot be "
             f"summed under masks; use {able}, or leave secure out",
         )
-    elif job.privacy.noise == "shared" and not (METHODS[method].shares or _shares(plan)):
+    elif job.privacy.noise == "shared" and not (
+        METHODS[method].shares or (stages and stages[-1].shares)
+    ):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
         yield Mix(
             ("privacy.noise", "train.method", "update"),
@@ -626,51 +608,32 @@ def _groups(job: Job) -> Iterator[Mix]:
         )
 
 
-def _of_the_method(plan: Plan) -> Iterator[Mix]:
-    """What the method itself refuses."""
-    refuses = METHODS[plan.job.train.method].refuses
-    if refuses is not None:
-        yield from (Mix(keys, why) for keys, why in refuses(plan.job.train, plan.setting))
-
-
-def _shares(plan: Plan) -> bool:
-    """Whether the noise of the update's last stage is shared."""
-    stages = plan.setting.stages
-    return bool(stages) and stages[-1].shares
-
-
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
+    inferred = summed.pop(SOFTMAX, None)
+    lower = "lower data.nominal_records"
+    sums = [("aggregation.secure", "devices' sums do", lower, spec) for spec in summed.values()]
+    if inferred is not None:
+        key = "encrypt.laplace_eval.laplace_eval_eps"
+        sums.append(
+            (key, "sum of the devices' noised softmax does", "raise laplace_eval_eps", inferred)
+        )
     for phase, key, _ in _evaluations(plan.job) if plan.setting.summed else ():
         counts = plan.evaluation_of(phase).spec
+        sums.append((key, "sum of the devices' noised counts does", "raise its epsilon", counts))
+    told: set[str] = set()
+    for key, what, way, spec in sums:
         try:
-            Ring(counts.count, counts.bits)
-        except CryptoError as error:
-            yield Mix(
-                (key, "selection.devices", "data.nominal_records"),
-                "the sum of the devices' noised counts does not fit the largest ring, "
-                f"{error.what}; raise its epsilon, or name fewer devices in selection.devices",
-            )
-    inferred = summed.pop(SOFTMAX, None)
-    try:
-        for spec in summed.values():
             Ring(spec.count, spec.bits)
-    except CryptoError as error:
-        yield Mix(
-            ("aggregation.secure", "selection.devices", "data.nominal_records", "privacy.epsilon"),
-            f"the devices' sums do not fit the largest ring, {error.what}; name fewer devices in "
-            "selection.devices, or lower data.nominal_records",
-        )
-    try:
-        if inferred is not None:
-            Ring(inferred.count, inferred.bits)
-    except CryptoError as error:
-        yield Mix(
-            ("encrypt.laplace_eval.laplace_eval_eps", "selection.devices", "aggregation.secure"),
-            f"the sum of the devices' noised softmax does not fit the largest ring, {error.what}; "
-            "raise laplace_eval_eps, or name fewer devices in selection.devices",
-        )
+        except CryptoError as error:
+            if what not in told:
+                yield Mix(
+                    (key, "selection.devices", "data.nominal_records", "privacy.epsilon"),
+                    f"the {what} not fit the largest ring, {error.what}; {way}, or name fewer"
+                    " devices in selection.devices",
+                )
+            told.add(what)
 
 
 def _own_bases(job: Job) -> Iterator[Mix]:
@@ -684,17 +647,15 @@ def _own_bases(job: Job) -> Iterator[Mix]:
             "with ldp_pca a device needs its own answer to the first exchange in all others; "
             "select all devices, or use ldp_fpca",
         )
-    if projection.name == "local_pca" and (job.infer_every or job.cluster_every):
+    asked = {
+        "unsupervised.eval_type": bool(job.infer_every or job.cluster_every),
+        "federated_evaluation": job.federated_evaluation is not None,
+    }
+    for key in [key for key in asked if asked[key] and projection.name == "local_pca"]:
         yield Mix(
-            ("unsupervised.eval_type", "unsupervised.every_rounds", "features"),
-            "with local_pca the cloud has no basis with which devices could evaluate; "
-            "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
-        )
-    if projection.name == "local_pca" and job.federated_evaluation is not None:
-        yield Mix(
-            ("federated_evaluation", "features"),
+            (key, "unsupervised.every_rounds", "features"),
             "with local_pca the cloud has no basis with which devices could evaluate; leave "
-            "federated_evaluation out, or use ldp_fpca",
+            f"{key.partition('.')[0]} out, or use ldp_fpca",
         )
 
 
@@ -708,7 +669,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             "inherited; set for example epsilon: 8",
         )
         return
-    inferred = [*_inference_price(plan), *_evaluation_price(plan)]
+    inferred = list(_evaluation_prices(plan))
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
@@ -725,27 +686,19 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
     yield from inferred
 
 
-def _inference_price(plan: Plan) -> Iterator[Mix]:
-    """An ε that no noise of an inference upload meets."""
-    if not plan.job.infer_every or plan.softmax_epsilon is None:
-        return
-    try:
-        plan.softmax_event()
-    except PrivacyError as error:
-        yield Mix(
-            ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
-            f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
-        )
-
-
-def _evaluation_price(plan: Plan) -> Iterator[Mix]:
-    """An ε that no noise of the devices' counts meets."""
-    for phase, key, epsilon in _evaluations(plan.job):
+def _evaluation_prices(plan: Plan) -> Iterator[Mix]:
+    """An ε that no noise of inferences, or of the devices' counts, meets."""
+    asked: list[tuple[str, float, Callable[[], object]]]
+    asked = [(key, e, partial(plan.evaluation_of, of)) for of, key, e in _evaluations(plan.job)]
+    if plan.job.infer_every and plan.softmax_epsilon is not None:
+        key = "encrypt.laplace_eval.laplace_eval_eps"
+        asked.insert(0, (key, plan.softmax_epsilon, plan.softmax_event))
+    for key, epsilon, made in asked:
         try:
-            plan.evaluation_of(phase)
+            made()
         except PrivacyError as error:
             what = f"{number(epsilon)} cannot be met, {error.what}; {error.fix}"
-            yield Mix((key, "privacy.delta"), what)
+            yield Mix((key, "data.classes", "privacy.delta"), what)
 
 
 def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:

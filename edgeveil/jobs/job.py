@@ -179,14 +179,6 @@ class Round(Block):
         return min(self.deadline_s / 10, LARGEST_DEFAULT_BUDGET_S)
 
 
-class BroadcastBlock(Block):
-    """How a round's model goes out to the devices."""
-
-    dtype: Literal["float32", "float16"] = "float32"
-    """`float16` halves a round's package: devices learn from rounded weights; the cloud's own and
-    the release keep their precision."""
-
-
 class Proxy(Block):
     """What the proxy does with the uploads of a round."""
 
@@ -309,10 +301,6 @@ class Job(Block):
     """Which devices take part in a round."""
     round: Round = Round()
     """When a round closes."""
-    broadcast: BroadcastBlock = Field(
-        default=BroadcastBlock(), exclude_if=says_nothing(BroadcastBlock())
-    )
-    """How a round's model goes out to the devices."""
     proxy: Proxy = Proxy()
     """What the proxy does with the uploads."""
     aggregation: AggregationBlock = Field(default=FedAvgParameters(), examples=[{"name": "fedavg"}])

@@ -171,7 +171,8 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     pure = Counter(e.epsilon for e in listed if isinstance(e, PureEvent) and e.epsilon)
     claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))
     noisy = Counter(e for e in listed if isinstance(e, NoisyEvent))
-    proven = _sum_up(sum((e * n for e, n in pure.items()), Fraction(0)))
+    exact = sum((e * n for e, n in pure.items()), Fraction(0))
+    proven = math.nextafter(float(exact), math.inf) if exact else 0.0
     if noisy:
         tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
         groups, steps = frozenset(pure.items()), _sampled(noisy)
@@ -217,10 +218,6 @@ def weakest(statuses: Iterable[Status]) -> Status:
     if "none" in found:
         return "none"
     return "claimed" if "claimed" in found else "proven"
-
-
-def _sum_up(exact: Fraction) -> float:
-    return math.nextafter(float(exact), math.inf) if exact else 0.0
 
 
 @lru_cache(maxsize=256)

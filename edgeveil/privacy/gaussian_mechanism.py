@@ -212,15 +212,6 @@ def _costs(event: GaussianEvent, times: int, delta: float) -> float:
         return math.inf
 
 
-def noised_update(
-    values: NDArray[np.float64], event: GaussianEvent, random_bytes: RandomBytes = os_random
-) -> Int64:
-    """`values` (d,) clipped to the event's norm, in steps of its grid, with its noise."""
-    total = clipped_steps(values, event.sensitivity_steps, event.grid_bits)
-    noised, _ = gaussian(total, event, random_bytes)
-    return noised
-
-
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
     """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero; checked
     again in integers. What is not finite is 0."""

@@ -216,12 +216,14 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         "update.*.dtype": "float16",
         "update.*.clip_rate": 0.2,
         "update.*.bit_share": 0.05,
+        "local_run.protocol": 5,
         "local_run.policy": dict,  # a block, of any keys; a path to a policy file is none
+        "broadcast": {"dtype": "float32"},
         "privacy.stop": None,
         "round.max_staleness": 8,
         "round.staleness_exponent": 0.5,
         "release.max_failed_share": 0,
-        "unsupervised.labels": "argmax",
+        "unsupervised.labels": str,  # argmax by now, also where k-means was asked for
         "unsupervised.silhouette": "sklearn",
     },
     "broker": {"enforce_profile": None},
@@ -258,6 +260,7 @@ RETIRED["fleet"] = {
 _INSTEAD = {
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",
+    "broadcast": "drop the block; model.adapters makes packages small",
     "stop": "drop the block, and lower train.rounds or privacy.max_participations",
     "silhouette": "drop the key, or use eval_type: DAVIES_BOULDIN_SCORE",
 }

@@ -111,7 +111,7 @@ class ChaosSite:
             ports=Ports(*(next(ports) for _ in range(4))),
             cells={cell: CellPorts(next(ports), next(ports), next(ports)) for cell in cells},
             engine=engine,
-            protocol=4 if engine == "amqtt" else int(run.protocol),
+            protocol=4 if engine == "amqtt" else 5,
         )
         self.site = provision(plan, force=True)
         relayed = {link: (next(ports), plan.port(broker_of(link))) for link in links}

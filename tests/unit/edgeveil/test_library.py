@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import typing
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,9 @@ import yaml
 
 import edgeveil
 from edgeveil.errors import (
-    ConfigError,
-    ConfigProblem,
     DataError,
     MissingExtraError,
     UsageError,
-    needs_extra,
 )
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
@@ -59,13 +55,6 @@ def test_every_name_is_there_is_documented_and_listed():
         edgeveil.absent  # noqa: B018
 
 
-def test_type_checkers_read_the_same_table_as_the_program():
-    tree = Path(edgeveil.__file__).read_text()
-    for name, (module, _) in edgeveil._PLACES.items():
-        assert f"from {module} import {name} as {name}" in tree
-    assert {*edgeveil._PLACES, "errors"} == set(edgeveil.__all__)
-
-
 def test_importing_the_library_loads_nothing_of_what_it_offers():
     code = "import sys, edgeveil; print(*(m for m in sys.modules if m.startswith('edgeveil')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -97,12 +86,6 @@ print(edgeveil.price(sys.argv[1]).training)
     assert "ε = 8" in price
 
 
-def test_a_module_of_our_own_that_is_missing_is_no_missing_extra():
-    with pytest.raises(ModuleNotFoundError) as raised, needs_extra("tools"):
-        import edgeveil_tools.absent  # noqa: F401
-    assert not isinstance(raised.value, MissingExtraError)
-
-
 # --- before a run ---
 
 
@@ -117,14 +100,6 @@ def test_problems_are_objects(tmp_path):
     assert path.read_text().splitlines()[first.line - 1].startswith("privcy:")
     assert "unknown key" in first.text
     assert str(first) == f"{path}:{first.line} privcy: {first.text}"
-
-
-@pytest.mark.parametrize("line", ["a b.yaml:3 data.classes: must be 2: see there", "no place"])
-def test_a_problem_reads_back_from_its_text(line):
-    problem = ConfigProblem.parse(line)
-    assert str(problem) == line
-    assert ConfigError([line]).places == [problem]
-    assert (problem.line, problem.key) == ((3, "data.classes") if problem.file else (0, ""))
 
 
 def test_a_price_is_known_before_anything_runs():
@@ -198,15 +173,6 @@ def test_a_run_tells_how_it_stands(small, tmp_path):
     assert any(kind == "note" and "encryption off" in line for kind, _, line in seen)
 
 
-def test_what_a_listener_raises_ends_the_run(small, tmp_path):
-    def hear(progress):
-        if progress.kind == "committed":
-            raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        edgeveil.simulate(small, out=tmp_path, reference=False, progress=hear)
-
-
 def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
     loop_went_on = []
 
@@ -241,51 +207,12 @@ def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
     assert not [t for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"status": "?"}', "[" * 100_000])
-def test_what_is_no_result_is_told(tmp_path, text):
-    (tmp_path / "result.json").write_text(text)
-    with pytest.raises(UsageError, match="is no result of a run"):
-        edgeveil.Result.load(tmp_path)
-
-
-def test_a_refused_job_leaves_no_folder_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    (tmp_path / "job.yaml").write_text("job: x\n")
-    with pytest.raises(ConfigError):
-        edgeveil.simulate(tmp_path / "job.yaml")
-    assert not list((tmp_path / "temporary").iterdir())
-
-
 @pytest.mark.parametrize(
     "bad", [np.array([[None] * 64]), np.full((1, 64), 1j), np.full((1, 64), 1e300)]
 )
 def test_records_that_no_model_can_take_are_refused(simulated, bad):
     with pytest.raises(DataError):
         edgeveil.predict(simulated.model, bad)
-
-
-def test_a_run_that_is_cancelled_twice_is_over_all_the_same(small, tmp_path):
-    async def cancelled():
-        begun = asyncio.Event()
-        goes_on = asyncio.get_running_loop()
-
-        def hear(progress):
-            goes_on.call_soon_threadsafe(begun.set)
-
-        work = asyncio.create_task(
-            edgeveil.run_async(small, simulate=True, out=tmp_path, reference=False, progress=hear)
-        )
-        await begun.wait()
-        for _ in range(9):
-            work.cancel()
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await work
-        return [t.name for t in threading.enumerate() if t.name.startswith("edgeveil-work")]
-
-    assert asyncio.run(cancelled()) == []
-    assert (tmp_path / "result.json").exists()
 
 
 @pytest.mark.slow
@@ -327,14 +254,3 @@ def test_runs_of_one_program_take_turns(small):
 
     asyncio.run(both())
     assert "".join(name for name, _ in itertools.groupby(heard)) in ("ab", "ba")
-
-
-def test_options_are_the_same_everywhere(small):
-    from edgeveil_tools.local.run import RunOptions
-
-    for call in (edgeveil.run, edgeveil.simulate, edgeveil.run_async):
-        assert typing.get_type_hints(call)["options"] == typing.Unpack[RunOptions]
-    for name in RunOptions.__annotations__:
-        assert f"        {name}: " in edgeveil.run.__doc__
-    with pytest.raises(TypeError, match="unexpected keyword argument 'device'"):
-        edgeveil.simulate(small, device=3)

@@ -97,28 +97,6 @@ def test_a_value_with_line_ends_cannot_begin_a_line_of_its_own(
     assert "\x1b" not in line
 
 
-def test_levels_are_ours_and_foreign_libraries_speak_from_warnings_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    logs.setup("warning", "text")
-    logging.getLogger("edgeveil.edge").info("quiet")
-    logging.getLogger("library").info("quiet")
-    logging.getLogger("library").warning("loud")
-    (line,) = written(capsys)
-    assert line.split(": ", 1)[1] == "library text=loud"
-    logs.setup("debug", "text")  # again: no line is doubled
-    logging.getLogger("edgeveil.edge").debug("heard")
-    assert len(written(capsys)) == 1
-
-
-def test_a_field_that_json_does_not_know_is_written_as_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    logs.setup("info", "json")
-    logging.getLogger("edgeveil.x").info("note", extra={"raw": b"\x00", "none": None})
-    assert json.loads(written(capsys)[0])["raw"] == "b'\\x00'"
-
-
 def test_lines_of_a_followed_place_name_its_job_and_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -136,15 +114,3 @@ def test_lines_of_a_followed_place_name_its_job_and_round(
     lines = [json.loads(line) for line in written(capsys)]
     found = [(line["event"], line["job"], line["round"]) for line in lines]
     assert found == [("one", "a1b2", 3), ("two", "a1b2", 4), ("three", None, None)]
-
-
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_of_a_library_the_first_line_alone_is_written(
-    form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.setup("info", form)
-    text = "Task exception was never retrieved\nfuture: ValueError('record 17 is [0.25, 0.75]')"
-    logging.getLogger("asyncio").error(text)
-    (line,) = written(capsys)
-    assert "Task exception" in line
-    assert "0.25" not in line

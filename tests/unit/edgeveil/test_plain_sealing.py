@@ -57,16 +57,6 @@ def test_a_segment_opens_in_its_own_round_alone(keys) -> None:
     assert PLAIN.open_segment(cloud, AT, DIGEST, GROUP, tag, segment[:-1]) is None
 
 
-def test_segments_are_as_long_as_real_ones(keys) -> None:
-    device, _, cloud = keys
-    sizes = set()
-    for sealing in (PLAIN, real):
-        chosen: Sealing = sealing
-        manifest, _, tag = chosen.seal_broadcast(terms(cloud), PACKAGE, [device.public()], 1024)
-        sizes.add(len(chosen.seal_segment(manifest, GROUP, tag, b"sums")))
-    assert len(sizes) == 1
-
-
 def test_a_real_cloud_opens_no_plain_segment_and_a_simulated_one_no_real(keys) -> None:
     device, _, cloud = keys
     for mine, theirs in ((PLAIN, real), (real, PLAIN)):

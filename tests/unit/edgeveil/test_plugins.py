@@ -129,12 +129,6 @@ def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
     assert found[3:] == ["False", "fine", "True"]
 
 
-def test_without_the_plugin_a_job_that_names_its_part_says_so(good, tmp_path):
-    (raw,) = play(good, 'print(parse_plan(named("midrange")).job.canonical().decode())')
-    found = play(tmp_path, f"said(lambda: Job.from_canonical({raw!r}.encode()))")
-    assert "aggregation names 'midrange', and no plug-in that is installed here" in found[0]
-
-
 def test_the_process_that_computes_holds_to_the_same_list(good):
     found = play(
         good,
@@ -240,27 +234,6 @@ def test_what_is_not_imported_from_its_files_has_no_digest(good, tmp_path):
     assert "no plug-in 'never-parts' is installed" in found[1]
 
 
-def test_a_device_says_on_its_console_why_it_declines_and_goes_on(good):
-    found = play(
-        good,
-        """
-        import pathlib, tempfile
-        sys.path.insert(0, "tests/unit/edgeveil_edge")
-        from edge_kit import Device, job
-        from edgeveil.jobs import compile_job
-        plan = compile_job(job(aggregation={"name": "midrange"}))
-        plugins.admit(())
-        box = Device(pathlib.Path(tempfile.mkdtemp()), policy={"min_devices": 3})
-        said(lambda: box.learn(plan))
-        print(box.said[-1])
-        said(lambda: box.learn(compile_job(job())))
-        """,
-    )
-    assert found[1].startswith("a job is declined: aggregation 'midrange' of plug-in good-parts")
-    assert "policy.allowed_plugins" in found[1]
-    assert found[2] == "fine"
-
-
 def test_one_that_cannot_be_read_takes_no_other_down(good):
     later = "from __future__ import annotations\n\nfrom typing import Literal"
     late = RULE.replace("from typing import Literal", later).replace("midrange", "late")
@@ -304,16 +277,3 @@ def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_
         """,
     )
     assert found == ["done", "imported"]
-
-
-def test_a_part_of_a_misspelt_family_is_named_where_it_is_asked_for(good):
-    laid_out(good, "late-parts", {"aggregatoin.idle": "good_parts.midrange:PART"}, {})
-    found = play(
-        good,
-        """
-        from edgeveil_tools.methods import check
-        from argparse import Namespace
-        said(lambda: check(Namespace(names=["check", "idle"], json=False)))
-        """,
-    )
-    assert found[0].startswith("aggregatoin 'idle' of plug-in late-parts 1.0: there is no such fam")

@@ -31,11 +31,6 @@ def test_every_key_and_every_place_is_equally_likely():
     assert all(abs(count - draws * 0.3) < 5 * 36 for count in chosen.values())
 
 
-def test_without_a_given_source_two_draws_differ():
-    keys = [bytes([k, j]) for k in range(20) for j in range(20)]
-    assert uniform(keys, 200) != uniform(keys, 200)
-
-
 def test_refusals():
     with pytest.raises(UsageError, match="11 of 10"):
         uniform(KEYS, 11)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.protocol.transfer import describe, parts
 from edgeveil.storage import CHUNK_BYTES, FileData, sync_folder
 
 
@@ -29,12 +28,6 @@ def test_slices_are_those_of_the_bytes(path: Path) -> None:
 def test_a_piece_of_a_file_is_as_good_as_a_file(path: Path) -> None:
     data = FileData(path, 256, 100)
     assert (len(data), data[:], data[90:200]) == (100, bytes(range(100)), bytes(range(90, 100)))
-
-
-def test_it_can_be_cut_into_parts_like_bytes(path: Path) -> None:
-    whole = path.read_bytes()
-    blob = describe(whole, 1000)
-    assert list(parts(blob, FileData(path))) == list(parts(blob, whole))
 
 
 def test_it_stays_when_the_file_is_renamed_or_removed(path: Path) -> None:

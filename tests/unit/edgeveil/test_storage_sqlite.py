@@ -124,31 +124,10 @@ def test_damage_is_told_with_the_owners_own_fix(path: Path) -> None:
         SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
 
 
-def test_damage_that_cannot_even_be_quoted_is_told(path: Path) -> None:
-    SqliteFile(path, "the file", SCHEMA).close()
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE TABL\xff"))
-    with pytest.raises(PrivacyError, match=r"the file cannot be used: .* weep"):
-        SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
-
-
 def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "missing" / "file.sqlite"):
         with pytest.raises(StorageError, match=r"cannot be used.*check its folder"):
             SqliteFile(place, "the file", SCHEMA)
-
-
-def test_an_inner_guard_does_not_tell_twice(path: Path) -> None:
-    file = SqliteFile(path, "the file", SCHEMA)
-    with (
-        pytest.raises(StorageError) as caught,
-        file.transaction(),
-        file.guard("read") as db,
-    ):
-        db.execute("SELECT nothing")
-    assert str(caught.value).count("cannot be") == 1
-    assert "cannot be read" in str(caught.value)
-    file.close()
 
 
 def test_threads_take_turns() -> None:
@@ -226,24 +205,3 @@ def test_what_no_step_leads_to_is_refused_unread(
     with pytest.raises(StorageError, match=rf"has version \d, this program knows {version}"):
         versioned(path, version, steps)
     assert path.read_bytes() == content
-
-
-def test_an_upgrade_without_room_for_the_copy_does_not_begin(path: Path) -> None:
-    filled(path)
-    path.with_name(f"{path.name}.before-3").mkdir()  # nothing can take its place
-    with pytest.raises(StorageError, match="cannot be copied before its upgrade"):
-        versioned(path, 3, STEPS)
-    versioned(path, 1).close()
-
-
-def test_a_full_disk_is_told_as_such_where_the_log_beside_a_file_cannot_be_made(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SqliteFile(path, "the file", "CREATE TABLE t (x)").close()
-    path.with_name(f"{path.name}-wal").mkdir()  # so that SQLite cannot open its log
-    for full, fix in ((True, "free some space"), (False, "check that its folder is there")):
-        monkeypatch.setattr("edgeveil.storage._is_full", lambda _folder, full=full: full)
-        with pytest.raises(StorageError) as caught, SqliteFile(path, "the file").transaction():
-            pass
-        assert fix in caught.value.fix
-        assert ("unable to open" in caught.value.what) is not full

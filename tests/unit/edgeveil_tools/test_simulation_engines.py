@@ -62,7 +62,7 @@ def played(path, out, **overrides):
 
 CASES = {
     "quickstart": {"train": {"rounds": 5}, "local_run": {"infer_only": 2}},
-    "digits_fedavg": {"train": {"rounds": 2}, "broadcast": {"dtype": "float16"}},
+    "digits_fedavg": {"train": {"rounds": 2}},
     "digits_krum": {"train": {"rounds": 2}},
     "digits_min_divergence": {"train": {"rounds": 2}},
     "digits_secprobe": {"train": {"rounds": 2}},

@@ -44,8 +44,8 @@ def job_with(tmp_path, **changes):
 
 
 def test_options_replace_values_of_the_local_run():
-    job, run = local_job(QUICKSTART, Overrides(devices=8, seed=3, broker="amqtt", protocol=4))
-    assert (run.devices, run.seed, run.broker, run.protocol) == (8, 3, "amqtt", 4)
+    job, run = local_job(QUICKSTART, Overrides(devices=8, seed=3, broker="amqtt"))
+    assert (run.devices, run.seed, run.broker) == (8, 3, "amqtt")
     assert job.selection.min_devices == 8
 
 

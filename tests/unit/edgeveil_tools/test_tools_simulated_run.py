@@ -110,7 +110,7 @@ def test_one_seed_repeats_exactly_and_without_reference_if_asked(tmp_path):
     assert result["reference"] == {"accuracy": None, "rounds": [], "note": ""}
 
 
-@pytest.mark.parametrize("options", [{"broker": "amqtt"}, {"protocol": 4}, {"data": Path("/")}])
+@pytest.mark.parametrize("options", [{"broker": "amqtt"}, {"data": Path("/")}])
 def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
     path = job_file(tmp_path)
     with pytest.raises(UsageError) as raised:

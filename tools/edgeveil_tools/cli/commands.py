@@ -134,7 +134,6 @@ COMMANDS = (
         _JOB,
         arg("--out DIR", "folder for results; default out/JOB", Path),
         arg("--broker", "broker to start", choices=("auto", "amqtt", "mosquitto")),
-        arg("--protocol", "MQTT 5, or 4 for 3.1.1", int, choices=(5, 4)),
         arg("--devices N", "devices to play", int),
         arg("--workers N", "processes that host them", int),
         arg("--cells N", "each with an edge broker and a proxy of its own", int),

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
     overrides = Overrides(
         broker=args.broker,
-        protocol=args.protocol,
         devices=args.devices,
         workers=args.workers,
         cells=args.cells,

@@ -30,6 +30,7 @@ SUCCESSORS = {
     "table": "edgeveil run JOB --simulate --seeds 3 --sweep KEY=A,B",
     "compare": "edgeveil run JOB --simulate --sweep privacy.noise=local,shared",
     "run --engine": "edgeveil run JOB --simulate, on a Ray cluster with --ray HOST:PORT",
+    "run --protocol": "broker.protocol of a site's files; a run speaks MQTT 5, with amqtt 3.1.1",
     "run --address": "edgeveil run JOB --simulate --ray HOST:PORT",
     "chaos": "make chaos, in the repository",
     "job track": "edgeveil job show ID --watch --track WHERE",

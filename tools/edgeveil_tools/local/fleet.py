@@ -120,7 +120,7 @@ class FleetProcesses:
     def __init__(self, run: LocalFleet) -> None:
         self._run = run
         self._brokers: dict[str, BrokerProcess] = {}
-        self._broker_name, self._protocol = "", int(run.settings.protocol)
+        self._broker_name, self._protocol = "", 5
         self._proxy_urls: list[str] = []
         self._hops: dict[str, int] = {}
         self._stop = threading.Event()
@@ -171,7 +171,7 @@ class FleetProcesses:
         upload_bytes = self._run.log.plan.upload_bytes
         cells = {name: CellPorts(*free_ports(3)) for name in run.cell_names}
         engine = choose_engine(run.broker)
-        self._protocol = 4 if engine == "amqtt" else int(run.protocol)
+        self._protocol = 4 if engine == "amqtt" else 5
         plan = replace(
             self._run.site,
             ports=ports,

@@ -35,7 +35,6 @@ class Overrides:
     """
 
     broker: str | None = None
-    protocol: int | None = None
     devices: int | None = None
     workers: int | None = None
     cells: int | None = None
@@ -133,12 +132,9 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
             fix="leave it out",
         )
     asked = overrides.given
-    if run.simulate and (unused := sorted({"broker", "protocol"} & asked.keys())):
-        raise UsageError(
-            "a simulation has no brokers",
-            where=", ".join(f"--{name}" for name in unused),
-            fix="leave it out, or add --no-simulate",
-        )
+    if run.simulate and "broker" in asked:
+        fix = "leave it out, or add --no-simulate"
+        raise UsageError("a simulation has no brokers", where="--broker", fix=fix)
     if not run.simulate and "ray_address" in asked:
         raise UsageError("a run over brokers has no Ray", where="--ray", fix="add --simulate")
 

@@ -86,8 +86,6 @@ class LocalRun(Block):
     `edgeveil run --seeds 5` with five folds tests on every record once."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
-    protocol: Literal[5, 4] = 5
-    """MQTT version: 5, or 4 for 3.1.1."""
     policy: SitePath | None = Field(default=None, examples=["../policy.yaml"])
     """A policy file as a device's `policy_file` names it, to see whether owners who have it would
     take part; null: the devices' owners allow what the job asks for."""

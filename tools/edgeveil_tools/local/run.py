@@ -68,7 +68,6 @@ class RunOptions(TypedDict, total=False):
     seed: int | None
     data: str | Path | None
     broker: Literal["auto", "amqtt", "mosquitto"] | None
-    protocol: Literal[4, 5] | None
     accept_unprotected: bool
     reference: bool | None
     record: bool
@@ -99,7 +98,6 @@ def run(
         seed: of the dealing of records; simulated, also of the noise.
         data: the records: a data file, a folder of pictures, or that of a published set's files.
         broker: the broker to start.
-        protocol: MQTT 5, or 4 for 3.1.1.
         accept_unprotected: the run's devices accept a job whose privacy is not proven.
         reference: train the noise-free reference beside it; None: of a published set only. Of
             other records it is an exact figure without any protection, as is who holds what.

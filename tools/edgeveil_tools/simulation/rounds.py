@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.exchange import Array
@@ -179,7 +178,7 @@ class SimulatedRounds:
                 f"{error.what} ({told})", where=error.where, fix=error.fix
             ) from None
         if self._recorder is not None:
-            sent = as_learned_from(plan, plan.package(state, context.exchange))
+            sent = plan.package(state, context.exchange)
             weights = self._evaluation.weights(plan, after)
             self._recorder.keep(context, sent, valid.arrays, weights)
         seal, sealed, answered = times_s

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as arrays
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.clustering import EVALUATIONS, cluster_scores, project_2d
-from edgeveil.jobs.job import Unsupervised
 
 # Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
 # which. Distances within are √2, between about 10√2.
@@ -18,8 +17,7 @@ POINTS = np.array([[12, 0], [11, 1], [1, 11], [0, 12]], float)
 
 
 def scores(uploads, kind, number):
-    asked = Unsupervised.model_construct(eval_type=kind, cluster_client_num=number)
-    return cluster_scores(uploads, asked)
+    return cluster_scores(uploads, kind, number)
 
 
 def test_the_cluster_is_the_largest_entry():
@@ -49,12 +47,6 @@ def test_only_the_first_uploads_count():
     got = scores(more, "SILHOUETTE_SCORE", 4)
     assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
     assert got.labels == (0, 0, 1, 1, -1)
-
-
-def test_fewer_uploads_than_wanted_are_said():
-    got = scores(POINTS, "SILHOUETTE_SCORE", 1000)
-    assert got.score is not None
-    assert "4 of 1000" in got.reason
 
 
 @pytest.mark.parametrize(
@@ -117,14 +109,6 @@ def test_rows_of_one_upload_are_clustered_alike_and_uploads_are_counted():
     assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
     assert (got.labels, got.used, got.reason) == ((0, 0, 1, 1), 2, "2 of 3 uploads wanted")
     assert scores(uploads, "NOT_EVAL", 1).labels == (0, 0, -1, -1)
-
-
-def test_an_upload_with_one_spoilt_row_is_left_out_whole():
-    uploads = np.stack([POINTS, POINTS])
-    uploads[0, 3, 0] = np.nan
-    got = scores(uploads, "SILHOUETTE_SCORE", 2)
-    assert got.labels == (-1, -1, -1, -1, 0, 0, 1, 1)
-    assert got.used == 1
 
 
 def test_projection_keeps_distances_of_a_plane_and_its_sign():

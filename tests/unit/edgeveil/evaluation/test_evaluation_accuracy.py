@@ -85,43 +85,6 @@ def test_what_does_not_fit_is_a_data_error():
         HeldOutTest(made, X, Y).tested(missing)
 
 
-def test_a_graph_whose_weights_enter_at_the_records_is_not_cut():
-    from onnx import TensorProto, helper
-
-    def value(name, shape):
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-    nodes = [
-        helper.make_node("MatMul", ["x", "weight"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
-    ]
-    inputs, outputs = (
-        [value("x", ["N", 4]), value("weight", [4, 3])],
-        [value("probabilities", None)],
-    )
-    made = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, outputs),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    ).SerializeToString()
-    assert cut(made)[0] is None
-    x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 2])
-    weight = np.eye(4, 3, dtype=np.float32) * 5
-    tested = HeldOutTest(made, x, y).tested({"weight": weight})
-    assert tested.accuracy == 0.75
-    at_5 = np.log(1 + 2 * np.exp(-5))  # three rows with 5 at the label, one with 0 everywhere
-    assert tested.loss == pytest.approx((3 * at_5 + np.log(3)) / 4)
-
-
-def test_accuracy_counts_the_largest_probability():
-    made, given = graph(MAPS["identity"])
-    model = weights(given)
-    y = OnnxModel(made).probabilities(X, model).argmax(axis=1)
-    y[:30] = (y[:30] + 1) % 10
-    assert HeldOutTest(made, X, y).tested(model).accuracy == 0.8
-    assert HeldOutTest(made, X[:30], y[:30]).tested(model).accuracy == 0
-
-
 @pytest.mark.parametrize(("twice", "joint"), [(False, "phi"), (True, "x")])
 def test_constants_join_nothing_and_a_graph_that_meets_twice_is_not_cut(twice, joint):
     """phi = x + 1 and, `twice`, x itself meet the weight; 1 comes from a node without inputs."""

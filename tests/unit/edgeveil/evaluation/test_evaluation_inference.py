@@ -56,14 +56,6 @@ def test_the_sum_equals_numpys():
     assert 600 * (2**RECORD_BITS - 3) <= got.sum() <= 600 * 2**RECORD_BITS
 
 
-def test_one_session_serves_other_weights():
-    x = np.full((5, 4), 3, np.float32)
-    one = session()
-    other = {**WEIGHTS, "weight": -WEIGHTS["weight"]}
-    assert not np.allclose(summed(one, x, WEIGHTS), summed(one, x, other))
-    assert np.allclose(summed(one, x, other), 5 * probabilities(FEATURES, x, other)[0], atol=1e-5)
-
-
 def test_invalid_records_count_zero_and_no_records_are_the_zero_vector():
     good = np.array([[1, 2, 3, 4], [9, 0, 0, 1]], np.float32)
     bad = np.array([[np.nan, 0, 0, 0], [0, np.inf, 0, 0]], np.float32)
@@ -72,17 +64,6 @@ def test_invalid_records_count_zero_and_no_records_are_the_zero_vector():
     assert np.array_equal(one.summed_softmax(mixed, WEIGHTS), one.summed_softmax(good, WEIGHTS))
     for none in (bad, good[:0], np.ones((3, 5), np.float32), np.ones((3, 2, 2), np.float32)):
         assert one.summed_softmax(none, WEIGHTS).tolist() == [0, 0, 0]
-
-
-@settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.float32, st.tuples(st.integers(1, 6), st.just(4))))
-def test_the_sum_over_records_is_the_sum_of_the_sums_over_single_ones(x):
-    one = session()
-    got = one.summed_softmax(x, WEIGHTS)
-    assert (got >= 0).all()
-    each = [one.summed_softmax(x[index : index + 1], WEIGHTS) for index in range(len(x))]
-    assert np.array_equal(got, np.sum(each, axis=0))
-    assert max(int(row.sum()) for row in each) <= 2**RECORD_BITS
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -122,14 +103,6 @@ def test_a_slots_row_follows_from_its_own_record_bit_for_bit(x, other, changed):
     rest = held != changed
     assert before[rest].tobytes() == after[rest].tobytes()
     assert ((after >= 0) & np.isfinite(after)).all()
-
-
-def test_slots_fail_for_a_bad_package_alone():
-    held = np.array([EMPTY])
-    with pytest.raises(DataError, match="needs the weights"):
-        session().slot_softmax(np.ones((1, 4), np.float32), {}, held)
-    wide = session().slot_softmax(np.ones((1, 9), np.float32), WEIGHTS, np.array([0]))
-    assert wide.tolist() == [UNIFORM]
 
 
 def test_the_graph_must_be_the_one_the_job_names():

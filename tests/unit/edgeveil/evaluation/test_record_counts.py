@@ -10,7 +10,7 @@ from sklearn import metrics
 
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.figures import federated_text
-from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts, counts_of
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
 
 RANGE = TargetRange(-50.0, 150.0)
 KINDS = [Confusion(3), Confusion(20), Hits(3), Hits(40), Errors(RANGE)]
@@ -125,9 +125,3 @@ def test_counts_below_nothing_leave_shares_within_their_ends() -> None:
             shares = (row["precision"], row["recall"], row["f1"])
             assert all(value is None or 0 <= value <= 1 for value in shares)
         assert all(0 <= (found.get(name) or 0) <= 1 for name in ("accuracy", "balanced_accuracy"))
-
-
-def test_many_classes_have_no_matrix() -> None:
-    assert isinstance(counts_of(20, None), Confusion)
-    assert isinstance(counts_of(21, None), Hits)
-    assert isinstance(counts_of(LABELS, RANGE), Errors)

@@ -114,15 +114,3 @@ def test_a_fleet_that_cannot_fill_the_buffers_is_told():
     with pytest.raises(ImpossibleMixError, match="make 30 updates, and 8 rounds of 6 need 48"):
         compile_job(job, KnownFleet(10, 10, "bench", "local_run"))
     compile_job(job, KnownFleet(16, 16, "bench", "local_run"))
-
-
-def test_jobs_of_before_keep_their_digest():
-    job = Job.model_validate({**PLAIN, "round": {"min_batch": 3}})
-    assert b"buffer" not in job.canonical() and b"stale" not in job.canonical()
-    late = Job.model_validate(PLAIN)
-    assert Job.from_canonical(late.canonical()) == late
-
-
-def test_a_person_reads_what_lateness_costs():
-    assert any("round.mode: buffered" in note for note in plan_of().notes)
-    assert not any("buffered" in note for note in plan_of(round={"min_batch": 3}).notes)

@@ -15,9 +15,7 @@ from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.rehearsal import made_up_records, rehearse_device
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import who_sees
-from edgeveil.parts.exchange import CLUSTER, EVALUATE, EVALUATIONS
+from edgeveil.parts.exchange import CLUSTER, EVALUATE
 from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
@@ -158,24 +156,6 @@ def test_a_device_tries_the_sums_before_it_reads_a_record() -> None:
         plan = plan_of(**changes)
         assert rehearse_device(plan, plan.graph(), trains=False, records=8, processor="cpu") > 0
     assert isinstance(made_up_records(plan, 8), Records)
-
-
-def test_who_sees_sums_is_said_and_the_shuffle_earns_nothing() -> None:
-    rows = {row.what: row.cloud for row in who_sees(plan_of())}
-    assert rows["cluster sums"].startswith("each device's noised by-cluster totals")
-    rows = {row.what: row.cloud for row in who_sees(plan_of(**SHARED))}
-    assert "no single upload" in rows["cluster sums"]
-    assert [c.purpose for c in shuffled(plan_of(round={"min_batch": 200}))] == []
-    assert "inferences" not in rows
-
-
-def test_a_job_that_does_not_ask_says_nothing_of_it() -> None:
-    job = Job.model_validate({**PLAIN, "unsupervised": {"every_rounds": 0}})
-    assert b"sums" not in job.canonical()
-    assert b'"unsupervised":{"cluster_client_num":1000,"eval_type"' in job.canonical()
-    plan = compile_job(Job.from_canonical(plan_of().job.canonical()))
-    assert at(plan, CLUSTER) == [2, 4, 6]
-    assert EVALUATIONS == (CLUSTER, EVALUATE)
 
 
 BUFFERED = {

@@ -1,8 +1,5 @@
 """`privacy.epsilon`: needed where training adds noise, and only there."""
 
-import hashlib
-import json
-
 import pytest
 import yaml
 
@@ -62,16 +59,3 @@ def test_where_noise_is_added_it_is_asked_for(parts):
     with pytest.raises(ConfigError, match=r"privacy\.epsilon: is missing and.*epsilon: 8"):
         job(parts)
     assert compile_job(job(parts, epsilon=8)).adds_noise
-
-
-def test_a_job_without_the_block_is_told_of_the_key():
-    plain = {k: v for k, v in {**PLAIN, **NOISED["fm"]}.items() if k != "privacy"}
-    with pytest.raises(ConfigError, match=r"privacy\.epsilon: is missing"):
-        parse_job(yaml.safe_dump(plain), "j.yaml")
-
-
-def test_the_bytes_of_a_job_that_states_it_hold_the_number():
-    found = job(NOISED["fm"], epsilon=8)
-    privacy = json.loads(found.canonical())["privacy"]
-    assert privacy["epsilon"] == 8.0 and b'"epsilon":8.0,' in found.canonical()
-    assert hashlib.sha256(found.canonical()).digest() == found.digest()

@@ -98,11 +98,6 @@ def test_what_the_file_says_comes_first():
     assert [entry.name for entry in found.features] == ["gabor"]
 
 
-def test_a_block_of_another_kind_keeps_nothing_of_the_preset():
-    found = job("delm_enhanced", "aggregation: {name: fedavg}")
-    assert found.aggregation.name == "fedavg"
-
-
 def test_a_preset_is_no_part_of_the_job():
     with_preset = job("fedavg")
     written = with_preset.canonical()
@@ -125,9 +120,3 @@ def test_a_problem_of_the_presets_values_is_shown_at_the_preset():
     head = HEAD.replace("privacy: {{accept_unproven: true}}\n", "")
     (said,) = problems("delm_basic", head=head)
     assert said.startswith("x.yaml:2 features: no guarantee is proven for")
-
-
-@pytest.mark.parametrize("name", ["[a, b]", "{a: 1}", "7", "null"])
-def test_a_preset_must_be_a_name(name):
-    (said,) = problems(name)
-    assert said.startswith("x.yaml:2 preset: unknown preset")

@@ -1,12 +1,10 @@
 """Update stages in a job file: what is taken, what is refused, and the reason that is read."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import compile_job, parse_job
+from edgeveil.jobs import compile_job
 from edgeveil_tools.local.local_run import parse_local_job
 
 PLAIN = {
@@ -74,22 +72,3 @@ def test_the_text_s_composition_of_ldp_fl_is_claimed():
 )
 def test_what_cannot_work_is_told_with_the_reason(update, words):
     assert words in refused(*update)
-
-
-def test_stages_are_for_methods_that_upload_updates():
-    found = refused(
-        NOISE, train={"method": "fm", "rounds": 2}, features=[{"name": "identity"}], model=None
-    )
-    assert "is for methods that train a whole model" in found
-
-
-@pytest.mark.parametrize("shuffle", ["split", "whole", "none"])
-def test_how_the_proxy_mixes(shuffle):
-    plan = compile_job(job(NOISE, proxy={"shuffle": shuffle}))
-    names = [spec.name for spec in plan.segments(plan.exchanges[0])]
-    assert names == (["update"] if shuffle == "whole" else ["output.weight", "output.bias"])
-
-
-def test_the_example_is_proven():
-    plan = compile_job(parse_job(Path("configs/jobs/digits_stages.yaml").read_text(), "j.yaml"))
-    assert plan.quote().training.proven

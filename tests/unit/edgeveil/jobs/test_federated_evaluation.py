@@ -15,8 +15,6 @@ from edgeveil.jobs import Job, buffered_rounds, compile_job
 from edgeveil.jobs.buffered_rounds import late_exchanges
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import EVALUATE
 from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
 from edgeveil.privacy.gaussian_mechanism import counts_event
@@ -67,13 +65,6 @@ def test_each_evaluation_follows_its_round_and_indices_count_on() -> None:
 def test_the_last_model_is_always_evaluated() -> None:
     assert evaluated(plan_of(federated_evaluation={"epsilon": 1})) == [6]
     assert evaluated(plan_of(federated_evaluation={"epsilon": 1, "every_rounds": 4})) == [4, 6]
-
-
-def test_a_job_without_the_block_says_nothing_of_it() -> None:
-    without = {name: value for name, value in PLAIN.items() if name != "federated_evaluation"}
-    job = Job.model_validate(without)
-    assert b"federated" not in job.canonical()
-    assert compile_job(job).exchanges == compile_job(job).planned
 
 
 @pytest.mark.parametrize("every", [0, 1, 2])
@@ -172,22 +163,6 @@ def test_late_updates_pass_an_evaluation_by(monkeypatch: pytest.MonkeyPatch) -> 
     assert RoundContext.of(plan, by_label["round 5"]).round.mode == "buffered"
 
 
-def test_the_shuffle_earns_nothing_where_counts_are_asked_for() -> None:
-    asked = {"encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}}}
-    inferred = {**asked, "unsupervised": {"every_rounds": 3}, "round": {"min_batch": 200}}
-    without = {**PLAIN, **inferred}
-    del without["federated_evaluation"]
-    assert [c.purpose for c in shuffled(compile_job(Job.model_validate(without)))] == ["infer"]
-    assert shuffled(plan_of(**inferred)) == ()
-
-
-def test_who_sees_counts_is_said() -> None:
-    rows = {row.what: row.cloud for row in who_sees(plan_of())}
-    assert rows["evaluation counts"].startswith("each device's noised counts")
-    rows = {row.what: row.cloud for row in who_sees(plan_of(**SHARED))}
-    assert "no single upload" in rows["evaluation counts"]
-
-
 def test_the_owners_limits_count_evaluations() -> None:
     little = {**SHARED, "privacy": {"epsilon": 0.3, "delta": 1e-5, "noise": "shared"}}
     request = plan_of(**little).request("j")
@@ -234,7 +209,7 @@ LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
             "federated_evaluation.every_rounds",
             "more than the 6 rounds",
         ),
-        ({"data": {**PLAIN["data"], "evaluation_share": 0}}, "data.evaluation_share", "keep none"),
+        ({"data": {**PLAIN["data"], "evaluation_share": 0}}, "data.evaluation_share", "no records"),
         ({"federated_evaluation": {"epsilon": 701}}, "federated_evaluation.epsilon", "be met"),
         (
             {

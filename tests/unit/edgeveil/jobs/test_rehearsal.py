@@ -118,17 +118,6 @@ def test_a_graph_that_a_device_refuses_or_that_gives_no_probabilities_is_found()
         rehearse_device(plan, b"no graph", trains=False, records=3, processor="cpu")
 
 
-def test_whatever_a_method_raises_is_a_reason(monkeypatch):
-    plan = plan_of("digits_fedavg.yaml")
-
-    def fails(*given):
-        raise RuntimeError("shape mismatch")
-
-    monkeypatch.setattr(plan.device, "answer", fails)
-    with pytest.raises(DataError, match="RuntimeError: shape mismatch"):
-        rehearsed(plan)
-
-
 @pytest.mark.parametrize(
     ("job", "trains"), [("quickstart.yaml", False), ("digits_fm_paper.yaml", True)]
 )

@@ -80,12 +80,6 @@ def test_no_credit_where_a_condition_fails(changes):
     assert credits_of(**changes) == {}
 
 
-def test_memory_from_before_the_noise_costs_no_credit():
-    """It follows from the device's data and the broadcasts, as any input of the round does."""
-    found = credits_of(update=({"name": "download_random"}, TWO, {"name": "upload_top_k"}))
-    assert set(found) == {"train", "infer"}
-
-
 def test_each_kind_is_judged_alone():
     assert set(credits_of(update=({"name": "gradient_gaussian"},))) == {"infer"}
     assert set(credits_of(unsupervised={"every_rounds": 1, "upload": "per_sample"})) == {"train"}

@@ -36,20 +36,6 @@ def test_values_of_the_numerical_bound_at_delta_1e_6(devices, local, expected):
     assert clone_epsilon(local, devices, 1e-6) == pytest.approx(expected, abs=6e-4)
 
 
-def closed_form(local, devices, delta):
-    """Feldman, McMillan, Talwar 2021, thm 3.1, for local <= ln(n / (16 ln(2/δ)))."""
-    assert local <= math.log(devices / (16 * math.log(2 / delta)))
-    e = math.exp(local)
-    root = 8 * math.sqrt(e * math.log(4 / delta) / devices)
-    return math.log(1 + (e - 1) / (e + 1) * (root + 8 * e / devices))
-
-
-@pytest.mark.parametrize(("local", "devices"), [(0.1, 1000), (1.0, 1000), (3.0, 10_000)])
-def test_the_numerical_bound_is_within_the_closed_form(local, devices):
-    found = clone_epsilon(local, devices, 1e-6)
-    assert found < closed_form(local, devices, 1e-6) < local * 4
-
-
 def direct_delta(epsilon, local, devices):
     """Σ over all outcomes of (A + Δ, C − A + 1 − Δ) of max(0, P − e^ε·Q)."""
     p, high = math.exp(-local), math.exp(local) / (1 + math.exp(local))
@@ -76,14 +62,6 @@ def test_delta_is_the_sum_over_all_outcomes(devices, local):
     for share in (0.0, 0.25, 0.5, 0.9, 0.999):
         found = clone_delta(share * local, local, counts, chances)
         assert found == pytest.approx(direct_delta(share * local, local, devices), abs=1e-11)
-
-
-@pytest.mark.parametrize("devices", [3, 15])
-def test_epsilon_is_where_the_direct_delta_is_met(devices):
-    for delta in (1e-2, 1e-3):
-        found = clone_epsilon(1.0, devices, delta)
-        assert direct_delta(found, 1.0, devices) <= delta
-        assert found == 1.0 or direct_delta(found - 1e-3, 1.0, devices) > delta * 0.999
 
 
 @pytest.mark.parametrize("devices", [2, 9, 400, 100_000])
@@ -125,13 +103,6 @@ def test_a_device_alone_gains_nothing_and_nobody_ever_loses():
     for local in (0.01, 1.0, 5.0, 20.0):
         for devices in (2, 5, 50):
             assert clone_epsilon(local, devices, 1e-6) <= local
-
-
-def test_more_devices_and_a_larger_delta_give_more():
-    by_devices = [clone_epsilon(1.0, n, 1e-6) for n in (30, 100, 300, 1000)]
-    assert by_devices == sorted(by_devices, reverse=True)
-    by_delta = [clone_epsilon(1.0, 300, delta) for delta in (1e-9, 1e-7, 1e-5)]
-    assert by_delta == sorted(by_delta, reverse=True)
 
 
 def test_rounds_add_up_and_never_cost_more_than_without_a_shuffle():

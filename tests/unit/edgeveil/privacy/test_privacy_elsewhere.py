@@ -96,20 +96,6 @@ def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger: Ledger) -
         ledger.recall("j1", 1)
 
 
-def test_it_counts_against_the_limits_of_later_jobs(ledger: Ledger) -> None:
-    each = price(request("any").events, 1e-5).training.epsilon
-    tight = Limits(
-        max_epsilon_per_job=20,
-        lifetime_epsilon=1.5 * each,
-        lifetime_delta=1e-4,
-        max_inference_epsilon=100,
-    )
-    ledger.check(request("next"), tight)
-    ledger.count_elsewhere("j1", sealed_deposit(ledger._chain.deposit_key(), request("j1")))
-    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
-        ledger.check(request("next"), tight)
-
-
 def test_a_dummy_s_deposit_counts_nothing(ledger: Ledger) -> None:
     ledger.count_elsewhere("j1", ledger.deposit())
     assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()

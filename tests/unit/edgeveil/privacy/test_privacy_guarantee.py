@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -7,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.privacy.guarantee import Guarantee, down, protects_nothing, up, worth
+from edgeveil.privacy.guarantee import down, protects_nothing, up, worth
 
 POSITIVE = st.floats(1e-300, 1e300)
 
@@ -43,23 +42,9 @@ def test_no_figure_is_below_its_value_and_none_a_digit_above(value, digits):
     assert Fraction(value) * slack <= shown <= Fraction(value) * (1 + Fraction(10, 10**digits))
 
 
-def test_a_guarantee_is_printed_rounded_up():
-    text = str(Guarantee(7.9994, 1.0004e-5, "record", "proven"))
-    assert text == "ε = 8, δ = 1.001e-05 per record"
-
-
 def test_an_epsilon_that_makes_anyone_sure_is_told_to_protect_nothing():
     # Posterior odds of one among all people alive: at most e^ε times the prior ones.
     assert math.exp(22.8) / 8.2e9 < 1 < math.exp(22.9) / 8.2e9
     assert not protects_nothing(22.8) and protects_nothing(22.9)
     assert worth(921_040) == ", so large that it protects nothing"
     assert worth(8) == ""
-
-
-def test_the_words_stand_behind_each_guarantee_with_such_an_epsilon():
-    large = Guarantee(921_040, 0.0, "device", "proven")
-    assert str(large).endswith("per device, so large that it protects nothing")
-    assert large.notes == {"note": "ε is so large that it protects nothing"}
-    assert replace(large, epsilon=8.0).notes == {}
-    assert replace(large, status="claimed").notes == {}
-    assert "nothing" not in str(replace(large, epsilon=8.0))

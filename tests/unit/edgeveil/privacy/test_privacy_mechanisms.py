@@ -69,13 +69,6 @@ def test_what_is_not_an_event_is_refused(change):
         event_from_dict({**to_dict(EVENTS[0]), **change})
 
 
-def test_a_missing_field_is_refused():
-    plain = to_dict(EVENTS[0])
-    del plain["coordinates"]
-    with pytest.raises(PrivacyError, match="coordinates"):
-        event_from_dict(plain)
-
-
 def test_a_release_without_noise_cannot_call_itself_proven():
     with pytest.raises(PrivacyError):
         UnprotectedEvent(what="raw", unit="device", status="proven")
@@ -110,13 +103,6 @@ def test_a_symmetric_matrix_gets_less_noise_off_the_diagonal():
     off = matrix[np.triu_indices(d, 1)]
     assert off.std() == pytest.approx(math.sqrt(0.5), rel=0.03)
     assert event.finest_sigma_squared * 2 == event.sigma_squared
-
-
-@given(st.integers(1, 40))
-def test_the_diagonal_is_found_in_the_triangle(d):
-    rows, columns = np.triu_indices(d)
-    expected = np.flatnonzero(rows == columns)
-    np.testing.assert_array_equal(diagonal_of_triangle(len(rows)), expected)
 
 
 def test_a_size_other_than_the_priced_one_is_refused():

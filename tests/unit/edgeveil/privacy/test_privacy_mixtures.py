@@ -1,5 +1,4 @@
 import math
-import random
 import sys
 from fractions import Fraction
 
@@ -20,7 +19,6 @@ from edgeveil.privacy.accountant import (
 )
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
-from edgeveil.privacy.selection_mechanism import selection_event
 
 DELTA = 1e-5
 
@@ -114,32 +112,6 @@ def test_the_error_of_millions_of_compositions_is_charged():
     steps, mu = 3_000_000, 5e-4
     curve = mixture_curve(0.0, {}, frozenset([SampledSteps(1.0, mu, steps)]))
     assert curve(6.0) >= gaussian_delta(6.0, mu * math.sqrt(steps)) > 4e-12
-
-
-def test_a_mixture_costs_less_than_the_sum_of_its_parts():
-    gaussians, pures = [gauss(0.1)] * 20, [pure("1/20")] * 200
-    both = epsilon([*gaussians, *pures], DELTA)
-    basic = epsilon(gaussians, DELTA).epsilon + epsilon(pures, DELTA).epsilon
-    assert both.epsilon < 0.5 * basic
-    assert (both.delta, both.status) == (DELTA, "proven")
-
-
-def test_every_kind_of_pure_event_counts():
-    selection = selection_event("s", 4, 1, Fraction(1, 2))
-    assert epsilon([gauss(0.5), selection], DELTA) == epsilon([gauss(0.5), pure("1/2")], DELTA)
-
-
-def test_more_releases_never_cost_less():
-    events = [gauss(0.3), *[pure("1/10")] * 10]
-    costs = [epsilon(events + [pure("1/7")] * k, DELTA).epsilon for k in range(6)]
-    costs.append(epsilon([*events, *[pure("1/7")] * 5, gauss(0.5)], DELTA).epsilon)
-    assert costs == sorted(costs)
-
-
-def test_the_order_of_events_does_not_matter():
-    events = [gauss(0.3), gauss(0.2), *[pure(Fraction(1, k)) for k in range(3, 20)]]
-    shuffled = random.Random(0).sample(events, len(events))
-    assert epsilon(events, DELTA) == epsilon(shuffled, DELTA)
 
 
 def test_many_different_releases_are_composed_too():

@@ -62,12 +62,6 @@ def test_delta_is_within_the_closed_form_and_never_below_the_true_one(mus, epsil
         assert found <= closed ** (1 - 1 / 256) * (1 + 1e-6)
 
 
-def test_pure_releases_within_epsilon_have_no_delta_left_worth_naming():
-    assert delta([pure(1)] * 3, 3.5) < 1e-100
-    assert delta([pure(1)] * 3, 2.5) > 1e-3
-    assert delta([pure(2)], 1.9) <= 1.0
-
-
 def test_all_pure_events_count_alike():
     chosen = selection_event("s", 3, 1, Fraction(1, 2))
     assert delta([chosen, gauss(0.3)], 2.0) == delta([pure(Fraction(1, 2)), gauss(0.3)], 2.0)

@@ -97,27 +97,6 @@ def test_neighbours_stay_within_the_priced_epsilon(mechanism, pairs, scale):
 
 
 @pytest.mark.parametrize("mechanism", SELECTIONS)
-@given(
-    st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 3)), min_size=1, max_size=6),
-    st.fractions(1, 40, max_denominator=9),
-)
-@settings(deadline=None, max_examples=60)
-def test_scores_that_move_together_cost_half(mechanism, pairs, scale):
-    one, other = [u for u, _ in pairs], [u + v for u, v in pairs]
-    event = selection_event("c", len(pairs), 3, 3 / scale, mechanism=mechanism, monotonic=True)
-    assert Fraction(event.scale_numerator, event.scale_denominator) == scale
-    gaps = zip(EXACT[mechanism](one, scale), EXACT[mechanism](other, scale), strict=True)
-    assert all(abs(math.log(p / q)) <= float(event.epsilon) + 1e-9 for p, q in gaps)
-
-
-@pytest.mark.parametrize("mechanism", SELECTIONS)
-def test_two_candidates_that_move_apart_come_close_to_the_epsilon(mechanism):
-    """So a scale of half the size would be caught by the test above."""
-    one, other = EXACT[mechanism]([0, 60], 20), EXACT[mechanism]([10, 50], 20)
-    assert math.log(other[0] / one[0]) > 0.9 * 2 * 10 / 20
-
-
-@pytest.mark.parametrize("mechanism", SELECTIONS)
 def test_agrees_with_opendp(mechanism):
     dp = pytest.importorskip("opendp.prelude")
     dp.enable_features("contrib")
@@ -128,13 +107,6 @@ def test_agrees_with_opendp(mechanism):
     oracle = np.bincount([theirs(SCORES) for _ in range(10_000)], minlength=len(SCORES))
     table = [oracle, draw(mechanism, SCORES, 4, 10_000, seed=5)]
     assert chi2_contingency(table).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("mechanism", SELECTIONS)
-def test_scores_at_the_ends_of_the_range_do_not_overflow(mechanism):
-    ends = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max])
-    event = event_of(mechanism, 2, 100)
-    assert all(DRAW[mechanism](ends, event, SeededRandom(s))[0] == 1 for s in range(20))
 
 
 @pytest.mark.parametrize("mechanism", SELECTIONS)

@@ -14,26 +14,13 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import (
     GaussianEvent,
-    LaplaceEvent,
     SharedGaussian,
-    event_from_dict,
     for_one_record,
-    to_dict,
 )
 from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event, shared_gaussian
-from edgeveil.privacy.policy import JobRequest, Limits, check_job, price, total
+from edgeveil.privacy.policy import JobRequest, Limits, check_job, price
 
 DELTA = 1e-5
-LAPLACE = LaplaceEvent(
-    what="softmax",
-    unit="device",
-    purpose="infer",
-    sensitivity_steps=8,
-    scale_numerator=4,
-    scale_denominator=1,
-    coordinates=3,
-    grid_bits=2,
-)
 
 
 def event(mu: float = 0.1, layout: str = "vector", coordinates: int = 6) -> GaussianEvent:
@@ -92,13 +79,6 @@ def test_what_sums_show_has_the_price_of_the_whole_noise() -> None:
     assert "with 80 honest devices" in str(found)
 
 
-def test_beside_other_releases_both_prices_hold_them() -> None:
-    shared, local = shared_gaussian(event(), 10), event(0.3)
-    found = epsilon([shared, local], DELTA)
-    assert found.epsilon == epsilon([shared.together, local], DELTA).epsilon
-    assert found.if_colluding == epsilon([shared.own, local], DELTA).epsilon
-
-
 def test_too_coarse_parts_are_priced_by_moments() -> None:
     coarse = gaussian_event("sum", 1 << 20, 1.0, 4, grid_bits=20)
     shared = shared_gaussian(coarse, 4)
@@ -114,29 +94,6 @@ def test_a_job_without_shared_noise_has_one_price() -> None:
     assert found.if_colluding is None
     assert set(found.plain) == {"epsilon", "delta", "unit", "status"}
     assert found.collusion_epsilon == found.epsilon
-
-
-def test_jobs_add_up_in_both_prices() -> None:
-    shared = epsilon([shared_gaussian(event(), 80)], DELTA)
-    local = epsilon([event(0.5)], DELTA)
-    both = total([shared, local])
-    assert both.epsilon == pytest.approx(shared.epsilon + local.epsilon)
-    assert both.if_colluding == pytest.approx((shared.if_colluding or 0) + local.epsilon)
-    assert both.honest == 80
-
-
-def test_the_event_survives_its_plain_form() -> None:
-    shared = shared_gaussian(event(layout="symmetric"), 17)
-    plain = to_dict(shared)
-    assert plain["kind"] == "shared_gaussian"
-    assert event_from_dict(plain) == shared
-    for broken in ({**plain, "own": 1}, {k: v for k, v in plain.items() if k != "honest"}):
-        with pytest.raises(PrivacyError):
-            event_from_dict(broken)
-    with pytest.raises(PrivacyError, match="honest"):
-        event_from_dict({**plain, "honest": 0})
-    request = JobRequest("job", DELTA, (shared, shared, LAPLACE))
-    assert JobRequest.from_json(request.to_json()) == request
 
 
 def test_of_a_devices_update_one_record_costs_twice_in_both() -> None:

@@ -12,7 +12,7 @@ from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, Swarm, SwarmK
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
-from edgeveil.privacy.gaussian_mechanism import noised_update
+from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
@@ -106,5 +106,5 @@ def test_without_records_only_noise_is_sent():
     quiet = flat(answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).segments)
     (event,) = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).events
     chance = SeededRandom(1)
-    noise = noised_update(np.zeros(6), event, chance) * 2.0**-event.grid_bits
+    noise = gaussian(np.zeros(6, np.int64), event, chance)[0] * 2.0**-event.grid_bits
     np.testing.assert_allclose(quiet, noise, rtol=1e-6)
