@@ -15,7 +15,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -139,9 +138,8 @@ class MemoryFleet:
     """`devices`, one proxy and one cloud in virtual time; `seed` decides all that chance does.
 
     Files lie in `folder`: `state/cloud`, `state/proxy`, `state/edge-N`. `cloud` and `proxy` are
-    further keys of their site files. `faults` is the fate of each frame; with an `executor` devices
-    work at the same real time. `clock` times what the cloud reports; `say` hears what owners are
-    told.
+    further keys of their site files. `faults` is the fate of each frame. `clock`
+    times what the cloud reports; `say` hears what owners are told.
     """
 
     cloud: CloudRole
@@ -158,7 +156,6 @@ class MemoryFleet:
         sealing: Sealing = real_sealing,
         faults: Faults = no_faults,
         packet_bytes: int = PACKET_BYTES,
-        executor: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda _line: None,
         cloud: Mapping[str, Any] | None = None,
@@ -166,8 +163,8 @@ class MemoryFleet:
         transport: type[MemoryNet] = MemoryNet,
     ) -> None:
         self.folder, self._sealing, self._say, self._clock = folder, sealing, say, clock
-        self._seeds, self._interrupted = SimulationSeeds(seed), False
-        self.net = transport(faults, packet_bytes=packet_bytes, executor=executor)
+        self._seeds = SimulationSeeds(seed)
+        self.net = transport(faults, packet_bytes=packet_bytes)
         states = {name: folder / "state" / name for name in ("cloud", "proxy")}
         for name, state_dir in states.items():
             make_signing_key(state_dir, name)  # the others read its public half
@@ -248,10 +245,6 @@ class MemoryFleet:
         entry = self.store.job(job_id)
         return entry.ended or entry.status == "paused"
 
-    def interrupt(self) -> None:
-        """End the devices' work under way, in whatever threads, at the next thing they draw."""
-        self._interrupted = True
-
     def close(self) -> None:
         """Close all files."""
         for device in self.devices:
@@ -314,13 +307,7 @@ class MemoryFleet:
     def _noise_for(self, number: int) -> NoiseFor:
         """One stream for all questions, which goes on from exchange to exchange."""
         draw = self._seeds.noise(number)
-
-        def random_bytes(count: int) -> bytes:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            return draw(count)
-
-        return lambda _question: random_bytes
+        return lambda _question: draw
 
     def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:
         # Keys are new in every run: only by the devices' numbers does the same seed ask the same.

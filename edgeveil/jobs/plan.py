@@ -54,7 +54,6 @@ from edgeveil.parts.models.heads import (
     regression_graph,
     residual_graph,
 )
-from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event
@@ -463,18 +462,6 @@ class Plan:
             return (self.evaluation_of(exchange.phase).event,)
         training = self.device.price(exchange) if trains else ()
         return (*training, self.softmax_event()) if exchange.infer else training
-
-    @property
-    def adapter_note(self) -> str:
-        """What a person reads of how little of a model with adapters travels, or ""."""
-        network = self.setting.network
-        if not isinstance(network, AdaptedNetwork):
-            return ""
-        some, all_ = value_count(network.weights), value_count(network.base.weights)
-        return (
-            f"model.adapters: {some:,} of the model's {all_:,} values are trained, and they alone"
-            f" are an update: {100 * some / all_:.0f} % of its bytes"
-        )
 
     @property
     def evaluation_note(self) -> str:

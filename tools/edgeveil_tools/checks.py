@@ -483,7 +483,7 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
     from edgeveil_tools.local.data import published_largest, scale_notes
 
     found = [*plan.notes, *scale_notes(plan.job, published_largest(plan.job.data.source))]
-    found += filter(None, (plan.aggregation_note, plan.adapter_note, plan.evaluation_note))
+    found += filter(None, (plan.aggregation_note, plan.evaluation_note))
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
         found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
     return tuple(found)

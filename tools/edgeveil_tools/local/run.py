@@ -243,9 +243,8 @@ def play(
             record_dir=record_dir,
         )
         plan = fleet.log.plan
-        for line in (*(f"Privacy: {note}" for note in plan.notes), plan.adapter_note):
-            if line:
-                fleet.progress.note(line)
+        for note in plan.notes:
+            fleet.progress.note(f"Privacy: {note}")
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if track:
