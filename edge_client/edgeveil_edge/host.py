@@ -21,38 +21,11 @@ from edgeveil.parts.features import match_artifacts
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
+from edgeveil.protocol import device as machine
+from edgeveil.protocol import device_round as rounds
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device import (
-    AdoptRelease,
-    ApplyStatement,
-    CountElsewhere,
-    FindStanza,
-    Installation,
-    InstallJob,
-    InstallRelease,
-    JobClosed,
-    MadeReport,
-    SealReport,
-    StanzaLook,
-    StatementApplied,
-)
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-    SealDummies,
-)
-from edgeveil.protocol.messages import (
-    HEALTH,
-    Behind,
-    Manifest,
-    ReleaseOutcome,
-    ReleaseStatement,
-    short_name,
-    wants_reports,
-)
 from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
@@ -135,7 +108,8 @@ class DeviceHost:
 
     def store(self, item: object) -> None:
         """Durable before the next effect; inside `together`, when that ends."""
-        if isinstance(item, JobClosed):  # the ledger first: a reservation must not outlive its job
+        if isinstance(item, machine.JobClosed):
+            # The ledger first: a reservation must not outlive its job.
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
             self._memberships.pop(item.job_id, None)
@@ -145,7 +119,7 @@ class DeviceHost:
             if train.if_colluding is not None:
                 alone = f", if all others collude {policy.collusion_epsilon_in_all:g}"
             self._say(
-                f"job {short_name(item.job_id)} ended, {item.status};"
+                f"job {m.short_name(item.job_id)} ended, {item.status};"
                 f" spent on '{self.site.data.name}' so far:"
                 f" training: {train} (limit ε = {policy.lifetime_epsilon:g}{alone});"
                 f" inference: {infer} (limit ε = {policy.max_inference_epsilon:g})"
@@ -185,46 +159,47 @@ class DeviceHost:
             self._say(line.format(**report.data))
 
     def perform(self, task: object) -> object:
+        problem = self._trust.problem if self._trust else ""
         match task:
-            case FindStanza(manifest=manifest, stanzas=stanzas):
+            case machine.FindStanza(manifest=manifest, stanzas=stanzas):
                 keys = (self.identity.opening, self.identity.opening_before)
                 listed = (self._sealing.is_listed(key, manifest, stanzas) for key in keys if key)
-                return StanzaLook(any(listed))
-            case OpenPackage(manifest=manifest, blob=blob):
+                return machine.StanzaLook(any(listed))
+            case rounds.OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)
-            case InstallJob(manifest=manifest, package=package):
+            case machine.InstallJob(manifest=manifest, package=package):
                 return self._learn(manifest, package)
             case fx.TakeTrust(metadata=metadata):
                 return take_trust(self._trust, metadata, self.site.cell)
-            case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
-                self._say(f"nothing is done for the cloud: {self._trust.problem}")
-                if isinstance(task, InstallRelease):
+            case rounds.ComputeAnswer() | machine.InstallRelease() if problem:
+                self._say(f"nothing is done for the cloud: {problem}")
+                if isinstance(task, machine.InstallRelease):
                     return fx.WorkFailed("trust_expired")
-                return NoAnswer(self._trust.problem, "conditions")
-            case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
+                return rounds.NoAnswer(problem, "conditions")
+            case rounds.ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 job_id = manifest.at.job_id
                 blob, membership = self._memberships.get(job_id, (b"", b""))
                 if blob != manifest.blob.digest:
                     return self._work.answer(task, package, None)
                 # Held by nobody else: they go when they were used, before the answer is sealed.
                 return self._work.answer(task, self._whole(job_id, package), membership)
-            case SealDummies(manifest=manifest, round_key=round_key):
+            case rounds.SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
-            case InstallRelease(manifest=manifest, package=package):
+            case machine.InstallRelease(manifest=manifest, package=package):
                 return self._install(manifest, package)
-            case AdoptRelease(manifest=manifest):
+            case machine.AdoptRelease(manifest=manifest):
                 return self._adopt(manifest)
-            case SealReport(manifest=manifest):
+            case machine.SealReport(manifest=manifest):
                 return self._report(manifest)
-            case ApplyStatement(statement=statement):
+            case machine.ApplyStatement(statement=statement):
                 return self._apply(statement)
-            case CountElsewhere(behind=behind):
+            case machine.CountElsewhere(behind=behind):
                 return self._count_elsewhere(behind)
         return fx.WorkFailed("malformed_package")
 
     # --- tasks ---
 
-    def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
+    def _open(self, manifest: m.Manifest, blob: bytes) -> rounds.OpenedPackage:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
         before = self.identity.opening_before
         if before is not None:
@@ -234,25 +209,25 @@ class DeviceHost:
                 self.identity = self.identity.settled(self.site.state_dir)
         chance = self.moment()
         if opened is None:
-            return OpenedPackage(None, chance)
+            return rounds.OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind != "round":
-            if wants_reports(manifest):
+            if m.wants_reports(manifest):
                 self._note_fate(manifest, membership=membership.hex())
-            return OpenedPackage(decode_package(package), chance)
+            return rounds.OpenedPackage(decode_package(package), chance)
         decoded, job_id = decode_package(package), manifest.at.job_id
         self._memberships[job_id] = manifest.blob.digest, membership
         if isinstance(decoded, RoundPackage):
             # The machine holds what it says, and not the model, for as long as it answers.
             self._given[job_id] = decoded.tensors, decoded.model
             decoded = structs.replace(decoded, tensors=b"", model=b"")
-        return OpenedPackage(decoded, chance, *self._work.times_s(manifest))
+        return rounds.OpenedPackage(decoded, chance, *self._work.times_s(manifest))
 
     def _whole(self, job_id: bytes, package: RoundPackage) -> RoundPackage:
         tensors, model = self._given.pop(job_id, (b"", b""))
         return structs.replace(package, tensors=tensors, model=model)
 
-    def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
+    def _learn(self, manifest: m.Manifest, package: JobPackage) -> machine.Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
         job = self._work.compiled(package.job).job
@@ -263,15 +238,15 @@ class DeviceHost:
         job_id = manifest.at.job_id
         self._store.put_job(job_id, package.job, package.graph, found.values())
         self._work.take_up(manifest)
-        return Installation()
+        return machine.Installation()
 
-    def _install(self, manifest: Manifest, package: ReleasePackage) -> object:
+    def _install(self, manifest: m.Manifest, package: ReleasePackage) -> object:
         if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):
             return fx.WorkFailed("withdrawn_release")
         outcome, why = self._work.judge_release(manifest, package)
         digest = hashlib.sha256(package.onnx).hexdigest()
         if not why and self.releases.broke(digest):
-            outcome = ReleaseOutcome.ROLLED_BACK
+            outcome = m.ReleaseOutcome.ROLLED_BACK
         self._note_fate(manifest, outcome=outcome.value, digest=digest)
         if why:
             self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
@@ -281,7 +256,7 @@ class DeviceHost:
         self.releases.install(package.job_name, package.onnx, meta)
         self._store.put_fact("release_sequence", str(manifest.sequence))
         self._store.put_fact("release_package", manifest.package_digest.hex())
-        return Installation()
+        return machine.Installation()
 
     def look_at_release(self, now_s: float) -> str:
         """Why the release in use may not be the newest, or ""; `now_s` since 1970. Said once."""
@@ -298,27 +273,27 @@ class DeviceHost:
         self._stale = told
         return told
 
-    def _adopt(self, manifest: Manifest) -> Installation:
+    def _adopt(self, manifest: m.Manifest) -> machine.Installation:
         """It was in use, and still is unless the owner went back since."""
         now = self.releases.current()
         if now is not None and now.meta.get("package") == manifest.package_digest.hex():
             self.releases.adopt(manifest.sequence)
         self._store.put_fact("release_sequence", str(manifest.sequence))
-        return Installation()
+        return machine.Installation()
 
     # --- what is said of releases ---
 
-    def _note_fate(self, manifest: Manifest, **news: str) -> None:
+    def _note_fate(self, manifest: m.Manifest, **news: str) -> None:
         """Keep what a report on this release will need."""
         blob = manifest.blob.digest.hex()
         fate = {"membership": "", "outcome": "", "digest": "", **self._fate(manifest), **news}
         self._store.put_fact("release_fate", json.dumps({"blob": blob, **fate}))
 
-    def _fate(self, manifest: Manifest) -> dict[str, str]:
+    def _fate(self, manifest: m.Manifest) -> dict[str, str]:
         fate: dict[str, str] = json.loads(self._store.fact("release_fate") or "{}")
         return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
 
-    def _report(self, manifest: Manifest) -> MadeReport:
+    def _report(self, manifest: m.Manifest) -> machine.MadeReport:
         """What became of a release; of one that was not opened here a dummy.
 
         It reads no record (`RoundWork.judge_release`) and costs no budget. A release counts as
@@ -328,14 +303,14 @@ class DeviceHost:
         fate = self._fate(manifest)
         membership, said = bytes.fromhex(fate.get("membership", "")), b""
         if membership and fate["outcome"]:
-            outcome = ReleaseOutcome(fate["outcome"])
-            if outcome is ReleaseOutcome.IN_USE and self.releases.broke(fate["digest"]):
-                outcome = ReleaseOutcome.ROLLED_BACK
+            outcome = m.ReleaseOutcome(fate["outcome"])
+            if outcome is m.ReleaseOutcome.IN_USE and self.releases.broke(fate["digest"]):
+                outcome = m.ReleaseOutcome.ROLLED_BACK
             said = outcome.to_bytes()
         membership = membership or os.urandom(_MEMBERSHIP_BYTES)
-        return MadeReport(self._sealing.seal_segment(manifest, HEALTH, membership, said))
+        return machine.MadeReport(self._sealing.seal_segment(manifest, m.HEALTH, membership, said))
 
-    def _apply(self, said: ReleaseStatement) -> StatementApplied:
+    def _apply(self, said: m.ReleaseStatement) -> machine.StatementApplied:
         self._store.put_fact("releases_withdrawn", json.dumps(said.withdrawn))
         left = self.releases.apply(said.renewed, said.withdrawn, said.expires_s)
         if left:
@@ -347,9 +322,9 @@ class DeviceHost:
             else:
                 self._say(f"{now.version if now else 'no release'} is in use from now on")
         self._store.put_fact("release_statement", str(said.number))
-        return StatementApplied(left)
+        return machine.StatementApplied(left)
 
-    def _count_elsewhere(self, behind: Behind) -> Installation:
+    def _count_elsewhere(self, behind: m.Behind) -> machine.Installation:
         """The ledger first: before it counts, nothing more is answered."""
         for job in behind.jobs:
             self._ledger.count_elsewhere(job.job_id.hex(), job.deposit)
@@ -364,7 +339,7 @@ class DeviceHost:
             f" that it reserved; spent on '{self.site.data.name}' so far: training: {spent}"
         )
         LOG.warning("behind", extra={"jobs": len(behind.jobs), "whole": behind.whole})
-        return Installation()
+        return machine.Installation()
 
     def warm_up(self) -> None:
         """At a start: load what rounds will need; a damaged release makes room for the one

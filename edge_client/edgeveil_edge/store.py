@@ -17,32 +17,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import structs
 
-from edgeveil.protocol.device import (
-    CLOSED_KEPT,
-    CloudEpoch,
-    JobClosed,
-    ReportDue,
-    ReportSettled,
-    SealingKeyTold,
-)
-from edgeveil.protocol.device_round import (
-    DeviceMemory,
-    LateRecord,
-    ManifestMark,
-    OutboxDrop,
-    OutboxHeld,
-    OutboxPut,
-    Outcome,
-)
-from edgeveil.protocol.messages import (
-    Envelope,
-    ExchangeId,
-    Manifest,
-    NewSealingKey,
-    Upload,
-    decode_header,
-    encode_inner,
-)
+from edgeveil.protocol import device as machine
+from edgeveil.protocol import device_round as rounds
+from edgeveil.protocol import messages as m
 from edgeveil.storage import SqliteFile
 
 _VERSION = 3  # of the schema
@@ -92,7 +69,7 @@ _RELEASE_MARKS = (
 )
 
 _encode = msgspec.msgpack.encode
-_headers = msgspec.msgpack.Decoder(Manifest)
+_headers = msgspec.msgpack.Decoder(m.Manifest)
 
 ReceiptState = Literal["stored", "held", "counted", "missing", "late", "refused", "dropped"]
 
@@ -142,10 +119,10 @@ class DeviceStore:
         """Apply one of the machine's items, durably; inside `together`, when that ends."""
         with self._file.transaction() as db:
             match item:
-                case ManifestMark(at=at, manifest_digest=digest, settled=settled):
+                case rounds.ManifestMark(at=at, manifest_digest=digest, settled=settled):
                     row = (*structs.astuple(at), digest, settled)
                     db.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", row)
-                case OutboxPut(at=at) as put:
+                case rounds.OutboxPut(at=at) as put:
                     kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
                     db.execute(
                         "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -154,40 +131,40 @@ class DeviceStore:
                     _put_fact(db, "answered", str(put.upload.number))
                     if not put.dummy:  # dummies show nothing
                         _add_receipt(db, put, self._receipts_kept)
-                case OutboxHeld(at=at):
+                case rounds.OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
                     _set_receipt(db, at, "held", "stored")
-                case OutboxDrop(at=at, outcome=outcome):
+                case rounds.OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox WHERE job = ?", (at.job_id,))
                     query = f"UPDATE seen SET settled = 1 {_WHERE}"  # noqa: S608 - constants
                     db.execute(query, structs.astuple(at))
                     _end_receipt(db, at, outcome)
-                case LateRecord(at=at, outcome=outcome):
+                case rounds.LateRecord(at=at, outcome=outcome):
                     _end_receipt(db, at, outcome)
-                case SealingKeyTold():
+                case machine.SealingKeyTold():
                     db.execute("DELETE FROM facts WHERE name = 'new_sealing'")
-                case CloudEpoch(epoch=epoch):
+                case machine.CloudEpoch(epoch=epoch):
                     db.execute("DELETE FROM seen")
                     marks = [(name,) for name in _RELEASE_MARKS]
                     db.executemany("DELETE FROM facts WHERE name = ?", marks)
                     _put_fact(db, "epoch", str(epoch))
-                case ReportDue(manifest=manifest):
-                    _put_fact(db, "release_report", encode_inner(manifest).hex())
-                case ReportSettled(sequence=sequence):
+                case machine.ReportDue(manifest=manifest):
+                    _put_fact(db, "release_report", m.encode_inner(manifest).hex())
+                case machine.ReportSettled(sequence=sequence):
                     db.execute("DELETE FROM facts WHERE name = 'release_report'")
                     _put_fact(db, "release_reported", str(sequence))
-                case JobClosed(job_id=job_id, status=status):
+                case machine.JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
                     db.execute(
                         "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
-                        (CLOSED_KEPT,),
+                        (machine.CLOSED_KEPT,),
                     )
                     for table in ("jobs", "backbones", "seen", "answered"):
                         db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
                     facts = (trial_name(job_id), memory_name(job_id))
                     db.execute("DELETE FROM facts WHERE name IN (?, ?)", facts)
 
-    def answered_before(self, at: ExchangeId) -> int:
+    def answered_before(self, at: m.ExchangeId) -> int:
         """How many other attempts at this round were answered with an upload."""
         with self._file.guard() as db:
             query = "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?"
@@ -210,13 +187,13 @@ class DeviceStore:
             )
             return [UploadReceipt(j, r, a, state, _hashes(m)) for j, r, a, state, m in rows]
 
-    def load(self) -> DeviceMemory:
+    def load(self) -> rounds.DeviceMemory:
         """The machine's memory as it was when the last process ended."""
-        memory = DeviceMemory()
+        memory = rounds.DeviceMemory()
         with self._file.guard() as db:
             for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
-                memory.seen[job] = ManifestMark(
-                    ExchangeId(job, number, attempt), digest, bool(settled)
+                memory.seen[job] = rounds.ManifestMark(
+                    m.ExchangeId(job, number, attempt), digest, bool(settled)
                 )
             for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
                 memory.jobs[job] = None
@@ -234,17 +211,19 @@ class DeviceStore:
             new = self.fact("new_sealing")
             if new:
                 device, sealing, number = json.loads(new)
-                memory.new_sealing = NewSealingKey(device, bytes.fromhex(sealing), number)
+                memory.new_sealing = m.NewSealingKey(device, bytes.fromhex(sealing), number)
             rows = db.execute(
                 "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
                 " ORDER BY rowid"
             ).fetchall()
         for job, number, attempt, header, marks, data, dummy, held in rows:
-            signed = msgspec.msgpack.decode(header, type=Envelope)
-            upload = decode_header(signed)
-            if isinstance(upload, Upload):
-                at = ExchangeId(job, number, attempt)
-                item = OutboxPut(at, signed, upload, _hashes(marks), data, bool(dummy), bool(held))
+            signed = msgspec.msgpack.decode(header, type=m.Envelope)
+            upload = m.decode_header(signed)
+            if isinstance(upload, m.Upload):
+                at = m.ExchangeId(job, number, attempt)
+                item = rounds.OutboxPut(
+                    at, signed, upload, _hashes(marks), data, bool(dummy), bool(held)
+                )
                 memory.uploads[job] = item
         return memory
 
@@ -339,7 +318,7 @@ def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
-def _add_receipt(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
+def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut, kept: int) -> None:
     """The upload is on disk. Keeps the newest `kept` receipts, replaces no promise, and counts the
     attempts at each job's newest round."""
     at, place = item.at, structs.astuple(item.at)
@@ -354,7 +333,7 @@ def _add_receipt(db: sqlite3.Connection, item: OutboxPut, kept: int) -> None:
     db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 
 
-def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> None:
+def _end_receipt(db: sqlite3.Connection, at: m.ExchangeId, outcome: rounds.Outcome) -> None:
     """The device is done with it. What was acknowledged is never called refused or dropped."""
     match outcome:
         case "counted":
@@ -370,7 +349,7 @@ def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> No
 
 
 def _set_receipt(
-    db: sqlite3.Connection, at: ExchangeId, to: ReceiptState, *was: ReceiptState
+    db: sqlite3.Connection, at: m.ExchangeId, to: ReceiptState, *was: ReceiptState
 ) -> None:
     for state in was:
         query = f"UPDATE receipts SET state = ? {_WHERE} AND state = ?"  # noqa: S608 - constants

@@ -16,17 +16,10 @@ from typing import TYPE_CHECKING, Any
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import proxy_rounds as rounds
 from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import FindAnswered, ProxyMachine, SealingKeyChanged, SetAside
 from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
-from edgeveil.protocol.proxy_rounds import (
-    CheckSeeds,
-    ProxySettings,
-    ShuffleRound,
-    StreamUploads,
-    SumMasks,
-    SummedMasks,
-)
 from edgeveil.protocol.proxy_uploads import TakePut
 from edgeveil.protocol.sealed import RoundCheck
 from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
@@ -181,9 +174,9 @@ def _own_store(site: ProxySite) -> StoreBeside | None:
     return open_store(site.blobs, site.state_dir)
 
 
-def machine_settings(site: ProxySite) -> ProxySettings:
+def machine_settings(site: ProxySite) -> rounds.ProxySettings:
     limits = site.limits
-    return ProxySettings(
+    return rounds.ProxySettings(
         packet_bytes=limits.packet_bytes,
         blob_bytes=limits.blob_bytes,
         upload_bytes=limits.upload_bytes,
@@ -230,19 +223,21 @@ class ProxyHost:
         match task:
             case KeepBroadcast():
                 return self._spool.keep(task)
-            case ShuffleRound():
+            case rounds.ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
-            case StreamUploads():
+            case rounds.StreamUploads():
                 return self._spool.streamed(task, self._shuffle)
-            case SumMasks(vectors=vectors, sets=sets):
+            case rounds.SumMasks(vectors=vectors, sets=sets):
                 # Only for this a proxy computes, and loads what that needs.
                 from edgeveil.protocol.tensors import mask_sums
 
-                return SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
-            case CheckSeeds(vectors=vectors, seeds=seeds, key=key):
+                return rounds.SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
+            case rounds.CheckSeeds(vectors=vectors, seeds=seeds, key=key):
                 from edgeveil.protocol.tensors import mask_checks
 
-                return SummedMasks(mask_checks(vectors, seeds, RoundCheck(key, disclosed=True)))
+                return rounds.SummedMasks(
+                    mask_checks(vectors, seeds, RoundCheck(key, disclosed=True))
+                )
             case FindAnswered():
                 return self._spool.answered(task)
             case ShowBlob() if self._blobs:

@@ -18,43 +18,10 @@ from msgspec import structs
 
 from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import (
-    KNOWS_CHECKS,
-    Batch,
-    Blob,
-    Commit,
-    Envelope,
-    ExchangeId,
-    JobDeposit,
-    Manifest,
-    Note,
-    decode_header,
-)
-from edgeveil.protocol.proxy import Answered, AnswersFrom, DeviceKnows, FindAnswered
-from edgeveil.protocol.proxy_broadcasts import (
-    BroadcastDropped,
-    BroadcastPart,
-    JobEnded,
-    KeepBroadcast,
-    ReleaseReplaced,
-    ReleaseStated,
-)
-from edgeveil.protocol.proxy_rounds import (
-    BatchDelivered,
-    BatchKept,
-    HeldUpload,
-    KeptBroadcast,
-    ProxyMemory,
-    ProxySettings,
-    RoundDropped,
-    RoundUnmasked,
-    ShuffledBatch,
-    ShuffleRound,
-    StreamedUploads,
-    StreamUploads,
-    UploadKept,
-    UploadsDropped,
-)
+from edgeveil.protocol import messages as m
+from edgeveil.protocol import proxy
+from edgeveil.protocol import proxy_broadcasts as broadcasts
+from edgeveil.protocol import proxy_rounds as rounds
 from edgeveil.protocol.proxy_uploads import TakePut, UploadPart
 from edgeveil.protocol.transfer import Data, PutTaken
 from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
@@ -112,7 +79,7 @@ _UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AN
 _SINCE = b""  # in place of a job
 ANSWERED_JOBS_KEPT = 256  # of each device
 
-ENDED_KEPT = ProxySettings.ended_kept
+ENDED_KEPT = rounds.ProxySettings.ended_kept
 _encode = msgspec.msgpack.encode
 
 
@@ -175,18 +142,20 @@ class Spool:
         match item:
             case UploadPart(at=at, offset=offset, data=data):
                 self._files.write(uploads_of(at), offset, data)
-            case BroadcastPart(digest=digest, offset=offset, data=data):
+            case broadcasts.BroadcastPart(digest=digest, offset=offset, data=data):
                 self._files.write(arriving_of(digest), offset, data)
             case _:
                 with self._file.transaction() as db:
                     self._change(db, item)
-                self._emptied |= not isinstance(item, UploadKept | AnswersFrom | DeviceKnows)
+                self._emptied |= not isinstance(
+                    item, rounds.UploadKept | proxy.AnswersFrom | proxy.DeviceKnows
+                )
 
     def _change(self, db: sqlite3.Connection, item: object) -> None:
         match item:
-            case KeptBroadcast():
+            case rounds.KeptBroadcast():
                 self._keep(db, item)
-            case UploadKept(at=at, device=device, held=held):
+            case rounds.UploadKept(at=at, device=device, held=held):
                 place = (_encode(held.groups), held.digest, held.slot, _raw(held.seed))
                 db.execute(
                     "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -194,14 +163,14 @@ class Spool:
                 )
                 self._counted_on.add(uploads_of(at))
                 _add_answer(db, item)
-            case AnswersFrom(device=device, number=number):
+            case proxy.AnswersFrom(device=device, number=number):
                 row = (device, _SINCE, number, b"")
                 db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
-            case DeviceKnows(device=device, knows=knows) if knows < KNOWS_CHECKS:
+            case proxy.DeviceKnows(device=device, knows=knows) if knows < m.KNOWS_CHECKS:
                 db.execute("INSERT OR REPLACE INTO earlier VALUES (?, ?)", (device, knows))
-            case DeviceKnows(device=device):
+            case proxy.DeviceKnows(device=device):
                 db.execute("DELETE FROM earlier WHERE device = ?", (device,))
-            case BatchKept(at=at, signed=signed, seeds=seeds, pieces=pieces):
+            case rounds.BatchKept(at=at, signed=signed, seeds=seeds, pieces=pieces):
                 places = _encode(pieces) if pieces else b""
                 db.execute(
                     "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0, ?, ?)",
@@ -212,32 +181,32 @@ class Spool:
                     self._files.spare(uploads_of(at))
                     self._files.close(uploads_of(at))
                     self._streams.pop(uploads_of(at), None)
-            case UploadsDropped(at=at):
+            case rounds.UploadsDropped(at=at):
                 self._forget_uploads(db, at)
-            case RoundUnmasked(at=at, question=question):
+            case rounds.RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
                 if row not in db.execute(_UNMASKED, row[:2]).fetchall():
                     db.execute("INSERT INTO unmasked VALUES (?, ?, ?, ?)", row)
-            case BatchDelivered(at=at) | RoundDropped(at=at):
-                if isinstance(item, RoundDropped):
+            case rounds.BatchDelivered(at=at) | rounds.RoundDropped(at=at):
+                if isinstance(item, rounds.RoundDropped):
                     _run(db, "DELETE FROM uploads", at)
                 _run(db, _DELIVERED, at)
                 self._files.drop(uploads_of(at))
                 self._files.drop(batch_of(at))
-            case BroadcastDropped(digest=digest):
+            case broadcasts.BroadcastDropped(digest=digest):
                 self._files.drop(arriving_of(digest))
                 if not db.execute("SELECT 1 FROM kept WHERE digest = ?", (digest,)).fetchone():
                     self._files.drop(kept_of(digest))
-            case ReleaseReplaced(digest=digest):
+            case broadcasts.ReleaseReplaced(digest=digest):
                 self._drop_kept(db, "digest = ?", digest)
-            case JobEnded(job_id=job_id, note=note):
+            case broadcasts.JobEnded(job_id=job_id, note=note):
                 self._end(db, job_id, note)
-            case ReleaseStated(note=note, gone=gone):
+            case broadcasts.ReleaseStated(note=note, gone=gone):
                 db.execute("INSERT OR REPLACE INTO statement VALUES (1, ?)", (_encode(note),))
                 for digest in gone:
                     self._drop_kept(db, "digest = ?", digest)
 
-    def _forget_uploads(self, db: sqlite3.Connection, at: ExchangeId) -> None:
+    def _forget_uploads(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
         """Who answered stays known."""
         _run(db, "UPDATE uploads SET slot = -1, digest = x'', seed = x''", at)
         self._files.drop(uploads_of(at))
@@ -262,7 +231,7 @@ class Spool:
 
     # --- work ---
 
-    def keep(self, task: KeepBroadcast) -> KeptBroadcast:
+    def keep(self, task: broadcasts.KeepBroadcast) -> rounds.KeptBroadcast:
         """Check what came of a broadcast, and make it durable. Raises ProtocolError
         `bad_digest`."""
         digest = task.header.blob.digest
@@ -276,11 +245,11 @@ class Spool:
                 os.fdatasync(file.fileno())
             arriving.rename(whole)
             sync_folder(whole.parent)
-        masked = isinstance(task.header, Manifest) and task.header.masked
+        masked = isinstance(task.header, m.Manifest) and task.header.masked
         key = OpeningKey.generate() if masked else None
-        return KeptBroadcast(task.signed, task.header, data, key)
+        return rounds.KeptBroadcast(task.signed, task.header, data, key)
 
-    def sink(self, blob: Blob) -> BroadcastSink:
+    def sink(self, blob: m.Blob) -> BroadcastSink:
         """Takes a broadcast that comes beside the broker."""
         return BroadcastSink(self._files.path(arriving_of(blob.digest)))
 
@@ -299,7 +268,7 @@ class Spool:
             sync_folder(path.parent)
         return PutTaken()
 
-    def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
+    def shuffled(self, task: rounds.ShuffleRound, shuffle: Shuffle) -> rounds.ShuffledBatch:
         """Write a round's batch from its uploads; of a streamed one the rest."""
         names = (uploads_of(task.at), batch_of(task.at))
         with self._told():
@@ -308,7 +277,7 @@ class Spool:
                 return self._stream(task.at).finish(task, batch, shuffle)
             return shuffle_round(task, uploads, batch, shuffle)
 
-    def streamed(self, task: StreamUploads, shuffle: Shuffle) -> StreamedUploads:
+    def streamed(self, task: rounds.StreamUploads, shuffle: Shuffle) -> rounds.StreamedUploads:
         with self._told():
             try:
                 return self._stream(task.at).add(task, shuffle)
@@ -316,12 +285,12 @@ class Spool:
                 if not self._files.path(uploads_of(task.at)).exists():  # dropped meanwhile
                     self._streams.pop(uploads_of(task.at), None)
 
-    def _stream(self, at: ExchangeId) -> MaskedStream:
+    def _stream(self, at: m.ExchangeId) -> MaskedStream:
         name = uploads_of(at)
         known = self._streams.get(name)
         return known or self._streams.setdefault(name, MaskedStream(self._files.path(name)))
 
-    def answered(self, asked: FindAnswered) -> Answered:
+    def answered(self, asked: proxy.FindAnswered) -> proxy.Answered:
         """The jobs that a device answered lately; no more than `most`, the earliest first."""
         query = "SELECT number, job, deposit FROM answered WHERE device = ? AND number > ?"
         with self._file.guard() as db:
@@ -330,12 +299,12 @@ class Spool:
             since = db.execute(f"{query} AND job = x''", (asked.device, -1)).fetchone()
         told = rows[: asked.most]
         number = told[-1][0] if len(told) < len(rows) else asked.known
-        jobs = tuple(JobDeposit(job, deposit) for _number, job, deposit in told)
-        return Answered(number, jobs, since is not None and since[0] <= asked.since)
+        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in told)
+        return proxy.Answered(number, jobs, since is not None and since[0] <= asked.since)
 
     # --- rows ---
 
-    def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
+    def _keep(self, db: sqlite3.Connection, kept: rounds.KeptBroadcast) -> None:
         """Store a broadcast; of a job only the newest of each kind stays."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = header.kind
@@ -352,12 +321,12 @@ class Spool:
         self._files.close(arriving_of(header.blob.digest))
         self._files.spare(kept_of(header.blob.digest))
 
-    def _drop_key(self, db: sqlite3.Connection, at: ExchangeId) -> None:
+    def _drop_key(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
         """A committed round takes no more seeds; the next one's may be there already."""
         query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
         for digest, signed in db.execute(query, (at.job_id,)).fetchall():
             _, header = _signed(signed)
-            if isinstance(header, Manifest) and header.at == at:
+            if isinstance(header, m.Manifest) and header.at == at:
                 db.execute("UPDATE kept SET key = x'' WHERE digest = ?", (digest,))
 
     def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes | str) -> None:
@@ -369,11 +338,11 @@ class Spool:
         for table in ("uploads", "batches"):
             where = f"FROM {table} WHERE job = ?"
             for key in db.execute(f"SELECT DISTINCT job, round, attempt {where}", (job_id,)):
-                self._files.drop(uploads_of(ExchangeId(*key)))
-                self._files.drop(batch_of(ExchangeId(*key)))
+                self._files.drop(uploads_of(m.ExchangeId(*key)))
+                self._files.drop(batch_of(m.ExchangeId(*key)))
             db.execute(f"DELETE {where}", (job_id,))
 
-    def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
+    def _end(self, db: sqlite3.Connection, job_id: bytes, note: m.Note) -> None:
         self._drop_rounds(db, job_id)
         self._drop_kept(db, "job = ? AND kind NOT IN ('release', 'commit')", job_id)
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
@@ -400,7 +369,7 @@ class Spool:
         self._emptied = True
         self._forget()
 
-    def load(self) -> ProxyMemory:
+    def load(self) -> rounds.ProxyMemory:
         """The memory as it was when the last process ended; what it left half done is swept."""
         with self._told():
             with self._file.guard() as db:
@@ -414,45 +383,53 @@ class Spool:
             self._files.sweep(known)
         return memory
 
-    def _load(self, db: sqlite3.Connection) -> ProxyMemory:
-        memory = ProxyMemory()
+    def _load(self, db: sqlite3.Connection) -> rounds.ProxyMemory:
+        memory = rounds.ProxyMemory()
         for signed_bytes, key in db.execute("SELECT signed, key FROM kept ORDER BY number"):
             signed, header = _signed(signed_bytes)
-            if isinstance(header, Manifest | Commit):
+            if isinstance(header, m.Manifest | m.Commit):
                 data = FileData(self._files.path(kept_of(header.blob.digest)))
                 opening = OpeningKey(key) if key else None
-                memory.kept[header.blob.digest] = KeptBroadcast(signed, header, data, opening)
+                memory.kept[header.blob.digest] = rounds.KeptBroadcast(
+                    signed, header, data, opening
+                )
         columns = "job, round, attempt, device, groups, digest, slot, seed"
         rows = db.execute(f"SELECT {columns} FROM uploads")  # noqa: S608 - constants
         for job, number, attempt, device, groups, digest, slot, seed in rows:
             held_groups = msgspec.msgpack.decode(groups, type=tuple[int, ...])
-            held = HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
-            memory.uploads.append(UploadKept(ExchangeId(job, number, attempt), device, held))
+            held = rounds.HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
+            memory.uploads.append(
+                rounds.UploadKept(m.ExchangeId(job, number, attempt), device, held)
+            )
         columns = "job, round, attempt, signed, delivered, seeds, pieces"
         rows = db.execute(f"SELECT {columns} FROM batches")  # noqa: S608 - constants
         for job, number, attempt, signed_bytes, delivered, seeds, raw in rows:
-            at = ExchangeId(job, number, attempt)
+            at = m.ExchangeId(job, number, attempt)
             if delivered:
                 memory.delivered.add(at)
                 continue
             signed, header = _signed(signed_bytes)
-            if isinstance(header, Batch):
+            if isinstance(header, m.Batch):
                 pieces = msgspec.msgpack.decode(raw, type=_Pieces) if raw else ()
-                whole: Data = FileData(self._files.path(batch_of(at)))
+                whole: Data
                 if pieces:
                     whole = PiecedData(self._files.path(uploads_of(at)), pieces)
-                memory.batches[at] = BatchKept(at, signed, header, whole, _seeds(seeds), pieces)
+                else:
+                    whole = FileData(self._files.path(batch_of(at)))
+                memory.batches[at] = rounds.BatchKept(
+                    at, signed, header, whole, _seeds(seeds), pieces
+                )
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
-            at = ExchangeId(job, number, attempt)
-            memory.unmasked[job, number] = RoundUnmasked(at, question)
+            at = m.ExchangeId(job, number, attempt)
+            memory.unmasked[job, number] = rounds.RoundUnmasked(at, question)
         memory.summed.update(job for (job,) in db.execute("SELECT job FROM summed"))
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
-            memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
+            memory.ended[job] = msgspec.msgpack.decode(note, type=m.Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"
         memory.answered = dict(db.execute(counts).fetchall())
         memory.earlier.update(db.execute("SELECT device, knows FROM earlier").fetchall())
         for (note,) in db.execute("SELECT note FROM statement"):
-            memory.statement = msgspec.msgpack.decode(note, type=Note)
+            memory.statement = msgspec.msgpack.decode(note, type=m.Note)
         (memory.name,) = db.execute("SELECT name FROM memory").fetchone()
         return memory
 
@@ -460,9 +437,9 @@ class Spool:
 _Pieces = tuple[tuple[int, int], ...]
 
 
-def _signed(raw: bytes) -> tuple[Envelope, object]:
-    signed = msgspec.msgpack.decode(raw, type=Envelope)
-    return signed, decode_header(signed)
+def _signed(raw: bytes) -> tuple[m.Envelope, object]:
+    signed = msgspec.msgpack.decode(raw, type=m.Envelope)
+    return signed, m.decode_header(signed)
 
 
 def _raw(key: MaskSeed | OpeningKey | None) -> bytes:
@@ -474,7 +451,7 @@ def _seeds(raw: bytes) -> tuple[MaskSeed, ...]:
     return tuple(MaskSeed(raw[start : start + KEY_BYTES]) for start in starts)
 
 
-def _add_answer(db: sqlite3.Connection, kept: UploadKept) -> None:
+def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
     """Of a device that counts its answers, and of its latest jobs."""
     device = (kept.device,)
     since = db.execute("SELECT 1 FROM answered WHERE device = ? AND job = x''", device).fetchone()
@@ -494,7 +471,7 @@ def _add_answer(db: sqlite3.Connection, kept: UploadKept) -> None:
         db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
 
 
-def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:
+def _run(db: sqlite3.Connection, statement: str, at: m.ExchangeId) -> None:
     db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", structs.astuple(at))
 
 
@@ -522,11 +499,11 @@ class BroadcastSink:
         return b""
 
 
-def uploads_of(at: ExchangeId) -> str:
+def uploads_of(at: m.ExchangeId) -> str:
     return f"uploads-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
-def batch_of(at: ExchangeId) -> str:
+def batch_of(at: m.ExchangeId) -> str:
     return f"batch-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
