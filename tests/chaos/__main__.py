@@ -110,7 +110,7 @@ def _chaos(asked: argparse.Namespace, logs: Path) -> Found | None:
     if asked.engine == "ray":
         imported_ray(ASKED_BY)
     options = ChaosOptions(asked.kills, asked.seed, engine=asked.engine)
-    with scratch(keep=asked.keep, in_memory=False) as folder:
+    with scratch(keep=asked.keep) as folder:
         chaos = ChaosRun(job, run, options, folder, logs, _say)
         _say(f"{len(chaos.faults)} faults: seed {asked.seed}; site in {folder}, logs in {logs}")
         if not _played(chaos.run, chaos.stop):
@@ -162,7 +162,7 @@ def _result(chaos: ChaosRun, found: Evidence) -> dict[str, Any]:
 
 
 def _drill(asked: argparse.Namespace, logs: Path) -> Found | None:
-    with scratch(keep=asked.keep, in_memory=False) as folder:
+    with scratch(keep=asked.keep) as folder:
         drill = Drill(folder, logs, _say)
         if not _played(drill.play, drill.stop):
             return None

@@ -29,7 +29,7 @@ from edgeveil.errors import (
     JobFailed,
     UsageError,
 )
-from edgeveil.evaluation.figures import AUC
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
@@ -123,7 +123,7 @@ def command(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"command": "check", "ok": not codes and not failed, "files": rows}))
     elif len(jobs) == len(args.files) == 1 and not (codes or failed):
-        unplanned = args.estimate or jobs[0].measure == AUC  # which `--estimate` refuses
+        unplanned = args.estimate or jobs[0].measure != ACCURACY  # which `--estimate` refuses
         then = "run" if unplanned else "check"
         say_next(f"edgeveil {then} {args.files[0]}{'' if unplanned else ' --estimate'}")
     order = (ConfigError.exit_code, DataError.exit_code, 1)

@@ -18,16 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.data.schema import Column, DataSchema, Label
-from edgeveil.data.target import TargetRange
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.evaluation.figures import (
-    ACCURACY,
-    RMSE,
-    leading_text,
-    regression_figures,
-    spread_of,
-)
+from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -43,20 +36,18 @@ from edgeveil_tools.local.run import play
 from edgeveil_tools.result import Result
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
-WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices; of RMSE, the share of guessing's
+WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices
 LARGEST_FLEET = 2560  # devices that are simulated
 LARGEST_POOL = 400_000  # records of all of them
 WITHIN_S = 60.0  # a larger fleet is simulated only before so long
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
-MADE_UP_R2 = 0.6  # of the variance of a made-up number, what the best model explains
-_TO_THE_END = 3  # deviations of a made-up number from the middle to an end of its range
 _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
 
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """Accuracy of the models of a fleet of `devices`, by seed; RMSE where the label is a number."""
+    """Accuracy of the models of a fleet of `devices`, by seed."""
 
     devices: int
     accuracies: tuple[float, ...]
@@ -71,13 +62,11 @@ class FleetOutcome:
 class Prospect:
     """Estimate of one job.
 
-    Accuracies are of the `measure`: of RMSE less is better, and guessing is saying the mean.
     `without_noise` is None where no reference can be trained; `failure` says why the job did not
     complete, `stopped` why no larger fleet could be played.
     """
 
     job: str
-    measure: str
     devices: int
     nominal_records: int
     measured_on: str
@@ -95,19 +84,9 @@ class Prospect:
     def gain(self, accuracy: float) -> float | None:
         """Share of what learning without noise gains over guessing; None where unknown."""
         best = self.without_noise
-        if best is None or self.above_guessing(best) <= 0:
+        if best is None or best <= self.guessing:
             return None
-        return self.above_guessing(accuracy) / self.above_guessing(best)
-
-    def above_guessing(self, accuracy: float) -> float:
-        """How much better than guessing; of RMSE as a share of guessing's."""
-        if self.measure == ACCURACY:
-            return accuracy - self.guessing
-        return 1 - accuracy / self.guessing
-
-    def text(self, accuracy: float | None) -> str:
-        """An accuracy or RMSE, for a person."""
-        return leading_text(self.measure, accuracy)
+        return (accuracy - self.guessing) / (best - self.guessing)
 
     @property
     def may_improve(self) -> bool:
@@ -115,8 +94,7 @@ class Prospect:
         if self.without_noise is not None:
             return self.useful_from is None
         *before, last = self.fleets
-        reached = self.above_guessing(last.mean)
-        return not before or reached >= self.above_guessing(before[-1].mean) + WORTH_A_LOOK
+        return not before or last.mean >= before[-1].mean + WORTH_A_LOOK
 
     @property
     def useful_from(self) -> int | None:
@@ -155,9 +133,9 @@ def prospect(
     """
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=devices, simulate=True))
-    if job.measure not in (ACCURACY, RMSE):
+    if job.measure != ACCURACY:
         raise UsageError(
-            f"{job.learns}, and records are made up for classes and numbers alone",
+            f"{job.learns}, and records are made up for classes alone",
             where=f"{path}: data.schema.label",
             fix=f"see what it comes to: edgeveil run {path} --simulate --reference",
         )
@@ -178,7 +156,6 @@ def prospect(
             say("learning without noise, to compare with")
         found = Prospect(
             job=job.job,
-            measure=job.measure,
             devices=run.devices,
             nominal_records=job.data.nominal_records,
             measured_on=records.told,
@@ -216,18 +193,15 @@ def prospect(
 @dataclass(frozen=True)
 class StandIn:
     """Public or made-up records: `draw(n, chance)` gives n to deal to devices, models are measured
-    on `test`. With a `target` labels are numbers of its range."""
+    on `test`."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
     told: str
-    target: TargetRange | None = None
 
     @property
     def guessing(self) -> float:
-        """Accuracy of always saying the commonest class of the test; RMSE of saying its mean."""
-        if self.target is not None:
-            return spread_of(self.test.y, self.target) or 0.0
+        """Accuracy of always saying the commonest class of the test."""
         counts = np.bincount(self.test.y[self.test.y >= 0])
         return float(counts.max() / len(self.test.y))
 
@@ -238,9 +212,6 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
         pool, test = dealt(job, run)[0], held(job, run)
         if len(pool) and len(test):
             return _of_public(job, pool, test)
-    schema = job.data.schema_
-    if schema is not None and schema.target is not None:
-        return _made_up_numbers(schema, schema.target)
     return _made_up_classes(job)
 
 
@@ -298,30 +269,6 @@ def _made_up_classes(job: Job) -> StandIn:
     return StandIn(lambda n, chance: draw(n, chance, least), test, told)
 
 
-def _made_up_numbers(schema: DataSchema, target: TargetRange) -> StandIn:
-    """Rows as the schema encodes them, and a number that is their weighted sum and noise, of which
-    nothing explains more than MADE_UP_R2 of its variance."""
-    width = math.prod(schema.input_shape)
-    weights = np.random.default_rng(22).normal(size=width)
-    many = _as_encoded(schema, np.random.default_rng(23).normal(size=(TEST_RECORDS, width)))
-    middle, spread = float(np.mean(many @ weights)), float(np.std(many @ weights))
-    deviation = target.half / _TO_THE_END
-
-    def draw(n: int, chance: np.random.Generator) -> Records:
-        x = _as_encoded(schema, chance.normal(size=(n, width)))
-        told = (x @ weights - middle) / spread * math.sqrt(MADE_UP_R2)
-        told += chance.normal(0, math.sqrt(1 - MADE_UP_R2), n)
-        labels = [target.label(value) for value in target.middle + deviation * told]
-        return Records(x, np.array(labels, np.int64))
-
-    text = (
-        "made-up rows of the job's schema, whose label a perfect model, a linear one, explains to"
-        f" {MADE_UP_R2:.0%}, {_TO_THE_END} deviations from the middle to the ends of its range:"
-        " your own may be easier or harder"
-    )
-    return StandIn(draw, draw(TEST_RECORDS, np.random.default_rng(21)), text, target)
-
-
 def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:
     """Normal draws (n, width) as what a schema makes of rows; changes x. Numbers stay within their
     range, of each category or bin the place with the largest draw is 1."""
@@ -355,9 +302,6 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
 
 # --- simulations ---
 
-_LABEL = "label"
-_IN_ONE_LIST = 4096  # names, at most, of columns that are read alike
-
 
 class FleetsOnPaper:
     """Plays the job with fleets of any size on stand-in records; `failure`: why one failed."""
@@ -370,7 +314,8 @@ class FleetsOnPaper:
         """Run one simulation; None where the job did not complete."""
         out = Path(tempfile.mkdtemp(dir=self._folder))
         wanted = devices * self._job.data.nominal_records
-        path = self._written(self._records.draw(wanted, np.random.default_rng(seed)), out)
+        drawn, path = self._records.draw(wanted, np.random.default_rng(seed)), out / "records.npz"
+        np.savez(path, x=drawn.x, y=drawn.y)
         try:
             played = play(
                 self._of_size(devices, path, 0.2 if reference else 0.0),
@@ -391,38 +336,21 @@ class FleetsOnPaper:
         return played.result
 
     def accuracy(self, result: Result) -> float:
-        """Accuracy or RMSE of a run's model on the test records."""
-        test, target = self._records.test, self._records.target
+        """Accuracy of a run's model on the test records."""
+        test = self._records.test
         found = OnnxModel(result.model.read_bytes()).answers(test.x, {})
-        if target is not None:
-            return float(regression_figures(found[:, 0], test.y, target)["rmse"])
         return float(np.mean(np.argmax(found, axis=1) == test.y))
 
     def without_noise(self) -> float | None:
-        """Accuracy or RMSE of the same features and rounds without noise; None where the job's
-        method has no reference."""
+        """Accuracy of the same features and rounds without noise; None where the job's method has
+        no reference."""
         if not has_reference(self._job):
             return None
         devices = self._run.devices
         if self._job.privacy.noise == "local":  # from more records: what there is to be learned
             devices = max(devices, min(200, 20_000 // self._job.data.nominal_records))
         result = self.play(devices, 1, reference=True)
-        if result is None:
-            return None
-        return result.reference_accuracy if self._records.target is None else result.reference_rmse
-
-    def _written(self, drawn: Records, out: Path) -> Path:
-        """Write the records' file: only a table by a schema has labels that are numbers."""
-        target = self._records.target
-        if target is None:
-            path = out / "records.npz"
-            np.savez(path, x=drawn.x, y=drawn.y)
-            return path
-        path = out / "records.csv"
-        table = np.column_stack([drawn.x, target.values(drawn.y)])
-        names = ",".join([*_place_names(drawn.x.shape[1]), _LABEL])
-        np.savetxt(path, table, "%.9g", ",", header=names, comments="")
-        return path
+        return None if result is None else result.reference_accuracy
 
     def _of_size(self, devices: int, path: Path, test_share: float) -> LocalJob:
         """The same job for a fleet of this size on the records of a file."""
@@ -435,9 +363,7 @@ class FleetsOnPaper:
             least = {"min_batch": max(1, round(job.round.min_batch * times))}
             given["round"] = job.round.model_copy(update=least)
         # The records are numbers already, as the schema would make them.
-        target = self._records.target
-        plain = None if target is None else _schema_of_numbers(job.data.input_shape, target)
-        given["data"] = job.data.model_copy(update={"schema_": plain})
+        given["data"] = job.data.model_copy(update={"schema_": None})
         unread = dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path"))
         files = {**unread, "source": path.suffix[1:], "path": path}
         changes = {
@@ -452,22 +378,11 @@ class FleetsOnPaper:
         return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
 
 
-def _place_names(width: int) -> list[str]:
-    return [f"v{at}" for at in range(width)]
-
-
-def _schema_of_numbers(shape: Sequence[int], target: TargetRange) -> DataSchema:
-    """A schema that reads records of this shape, in [-1, 1] already, as they are."""
-    names = _place_names(math.prod(shape))
-    columns = [
-        Column(name=tuple(names[at : at + _IN_ONE_LIST]), number=(-1.0, 1.0))
-        for at in range(0, len(names), _IN_ONE_LIST)
-    ]
-    label = Label(column=_LABEL, number=(target.low, target.high))
-    return DataSchema(origin="public", label=label, columns=tuple(columns))
-
-
 # --- what is said of it ---
+
+
+def _text(accuracy: float | None) -> str:
+    return leading_text(ACCURACY, accuracy)
 
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:
@@ -481,27 +396,24 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     epsilon = plan.job.privacy.epsilon
     who = f"{base.devices:,} devices of {found.nominal_records} records"
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
-    reached, guessing = found.text(base.mean), found.text(found.guessing)
-    guess = "guessing"
-    if found.measure == RMSE:
-        reached, guess = f"RMSE {reached}", "saying the mean"
+    reached, guessing = _text(base.mean), _text(found.guessing)
     if gain is None:
-        if found.above_guessing(base.mean) <= WORTH_A_LOOK:
-            return [f"{who}{at} learn nothing: {reached}, {guess} {guessing}."]
-        return [f"{who}{at} reach {reached}; {guess} is {guessing}."]
+        if base.mean - found.guessing <= WORTH_A_LOOK:
+            return [f"{who}{at} learn nothing: {reached}, guessing {guessing}."]
+        return [f"{who}{at} reach {reached}; guessing is {guessing}."]
     level = next(word for least, word in _LEVELS if gain >= least)
     lines = [
-        f"{who}{at} learn {level}: {reached}, where {guess} is {guessing} and the"
-        f" same without noise {found.text(found.without_noise)}."
+        f"{who}{at} learn {level}: {reached}, where guessing is {guessing} and the"
+        f" same without noise {_text(found.without_noise)}."
     ]
     if gain >= USEFUL:
         return lines
     useful, largest = found.useful_from, found.fleets[-1]
     if useful is not None:
-        lines.append(f"From about {useful:,} devices on it is of use ({found.text(largest.mean)}).")
+        lines.append(f"From about {useful:,} devices on it is of use ({_text(largest.mean)}).")
     elif len(found.fleets) > 1:
         lines.append(
-            f"Even {largest.devices:,} devices reach {found.text(largest.mean)} and no more;"
+            f"Even {largest.devices:,} devices reach {_text(largest.mean)} and no more;"
             " no larger fleet was simulated."
         )
     helps = ["fewer rounds or features", "more records a device (data.nominal_records)"]
@@ -532,17 +444,15 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
     for note in found.notes:
         yield f"  note: {note}"
     if found.fleets:
-        numbers = found.measure == RMSE
-        yield f"{'RMSE' if numbers else 'Accuracy'}, on {found.measured_on}"
-        guess = "saying the mean" if numbers else "guessing"
-        yield f"  {guess:<18}  {found.text(found.guessing)}"
+        yield f"Accuracy, on {found.measured_on}"
+        yield f"  guessing            {_text(found.guessing)}"
         for of in found.fleets:
             low, high = min(of.accuracies), max(of.accuracies)
-            between = f"  ({found.text(low)} to {found.text(high)})" if low < high else ""
+            between = f"  ({_text(low)} to {_text(high)})" if low < high else ""
             gain = found.gain(of.mean)
             bar = "" if gain is None else "  " + "█" * round(20 * min(1.0, max(0.0, gain)))
-            yield f"  {of.devices:>7,} devices     {found.text(of.mean)}{between}{bar}"
-        yield f"  without noise       {found.text(found.without_noise)}"
+            yield f"  {of.devices:>7,} devices     {_text(of.mean)}{between}{bar}"
+        yield f"  without noise       {_text(found.without_noise)}"
         if found.stopped:
             yield f"  not larger: {found.stopped}"
     traffic = found.traffic

@@ -31,7 +31,7 @@ from edgeveil.evaluation.figures import (
 )
 from edgeveil.parts.exchange import EVALUATIONS, TRAIN
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.guarantee import guarantee_lines, guarantee_text
+from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
@@ -124,7 +124,7 @@ class Result:
     Its tables are lists of flat dicts, which pandas.DataFrame takes as they are.
     """
 
-    TABLES = ("rounds", "epsilon", "uploads", "guarantees", "evaluations")
+    TABLES = ("rounds", "epsilon", "uploads", "evaluations")
 
     def __init__(self, content: Mapping[str, Any], folder: Path) -> None:
         self.content, self.folder = dict(content), folder
@@ -231,23 +231,6 @@ class Result:
                 **{f"{hop}_bytes": count for hop, count in row["bytes"].items()},
             }
             for row in self._exchanges
-        ]
-
-    @property
-    def guarantees(self) -> PlainTable:
-        """Training and inference guarantee, each with its words."""
-        parts = self.content["privacy"].values()
-        shared = any("collusion_epsilon" in part for part in parts)
-        keys = ["epsilon", *["collusion_epsilon"] * shared, "delta", "unit", "status"]
-        for key in ("record_epsilon", "device_epsilon", "collusion_record_epsilon"):
-            keys += [key] * any(key in part for part in parts)
-        return [
-            {
-                "of": which,
-                **{key: part.get(key) for key in keys},
-                "text": guarantee_text(self.content["privacy"], which),
-            }
-            for which, part in self.content["privacy"].items()
         ]
 
     def table(self, name: str = "rounds") -> PlainTable:

@@ -134,34 +134,11 @@ def test_a_claimed_release_is_no_number_of_a_guarantee(state, capsys):
     assert "training:  no proven guarantee" in capsys.readouterr().out
 
 
-def test_the_table_names_each_release(config, capsys):
-    assert cli.main(["ledger", str(config)]) == 0
-    text = capsys.readouterr().out
-    for part in ("digits", "sum of linear", "gaussian", "laplace", "1 to 2", "proven", "left by"):
-        assert part in text
-
-
-def test_exchanges_with_gaps_are_listed_one_by_one(state, capsys):
-    ledger = Ledger(state / LEDGER_FILE, "letters")
-    ledger.open_job(JobRequest("job-c", 1e-5, (SOFTMAX,) * 3), WIDE)
-    for exchange in (5, 10, 15):
-        ledger.commit("job-c", exchange, [SOFTMAX], b"")
-    assert cli.main(["ledger", str(state)]) == 0
-    assert "5, 10, 15" in capsys.readouterr().out
-
-
 def test_it_can_be_read_while_a_device_holds_it(state, capsys):
     ledger = Ledger(state / LEDGER_FILE, "digits")
     ledger.commit("job-b", 1, [LINEAR], b"three")
     assert shown(capsys, state)["links"] == 6
     ledger.close_job("job-b")
-
-
-def test_an_intact_ledger_is_said_to_be_intact(state, capsys):
-    before = {path: path.read_bytes() for path in state.iterdir()}
-    assert cli.main(["ledger", str(state)]) == 0
-    assert "5 links, intact" in capsys.readouterr().out
-    assert {path: path.read_bytes() for path in state.iterdir()} == before
 
 
 def test_a_broken_one_is_told_at_its_first_broken_link(state, capsys):

@@ -17,7 +17,7 @@ from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope, TokenFolder
 from edgeveil_cloud.store import Store
 from edgeveil_tools.cli import main
-from edgeveil_tools.cloud_client import Cloud, CloudAway, HttpAddress, get_json
+from edgeveil_tools.cloud_client import Cloud, CloudAway, get_json
 from tests.kits.certificates import Authority
 
 
@@ -155,11 +155,6 @@ def test_addresses_that_cannot_be_asked_are_refused(url, options, what):
     with pytest.raises(UsageError, match=what) as caught:
         Cloud(url, **options)
     assert caught.value.fix
-
-
-def test_an_address_of_a_socket_leaves_no_machine():
-    assert not HttpAddress.parse("unix:/run/x.sock").is_readable_on_the_way
-    assert HttpAddress.parse("http://10.0.0.1:8701").is_readable_on_the_way
 
 
 SITE = """cloud:

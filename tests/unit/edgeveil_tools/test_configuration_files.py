@@ -38,10 +38,6 @@ def blocks(kind: type[Block] = Block) -> list[type[Block]]:
     return found + [inner for block in found for inner in blocks(block)]
 
 
-def test_there_are_files_to_check():
-    assert {load(path)[0] for path in FILES} == set(KINDS)
-
-
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_file_under_configs_loads(path):
     load(path)
@@ -64,22 +60,10 @@ def test_every_key_of_the_schema_stands_in_an_example(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_key_of_the_schema_has_a_description(kind):
-    keys = described(schema(kind))
-    assert len(keys) > 3
-    assert [key for key, said in keys.items() if not said and key != f".{kind}"] == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_schema_is_json_and_closed(kind):
     found = json.loads(json.dumps(schema(kind)))
     assert found["additionalProperties"] is False
     assert found["$schema"].startswith("https://json-schema.org/")
-
-
-def test_an_unknown_schema_is_named():
-    with pytest.raises(ConfigError, match="did you mean 'proxy'"):
-        schema("prox")
 
 
 def test_validate_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):

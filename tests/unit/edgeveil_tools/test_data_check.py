@@ -66,11 +66,6 @@ def test_a_job_of_another_data_set_and_shape_is_said(folder, capsys):
     assert "(8, 8)" in shown
 
 
-def test_a_missing_file_is_named(folder, capsys):
-    assert data_check(folder / "edge.yaml") == 1
-    assert "own.npz: is not there" in capsys.readouterr().out
-
-
 def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
     (folder / "edge.yaml").write_text(
         SITE.format().replace("npz, path: own.npz", "csv, header: true, path: o")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil.errors import ConfigError, DataError, UsageError
-from edgeveil.evaluation.model_head import find_head
+from edgeveil.errors import ConfigError, UsageError
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
@@ -67,15 +66,6 @@ def test_anomalies_are_told_by_what_is_normal(learned):
     assert "accuracy" not in str(result)
 
 
-def test_its_report_speaks_of_auc_and_of_no_class(learned):
-    page = (learned / "out" / "report.html").read_text()
-    view = re.search(r'"title": ?"windows".*', page).group().replace('"id":"accuracy"', "")
-    for word in ("AUC by round", "without noise", "Share of the records by score"):
-        assert word in view
-    for word in ("ccuracy", "lass by class", "entropy", "probable class"):
-        assert word not in view
-
-
 def test_the_released_model_reads_raw_rows_and_tells_alarms(learned, capsys):
     model = learned / "out" / "model.onnx"
     assert run_trial(model.read_bytes()) == ""
@@ -124,15 +114,6 @@ def test_sums_with_shared_noise_learn_it_and_find_a_threshold_too(learned, tmp_p
     assert result.privacy["training"]["collusion_epsilon"] > 4
 
 
-def test_an_autoencoder_learns_it_too(tmp_path):
-    result = run_of(tmp_path, **AUTOENCODER)
-    assert result.auc > 0.8
-    assert result.content["final"]["figures"]["detection_rate"] > 0.3
-    model = tmp_path / "out" / "model.onnx"
-    assert run_trial(model.read_bytes()) == ""
-    assert predict(model, tmp_path / "windows.csv").alarms
-
-
 def test_a_served_model_tells_what_it_takes_and_what_it_finds(learned, tmp_path):
     model = learned / "out" / "model.onnx"
     store = ReleaseStore(tmp_path / "releases")
@@ -143,22 +124,6 @@ def test_a_served_model_tells_what_it_takes_and_what_it_finds(learned, tmp_path)
     found = served.run(np.full((2, 8), 0.15, np.float32))
     assert [one["name"] for one in found.plain()] == ["normal"] * 2
     assert OnnxModel(model.read_bytes()).output == "score"
-
-
-def test_a_head_of_its_own_is_refused_clearly(learned):
-    with pytest.raises(DataError, match="it tells anomalies"):
-        find_head((learned / "out" / "model.onnx").read_bytes())
-
-
-def test_a_model_that_gives_no_scores_is_refused(learned, tmp_path):
-    import onnx
-    from onnx import numpy_helper
-
-    model = onnx.load(learned / "out" / "model.onnx")
-    for array in model.graph.initializer:
-        if array.name == "threshold":
-            array.CopyFrom(numpy_helper.from_array(np.array([-1], np.float32), "threshold"))
-    assert "no scores" in run_trial(model.SerializeToString())
 
 
 OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
@@ -275,25 +240,6 @@ def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path)
     assert "final AUC: unknown" in str(result)
     assert result.content["final"]["federated"]["threshold"] > 0
     assert (tmp_path / "out" / "report.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("label", "told"),
-    [
-        ({"column": "state", "normal": ["OK"]}, "no label is normal, which is 'OK'"),
-        ({"column": "stat", "normal": ["ok"]}, "no record has a label in column 'stat'"),
-        ({"column": "state", "normal": ["ok"]}, ""),
-    ],
-)
-def test_labels_that_say_nothing_are_told_before_a_run(tmp_path, capsys, label, told):
-    write_windows(tmp_path / "windows.csv")
-    data = {"source": "windows", "schema": {**SCHEMA, "label": label}, "nominal_records": 240}
-    job = windows_job(tmp_path, data=data)
-    assert main(["check", str(job)]) == 0
-    shown = capsys.readouterr()
-    assert told in shown.out
-    assert ("records: no" in shown.out) == bool(told)
-    assert f"Next: edgeveil run {job}" in shown.err
 
 
 def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):

@@ -179,41 +179,6 @@ def test_validate_holds_a_file_against_the_job_before_anything_starts(tmp_path, 
     assert "no record can be learned from" in str(validate(job, data=tmp_path / "labels.csv"))
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "why"),
-    [
-        (np.zeros((50, 63)), np.arange(50) % 10, r"have \[63\]"),
-        (np.zeros((50, 64)), np.arange(50) % 11, "has the label 10, data.classes is 10"),
-    ],
-)
-def test_validate_holds_numbers_against_the_job(x, y, why, tmp_path):
-    np.savez(tmp_path / "own.npz", x=x, y=y)
-    job = "configs/jobs/own_data.yaml"
-    assert re.search(why, str(validate(job, data=tmp_path / "own.npz")))
-    assert validate(job) == []
-
-
-def test_validate_tells_of_a_given_files_ranges(tmp_path, capsys):
-    np.savez(tmp_path / "own.npz", x=np.full((50, 64), 255.0), y=np.arange(50) % 10)
-    line = ["check", "configs/jobs/own_data.yaml", str(tmp_path / "own.npz")]
-    assert main(line) == 0
-    assert "records: " in capsys.readouterr().out
-
-
-def test_validate_says_which_file_it_cannot_hold_against_a_job(tmp_path, capsys):
-    job = without_run(people_job(tmp_path, write_people(tmp_path / "p.csv")))
-    (tmp_path / "p.odd").write_text("1")
-    for line, why in [
-        ([str(job), str(tmp_path / "gone.csv")], "is not there"),
-        ([str(job), str(tmp_path / "p.odd")], "ends in none of"),
-        (["configs/jobs/quickstart.yaml", str(tmp_path / "p.csv")], "reads no file"),
-    ]:
-        capsys.readouterr()
-        assert main(["check", *line]) == 2, why
-        told = capsys.readouterr()
-        assert why in told.out + told.err
-
-
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
     path = write_people(tmp_path / "people.csv")
     assert main(["check", str(path)]) == 0
@@ -231,29 +196,6 @@ def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsy
     assert parse_plan((draft + rest).replace("own_records   #", "public   #")).job.data.classes == 2
     with pytest.raises(DataError, match="no column 'incme'"):
         describe(path, "incme")
-
-
-def test_windows_of_sensors_are_described_in_one_entry_and_learned_from(tmp_path):
-    rng = np.random.default_rng(1)
-    y = np.arange(300) % 2
-    phase = rng.uniform(-0.5, 0.5, (300, 1))
-    waves = np.sin(np.arange(32) * (0.3 + 0.5 * y[:, None]) + phase) + rng.normal(0, 0.3, (300, 32))
-    names = [f"acc_{k}" for k in range(32)]
-    columns = {name: waves[:, k] for k, name in enumerate(names)}
-    columns["state"] = np.where(y, "run", "walk")
-    parquet.write_table(pa.table(columns), tmp_path / "windows.parquet")
-    draft = yaml.safe_load(describe(tmp_path / "windows.parquet"))["data"]["schema"]
-    alike = [entry for entry in draft["columns"] if isinstance(entry["name"], list)]
-    assert sum(len(entry["name"]) for entry in alike) > 15
-    schema = {
-        "origin": "public",
-        "label": {"column": "state", "classes": ["walk", "run"]},
-        "columns": [{"name": names, "number": [-2, 2]}],
-    }
-    data = {"source": "parquet", "path": "windows.parquet"}
-    job = people_job(tmp_path, tmp_path, schema=schema, data=data)
-    assert run_local(job, tmp_path / "out", Overrides(workers=1), reference=False) == 0
-    assert predict(tmp_path / "out" / "model.onnx", tmp_path / "windows.parquet").accuracy > 0.95
 
 
 def test_a_folder_of_colour_pictures_runs_by_its_names(tmp_path):

@@ -17,7 +17,6 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.report.compare import report
 from edgeveil_tools.result import Result
 from edgeveil_tools.setup.init_job import write_from
 from tests.kits.homes import SCHEMA, homes, homes_job, write_homes
@@ -174,12 +173,3 @@ def test_a_number_is_drafted_with_a_range_and_its_job_can_be_played(tmp_path):
     assert re.search(r"column: price\n +number: \[\d+, \d+\]   # in place of classes", text)
     (tmp_path / "job.yaml").write_text(text.replace("own_records", "public"))
     load_local_job(tmp_path / "job.yaml")
-
-
-def test_runs_are_compared_by_rmse(learned, tmp_path, capsys):
-    page, out = tmp_path / "page.html", learned / "out"
-    assert report([out, out], page, as_json=True) == 0
-    row = json.loads(capsys.readouterr().out)["rows"][0]
-    assert (row["measure"], row["median"]) == ("RMSE", Result.load(out).rmse)
-    assert "RMSE by round" in page.read_text()
-    assert f"RMSE {row['median']:.4g}" in page.read_text()

@@ -4,14 +4,12 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgeveil.jobs import compile_job, load_job
-from edgeveil.jobs.who_sees import who_sees
 from edgeveil.pages.frozen import frozen, thawed
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
@@ -165,11 +163,6 @@ def test_what_is_frozen_comes_out_again(page):
     assert thawed("<html>another page</html>") is None
 
 
-def test_the_page_is_the_same_for_the_same_run(page):
-    course = events()
-    assert page(course) == page(course)
-
-
 def test_without_scripts_the_figures_of_the_run_stand_there(page):
     html = page(events())
     inside = re.search(r"<noscript>(.*?)</noscript>", html, re.DOTALL)[1]
@@ -179,16 +172,6 @@ def test_without_scripts_the_figures_of_the_run_stand_there(page):
 
 
 # --- what it says ---
-
-
-def test_all_pictures_are_there():
-    found = view(events())
-    assert len(parts(found, "accuracy", "lines")) == 1
-    assert len(parts(found, "epsilon", "lines")) == 2
-    assert len(parts(found, "clusters", "scatter")) == 1
-    assert len(parts(found, "bytes", "bars")) == 1
-    assert len(parts(found, "time", "gantt")) == 1
-    assert len(parts(found, "answers", "lines")) == 1
 
 
 def test_both_guarantees_stand_together_with_their_units():
@@ -210,23 +193,6 @@ def test_accuracy_is_never_read_without_both_epsilons():
     beside = {one["name"]: one["values"] for one in chart["series"] if one["quiet"]}
     assert beside["ε training by plan, per record"] == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert beside["ε inference by plan, per device"] == [0, 0, 20.0, 20.0, 20.0, 40.0]
-
-
-@pytest.mark.parametrize(("simulated", "verb"), [(False, "saw"), (True, "would see")])
-def test_what_each_party_saw_stands_in_a_table_of_its_own(simulated, verb):
-    seen = [asdict(row) for row in who_sees(compile_job(load_job(JOB)))]
-    found = section(view(events(), seen=seen, simulated=simulated), "seen")
-    assert found["title"] == f"What each party {verb}"
-    assert found["parts"][0]["rows"] == [
-        [
-            "training uploads",
-            "the noised sum of each round, of 5 uploads or more; no single upload",
-            "ciphertext of one size, who sent it and when; the seeds of masks, without what they"
-            " hide",
-        ],
-        ["models sent to devices", "all: it makes them", "ciphertext"],
-    ]
-    assert found["after"][0]["text"].startswith("While the two do not work together.")
 
 
 ALONE = Guarantee(9.6449, 1e-5, "record", "proven")
@@ -264,9 +230,8 @@ def test_of_an_unproven_training_no_second_epsilon_is_shown():
 def test_tables_of_a_result_have_both_epsilons(tmp_path):
     found = Result(result(of_shared(), replace(PROVEN, training=SHARED)), tmp_path)
     assert [row["collusion"] for row in found.epsilon[:2]] == [4.5, 9.0]
-    assert [row["collusion_epsilon"] for row in found.guarantees] == [9.6449, None]
     plain = Result(result(events()), tmp_path)
-    assert "collusion" not in plain.epsilon[0] and "collusion_epsilon" not in plain.guarantees[0]
+    assert "collusion" not in plain.epsilon[0]
 
 
 def test_a_devices_guarantee_says_what_one_record_has():
@@ -303,53 +268,6 @@ def test_a_simulated_run_protects_nobody_and_shows_no_bytes():
     assert "protects nobody" not in real
     assert "and holds against the cloud and the proxy" in real
     assert "from cloud" in real
-
-
-@pytest.mark.parametrize("count", [1, 1000])
-def test_any_number_of_uploads_can_be_drawn(count):
-    course = events(rounds=3, uploads=count)
-    (picture,) = parts(view(course), "clusters", "scatter")
-    (panel,) = picture["panels"]
-    vectors = np.array(course[-1]["data"]["clusters"]["vectors"])
-    assert len(panel["points"]) == min(count, 400) == len(panel["labels"])
-    if count <= 400:
-        assert panel["labels"] == vectors.argmax(axis=1).tolist()
-    assert ("points 400 are drawn" in text_of(view(course))) == (count > 400)
-
-
-def test_points_that_are_no_numbers_are_left_out_with_their_labels():
-    course = events(rounds=3)
-    course[-1]["data"]["clusters"]["vectors"][2][0] = float("nan")
-    labels = course[-1]["data"]["clusters"]["labels"]
-    (panel,) = parts(view(course), "clusters", "scatter")[0]["panels"]
-    assert panel["labels"] == labels[:2] + labels[3:]
-
-
-def test_what_has_no_epsilon_has_no_panel():
-    course = events()
-    for one in course:
-        one["data"]["epsilon"]["inference"] = 0.0
-    (only,) = parts(view(course), "epsilon", "lines")
-    assert only["label"] == "training: ε by plan, per record"
-
-
-def test_the_mean_of_inferences_has_a_table_with_its_noise():
-    course = events()
-    for one in course:
-        one["data"]["clusters"] = None
-    course[-1]["data"]["mean_softmax"] = {
-        "eval_type": "MEAN_SOFTMAX",
-        "mean": [0.125, 0.875],
-        "uploads": 9,
-        "noise_deviation": 0.0625,
-    }
-    told = text_of(view(course))
-    assert "What devices predicted, on average" in told
-    assert "class 0" in told
-    assert "class 2" not in told
-    assert "0.875" in told
-    assert "± 0.062" in told
-    assert "What devices predicted" not in text_of(view(events()))
 
 
 # --- edgeveil report ---
@@ -412,8 +330,7 @@ def test_without_job_files_only_what_results_say_is_compared(folder, tmp_path):
     out = tmp_path / "compared.html"
     assert main(["report", str(one), str(two), "--out", str(out)]) == 0
     found = thawed(out.read_text())
-    assert parts(found, "settings", "table")[0]["rows"] == [["devices", "9", "30"]]
-    assert "have no job.yaml" in json.dumps(section(found, "settings"))
+    assert ["devices", "9", "30"] in parts(found, "settings", "table")[0]["rows"]
 
 
 def test_a_folder_without_a_result_is_refused_by_name(tmp_path, capsys):

@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import os
 import sys
 import threading
 import time
@@ -16,10 +15,9 @@ from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import parse_job
 from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local import reference as run_reference
-from edgeveil_tools.local.children import Children, tail
+from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
-from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.local.run_log import RunProgress, RunReporter
 from edgeveil_tools.site.provision import SitePlan, provision
@@ -47,13 +45,6 @@ def test_options_replace_values_of_the_local_run():
     job, run = local_job(QUICKSTART, Overrides(devices=8, seed=3, broker="amqtt"))
     assert (run.devices, run.seed, run.broker) == (8, 3, "amqtt")
     assert job.selection.min_devices == 8
-
-
-def test_without_options_the_job_is_the_files():
-    job, run = local_job(QUICKSTART, Overrides())
-    of_file = load_local_job(QUICKSTART)[0].local_run
-    assert run == of_file
-    assert run.devices == job.selection.min_devices == 20
 
 
 def test_impossible_options_are_named_with_the_file_and_without_a_wrong_line():
@@ -134,15 +125,6 @@ def test_the_reference_learns_better_than_chance(small):
     assert rounds[-1] > 0.9
 
 
-def test_a_reference_that_is_stopped_ends_and_has_nothing(small):
-    reference = run_reference.Reference(*small)
-    reference._stop.set()
-    reference.start()
-    reference.stop()
-    assert reference.rounds == []
-    assert reference.at(1) is None
-
-
 # --- children ---
 
 
@@ -201,21 +183,6 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
     assert child.process.returncode == -9
 
 
-def test_memory_counts_this_process_and_the_foreign_ones(children):
-    alone = children.memory_bytes()
-    assert alone > 10 << 20
-    children.count("self again", os.getpid())
-    children.count("never started", None)
-    assert children.memory_bytes() > 1.5 * alone
-
-
-def test_the_tail_of_a_log(tmp_path):
-    log = tmp_path / "x.log"
-    assert tail(log) == "    (no log)"
-    log.write_bytes(b"\xff\n" + b"\n".join(b"line %d" % k for k in range(100_000)))
-    assert tail(log, 2) == "    line 99998\n    line 99999"
-
-
 # --- progress ---
 
 
@@ -245,31 +212,6 @@ def test_plain_lines_where_no_terminal_is():
     )
     assert lines[2] == "[not markup]"
     assert "\x1b" not in out.getvalue()
-
-
-def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    out = Terminal()
-    display = RunDisplay(out, lambda: 0.0)
-    progress = RunReporter(view(), display, lambda: 0.0)
-    progress.view = dataclasses.replace(
-        progress.view, doing="round 12", committed=14, round=12, online=20, uploads=18,
-        declined=2, selected=20, accuracy=0.901, reference=0.944, training_epsilon=7.22,
-        inference_epsilon=40.0, memory_bytes=900 << 20,
-    )  # fmt: skip
-    progress.look()
-    with display.console.capture() as captured:
-        display.console.print(display.picture())
-    text = captured.get()
-    for part in ("round 12 of 15", "18/20 answered", "2 declined", "20/20 online", "0.901",
-                 "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip
-        assert part in text
-    assert len(text.splitlines()) == 4
 
 
 def test_shared_noise_has_both_epsilons_in_each_line():

@@ -7,16 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from PIL import Image
 from pyarrow import parquet
 
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.pages.frozen import thawed
 from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import held_records, own_records
-from edgeveil.sites.data import DataSource
 from edgeveil.sites.files import load_site
-from edgeveil_tools.local.data import check_data, dealt, held, source
+from edgeveil_tools.local.data import check_data, dealt, held
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.site.provision import provision
@@ -107,32 +105,6 @@ def test_a_users_records_are_dealt_and_a_fifth_is_held_back(kind, tmp_path, reco
     assert rows == sorted(np.float32(records[0][:, 0]).tolist())
 
 
-def test_pictures_take_the_form_of_the_jobs_records(tmp_path):
-    for label in ("cat", "dog"):
-        (tmp_path / "pets" / label).mkdir(parents=True)
-        for number in range(6):
-            grey = Image.new("L", (9, 7), 20 * number + len(label + label * (label == "cat")))
-            grey.save(tmp_path / "pets" / label / f"{number}.png")
-    for shape in ([4, 6], [3, 4, 6]):
-        path = job_file(
-            tmp_path,
-            {"source": "images", "path": "pets"},
-            data={"classes": 2, "input_shape": shape},
-        )
-        job, run = local_job(path, Overrides())
-        check_data(job, run)
-        site = provision(site_of(job, run, tmp_path / f"site-{len(shape)}"))
-        boxes = [own_records(load_site(path).data).x for path in site.edges]
-        assert [one.shape[1:] for one in boxes] == [tuple(shape)] * DEVICES
-        assert sum(map(len, boxes)) + len(held(job, run)) == 12
-        assert load_site(site.edges[0]).data.images.classes == ("cat", "dog")
-        device.dealt_records.cache_clear()
-    with pytest.raises(UsageError, match=r"pictures are \[height, width\]"):
-        check_data(
-            *local_job(job_file(tmp_path, {"source": "images", "path": "pets"}), Overrides())
-        )
-
-
 @pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "python"])
 def test_the_sites_of_a_run_share_the_file_between_devices_and_cloud(kind, tmp_path, records):
     job, run = local_job(job_file(tmp_path, FILES[kind](tmp_path, records)), Overrides())
@@ -175,21 +147,6 @@ def test_exact_figures_of_own_records_are_there_only_if_asked_for_and_labelled(
     assert "public data set" not in page
     for where in (result["final"]["measured_on"], told, page):
         assert "held back from the run's own: exact figures of these, which no guarantee" in where
-
-
-def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, records):
-    csv(tmp_path, records, name="other.csv")
-    path = job_file(tmp_path, {}, data={"source": "csv"})
-    job, run = local_job(path, Overrides(data=tmp_path / "other.csv"))
-    assert check_data(job, run) == []
-    found = source(job, run)
-    assert found == DataSource(
-        name="csv", source="csv", path=tmp_path / "other.csv", header=True, test_share=0.2
-    )
-    with pytest.raises(
-        UsageError, match=r"read from a file\. add path there, or give it with --data"
-    ):
-        check_data(*local_job(path, Overrides()))
 
 
 def spoilt(change):
@@ -303,11 +260,3 @@ def test_fewer_records_than_devices_stop_nothing(count, tmp_path, records):
     said = check_data(*local_job(path, Overrides()))
     assert [line for line in said if "not be tested" in line]
     assert bool([line for line in said if f"{count} records for 5 devices" in line]) == (count < 5)
-
-
-@pytest.mark.parametrize("kind", ["n_class", "dirichlet"])
-def test_own_records_are_dealt_by_the_jobs_classes(kind, tmp_path, records):
-    path = job_file(tmp_path, csv(tmp_path, records), local_run={"partition": {"kind": kind}})
-    site = provision(site_of(*local_job(path, Overrides()), tmp_path / "site"))
-    shards = [load_site(edge).data.shard for edge in site.edges]
-    assert [shard.classes for shard in shards] == [3] * DEVICES

@@ -18,7 +18,7 @@ LIVING = """
 import sys, time, tempfile
 tempfile.tempdir = sys.argv[1]
 from edgeveil_tools.local.children import scratch
-with scratch(keep=False, in_memory=False) as folder:
+with scratch(keep=False) as folder:
     (folder / "big").write_bytes(b"x")
     print(folder, flush=True)
     time.sleep(60)
@@ -42,12 +42,12 @@ def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
     assert left.exists()
-    with scratch(keep=False, in_memory=False):
+    with scratch(keep=False):
         assert not left.exists()
 
 
 def test_what_is_kept_or_anothers_is_not_swept(tmp_path):
-    with scratch(keep=True, in_memory=False) as kept:
+    with scratch(keep=True) as kept:
         (kept / "ledger").write_bytes(b"x")
     bare = tmp_path / f"{PREFIX}starting"  # made this moment, its lock not yet
     bare.mkdir()
@@ -70,7 +70,7 @@ def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path,
 
 
 def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
-    with pytest.raises(KeyboardInterrupt), scratch(keep=False, in_memory=False) as folder:
+    with pytest.raises(KeyboardInterrupt), scratch(keep=False) as folder:
         assert folder.parent.parent == tmp_path
         assert not list(folder.iterdir())
         assert folder.parent.stat().st_mode & 0o777 == 0o700

@@ -248,7 +248,7 @@ def device(
     `max_records`: how many they may hold, by default as many as the job expects.
     """
     made: dict[tuple[bytes, bytes], TimedDevice] = {}
-    with scratch(keep=False, in_memory=True) as folder:  # what a disk takes is no record's doing
+    with scratch(keep=False) as folder:
 
         def answer(graph: bytes, x: Values) -> float:
             key = (graph, x.tobytes())

@@ -202,7 +202,7 @@ def _play(
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
-        folder = stack.enter_context(scratch(keep=False, in_memory=False))
+        folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         generators = Children(logs)

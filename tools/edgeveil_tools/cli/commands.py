@@ -163,7 +163,7 @@ COMMANDS = (
         MQTT and writes result, events, model and report to DIR. With --simulate its rounds
         are played in memory: no broker, no encryption, and a run repeats exactly. With
         --seeds or --sweep it runs once for each seed and value, and writes table.md,
-        table.csv, table.json and comparison.html; runs that have completed are kept.
+        table.json and comparison.html; runs that have completed are kept.
         edgeveil run configs/jobs/quickstart.yaml
         edgeveil run configs/jobs/quickstart.yaml --out out/more --devices 40 --broker amqtt
         edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3

@@ -179,20 +179,16 @@ def _memory(process: psutil.Process) -> int:
 
 
 PREFIX = "edgeveil-run-"
-MEMORY = Path("/dev/shm")  # noqa: S108 - ledgers that nobody keeps need not reach a disk
-MEMORY_BYTES = 8 << 30  # of free memory, to keep them there
 
 
 @contextmanager
-def scratch(*, keep: bool, in_memory: bool) -> Iterator[Path]:
-    """A folder of mode 0700, removed at the end unless `keep`; in memory where there is room.
+def scratch(*, keep: bool) -> Iterator[Path]:
+    """A folder of mode 0700, removed at the end unless `keep`.
 
     The lock in it says that its run lives. A folder that is kept has none, so nobody sweeps it.
     """
-    roomy = MEMORY.is_dir() and psutil.virtual_memory().available > MEMORY_BYTES
-    parent = MEMORY if in_memory and not keep and roomy else Path(tempfile.gettempdir())
-    sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     if keep:
         yield folder
         return

@@ -231,7 +231,7 @@ def play(
         write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = _recording(out, settings) if record else None
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
+    with signals(signal.SIG_IGN), scratch(keep=keep) as site:
         fleet = LocalFleet(
             loaded,
             settings,

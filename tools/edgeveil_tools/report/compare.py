@@ -5,8 +5,6 @@ Runs that differ in their seed alone are one row: the median of their figures, a
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +41,7 @@ from edgeveil_tools.result import (
 )
 
 COMPARISON = "comparison.html"
-TABLES = ("table.md", "table.csv", "table.json")
+TABLES = ("table.md", "table.json")
 MOST_RUNS = 400
 _MOST_JOB_BYTES = 1 << 20
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo", "brown", "grey")
@@ -55,7 +53,7 @@ _COSTS = (
     " is “the” ε. Only guarantees of the same unit can be compared."
 )
 _SIMULATED = "A simulated run protects nobody: its ε is what a real run of the job costs."
-_NO_JOB = "Some of the folders have no job.yaml: what their jobs said is not compared."
+_DIFFER = "Settings that are not the same in all of them, from job.yaml and result.json."
 _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference", "rounds", "time")
 
 
@@ -193,8 +191,6 @@ def compared(results: Sequence[Result]) -> list[ComparedRuns]:
     groups: dict[tuple[tuple[str, str], ...], list[Result]] = {}
     for one in results:
         settings = _settings(one)
-        if not _has_job(settings):
-            settings["folder"] = str(one.folder)
         same = tuple((k, v) for k, v in settings.items() if k not in _NO_DIFFERENCE)
         groups.setdefault(same, []).append(one)
     found = list(groups.values())
@@ -211,21 +207,15 @@ def _settings(result: Result) -> dict[str, str]:
             raise DataError("is too large for a job file", where=str(path))
         job = yaml.safe_load(path.read_bytes())
     except FileNotFoundError:
-        return found
+        return {**found, "folder": str(result.folder)}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DataError("is no YAML", where=str(path), fix="take it away") from error
     return {**dict(_flat(job)), **found}
 
 
-def _has_job(settings: Mapping[str, str]) -> bool:
-    return len(settings) > len(_OF_RUN)
-
-
 def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
-    """Settings that are not the same in all rows, `–` where one has none of the name; of jobs only
-    where every job file is there."""
-    known = all(_has_job(row.settings) for row in rows)
-    names = dict.fromkeys(name for row in rows for name in (row.settings if known else _OF_RUN))
+    """Settings that are not the same in all rows, `–` where one has none of the name."""
+    names = dict.fromkeys(name for row in rows for name in row.settings)
     found = [(name, [row.settings.get(name, "–") for row in rows]) for name in names]
     several = any(len(row.results) > 1 for row in rows)
     skipped = _NO_DIFFERENCE if several else ()
@@ -249,19 +239,9 @@ def write_tables(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str
     text = [f"| {line} |" for line in lines_of] + [""]
     simulated = [_SIMULATED] if any(row.first["simulated"] for row in rows) else []
     text += [f"{note}\n" for note in (*simulated, *_own(rows), *(f"Failed: {f}" for f in failures))]
-    sheet = io.StringIO()
-    apart = _differing(rows)
-    writer = csv.writer(sheet)
-    writer.writerow(["run", "seed", *(name for name, _ in apart), _measure(rows), "seconds"])
-    for at, row in enumerate(rows):
-        for one in row.results:
-            seed = (one.content.get("run") or {}).get("seed", "")
-            figures = [leading_of(row.measure, one.content["final"]), one.content["seconds"]]
-            writer.writerow([row.name, seed, *(of[at] for _, of in apart), *figures])
     with writing(out):
         write_whole(out / TABLES[0], "\n".join(text).encode())
-        write_whole(out / TABLES[1], sheet.getvalue().encode())
-        write_json(out / TABLES[2], {"rows": [row.plain for row in rows], "failures": [*failures]})
+        write_json(out / TABLES[1], {"rows": [row.plain for row in rows], "failures": [*failures]})
 
 
 def write_comparison(rows: Sequence[ComparedRuns], page: Path) -> None:
@@ -275,35 +255,26 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
-    told = "Settings that are not the same in all of them, from job.yaml and result.json."
-    same = "The runs have the same settings, as far as their folders tell."
+    told = _DIFFER if apart else "The runs have the same settings, as far as their folders tell."
     simulated = any(row.first["simulated"] for row in rows)
     notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
     notes += [said(line, "warn") for line in _own(rows)]
     costs = table_part("Runs", heads(rows), [row.cells for row in rows], text=[0, 2, 3, 5, 6])
-    jobs = dict.fromkeys(row.results[0].job for row in rows)
     name = _measure(rows)
-    count = sum(len(row.results) for row in rows)
     return {
-        "title": f"{count} runs compared",
+        "title": f"{sum(len(row.results) for row in rows)} runs compared",
         "badge": None,
-        "lines": [said(", ".join(jobs))],
+        "lines": [said(", ".join(dict.fromkeys(row.results[0].job for row in rows)))],
         "progress": None,
         "cards": [],
         "sections": [
-            section("spread", f"{name[0].upper()}{name[1:]} at the end", [_spread(rows, apart)]),
             section("accuracy", f"{name[0].upper()}{name[1:]} by round", [_curves(rows)]),
-            section(
-                "runs", "Runs", [costs], before=[*notes, *(said(o, "warn") for o in _own(rows))]
-            ),
+            section("runs", "Runs", [costs], before=notes),
             section(
                 "settings",
                 "Settings that differ",
                 [settings if apart else None],
-                before=[
-                    said(told if apart else same),
-                    None if all(_has_job(row.settings) for row in rows) else said(_NO_JOB, "warn"),
-                ],
+                before=[said(told)],
             ),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
@@ -319,38 +290,6 @@ def _measure(rows: Sequence[ComparedRuns]) -> str:
 def _own(rows: Sequence[ComparedRuns]) -> list[str]:
     own = [row.name for row in rows if row.first["final"]["measured_on"] != MEASURED_ON[True]]
     return [f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}."] if own else []
-
-
-def _spread(
-    rows: Sequence[ComparedRuns], apart: Sequence[tuple[str, Sequence[str]]]
-) -> Json | None:
-    """The final figure's mean over the seeds with its standard deviation, over the setting that
-    differs where it is one number, else run by run."""
-    if all(len(row.results) == 1 for row in rows) or not all(row.values for row in rows):
-        return None
-    x, before, x_name = list(range(1, len(rows) + 1)), [row.name for row in rows], "exchange"
-    if len(apart) == 1 and all(map(_is_number, apart[0][1])):
-        x_name, order = apart[0][0], sorted(range(len(rows)), key=lambda k: float(apart[0][1][k]))
-        rows, before = [rows[k] for k in order], []
-        numbers = [float(apart[0][1][k]) for k in order]
-        if len(set(numbers)) == len(numbers):
-            x = numbers  # type: ignore[assignment]
-    means = [rounded(statistics.mean(row.values)) for row in rows]
-    off = [rounded(statistics.pstdev(row.values)) for row in rows]
-    name = f"{_measure(rows)}, mean over the seeds ± standard deviation"
-    shown = [series(name, means, "blue", off=off)]
-    if all(row.reference is not None for row in rows):
-        free = [rounded(row.reference) for row in rows]
-        shown.append(series("without noise", free, "green", dash=True))
-    return lines(name, x, shown, x_name=x_name, before=before)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
