@@ -1,9 +1,5 @@
-"""What can be said of files and records before anything runs: problems, prices, schemas, faults.
-
-A job is played on made-up records, one round of each kind, so that whatever would fail after
-budget was spent fails here. What is found in a device's own records is private: it is printed on
-its owner's console, and nothing of it is stored or sent.
-"""
+"""`edgeveil check`: problems, prices, schemas and faults of files and records before anything runs.
+What is found in a device's own records is printed on its owner's console alone."""
 
 from __future__ import annotations
 
@@ -67,11 +63,8 @@ _MOST_CLASSES = 64  # that are counted one by one; a number has thousands
 
 @dataclass
 class CheckedFile:
-    """What `edgeveil check` found in one file.
-
-    `lines` are for a person; `fields` stand in the JSON object beside file, kind and problems.
-    `code` is the exit code where there are problems.
-    """
+    """What was found in one file: `lines` for a person, `fields` for JSON, `code` the exit code
+    where there are problems."""
 
     path: Path
     kind: str = ""
@@ -244,10 +237,8 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 def load(
     path: Path,
 ) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
-    """Read a file of any kind; returns the kind's name, one of `KINDS`, with it.
-
-    Of a job what its file says, and its plan. Raises ConfigError with all problems.
-    """
+    """Read a file of any kind; returns one of `KINDS` with it, of a job what its file says and its
+    plan. ConfigError."""
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
         return kind, load_local_job(path)
@@ -272,16 +263,10 @@ def load(
 def validate(
     path: str | Path, limits: BroadcastLimits | None = None, data: Path | None = None
 ) -> list[ConfigProblem]:
-    """Every problem of a configuration file of any kind; [] where it is sound.
-
-    `limits` are those of the site that would play a job (`site_limits`), None the usual ones.
-    A job is also played on made-up records, where the cloud's libraries are installed. Whether the
-    keys, passwords and data that a site file names exist is for the process to see when it starts.
-    Records that its `local_run` names are read, where their file is there; in their place those of
-    the file `data`, if one is given.
-    Nothing is trained: that the public encoder of digits is not made yet is a problem too.
-    Nothing is raised for what a file holds.
-    """
+    """Return every problem of a configuration file of any kind. A job is also played on made-up
+    records within `limits` (`site_limits`; None: the usual ones), and the records that its
+    `local_run` names, or those of the file `data`, are read where they are there. Whether keys of a
+    site exist is for its process to see."""
     try:
         _, found = load(Path(path))
         if isinstance(found, tuple):
@@ -293,12 +278,9 @@ def validate(
 
 
 def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[str]:
-    """What a person should know of the records that the job's `local_run` names, where their file
-    is there, or of those of the file `data`: what learning would drop or clip. For the console of
-    the one who has them.
-
-    Raises ConfigError, `file:line key: what, fix`, where the job cannot learn from them.
-    """
+    """Return what learning would drop or clip of the job's records, where their file is there, or
+    of those of the file `data`; for the console of who has them. ConfigError where the job cannot
+    learn from them."""
     from edgeveil_tools.local.data import check_data, run_on
 
     run, key = job.local_run, "local_run.data"
@@ -323,13 +305,9 @@ def rehearse(
     limits: BroadcastLimits | None = None,
     needed: bool = True,
 ) -> None:
-    """Raise ConfigError, `file:line key: why, fix`, unless the job of the file `path` can be
-    done.
-
-    `limits` are those of its cloud, None the usual ones; `devices` as `rehearse_job` has it. Where
-    the cloud's libraries are missing ModuleNotFoundError is raised, or, if it is not `needed`,
-    nothing is tried.
-    """
+    """Play the job on made-up records; ConfigError `file:line key: why, fix` where it would fail.
+    `limits`: of its cloud, None the usual ones; `devices`: their half too. Without the cloud's
+    libraries ModuleNotFoundError, or nothing unless `needed`."""
     try:
         from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
     except ModuleNotFoundError:
@@ -356,11 +334,9 @@ def usual_limits() -> BroadcastLimits:
 
 
 def site_limits(paths: Iterable[Path], devices: int = 0) -> BroadcastLimits | None:
-    """What the cloud and the proxy of these files take of a round, their brokers' quotas too.
-
-    `devices` are connected to the proxy's edge broker; 0: as many as a round has at least. None
-    where no file is a sound cloud's or proxy's, or the cloud's libraries are missing.
-    """
+    """Return what the cloud and proxy of these files take of a round, with their brokers' quotas
+    for `devices` (0: as many as a round has at least); None without a sound file, or the cloud's
+    libraries."""
     from edgeveil.sites.cloud import CloudSite
     from edgeveil.sites.proxy import ProxySite
 
@@ -446,10 +422,8 @@ class JobPrice:
 
 
 def price(job: str | Path | Job) -> JobPrice:
-    """What a job costs one device, by its file or as it was loaded; reads no record.
-
-    Raises ConfigError for a file with problems, PrivacyError for a price that cannot be made.
-    """
+    """Return what a job costs one device, by its file or as it was loaded; reads no record.
+    ConfigError, PrivacyError."""
     plan = plan_of(job)
     quote, rows = plan.quote(), []
     shared = quote.training.if_colluding is not None
@@ -493,11 +467,8 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
-    """Read the device's records as its site file and the job say; lines about them, and problems.
-
-    With a job, its classes, record shape and scale are checked too. Writes nothing. Raises
-    ConfigError, DataError or UsageError.
-    """
+    """Read the device's records as its site file and the job say; returns lines about them, and
+    problems. Writes nothing. ConfigError, DataError or UsageError."""
     from edgeveil_tools.local.data import column_problems, input_range, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE

@@ -1,7 +1,4 @@
-"""A cloud from afar, by its HTTP control: submit, list, watch, resume, cancel, fetch.
-
-For a desk that has the core's libraries alone.
-"""
+"""A cloud from afar, by its HTTP control; for a desk that has the core's libraries alone."""
 
 from __future__ import annotations
 
@@ -111,22 +108,16 @@ class Cloud:
         self._token = None if token is None else _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
-        """Queue a job, by its file or as it was loaded; returns its id.
-
-        ConfigError lists every problem of the file, or says which stage of the job would fail, by
-        made-up records, where the cloud's libraries are installed here; else the cloud says so,
-        without the line.
-        """
+        """Queue a job, by its file or as it was loaded; returns its id. ConfigError lists every
+        problem of the file."""
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
         backbones = read_artifacts(plan.job)
         return self.submit_yaml(submitted(plan.job), backbones.values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
-        """Queue a job's text as it is; ConfigError holds all problems that the cloud found.
-
-        `backbones` are the feature extractors (ONNX) that the job names by digest.
-        """
+        """Queue a job's text with the `backbones` (ONNX) that it names by digest; ConfigError holds
+        the cloud's problems."""
         for graph in backbones:
             self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
         # A model's code may have to be imported there, torch with it.
@@ -160,10 +151,7 @@ class Cloud:
         return self._rows(path, "events", ("seq", "type"), timeout_s=TIMEOUT_S + wait_s)
 
     def watch(self, job: str, poll_s: float = POLL_S) -> Iterator[JsonObject]:
-        """All events of a job from its beginning until it has ended, as they come.
-
-        A pause ends nothing: somebody may resume the job.
-        """
+        """Yield all events of a job from its beginning until it has ended; a pause ends nothing."""
         after = 0
         while True:
             # Asked before the events: what came up to the end is then among them.
@@ -190,12 +178,8 @@ class Cloud:
         return self._request("GET", path, None, UPLOAD_S, "application/octet-stream")
 
     def fetch(self, job: str, out: str | Path | None = None) -> Path:
-        """Write the final model to `out`; returns the file's path.
-
-        FILE.onnx, ID.onnx where none is named, runs in `predict` and every ONNX runtime;
-        FILE.safetensors holds the weights alone. UsageError for another ending, a job without a
-        model, a file that cannot be written.
-        """
+        """Write the final model to `out` (FILE.onnx or FILE.safetensors, default ID.onnx); returns
+        the path. UsageError."""
         path = Path(out) if out is not None else Path(f"{job}.onnx")
         kind = path.suffix.removeprefix(".")
         if kind not in MODEL_KINDS:
@@ -317,10 +301,8 @@ class Cloud:
         return content
 
     def _have_proof(self, connection: HTTPConnection, token: str) -> None:
-        """Make sure that the other end of this very connection knows the token.
-
-        Else whoever took the port while the cloud was down would be handed it.
-        """
+        """Make sure that the other end of this connection knows the token: else who took the port
+        of a cloud that is down would be handed it."""
         nonce = secrets.token_hex(32)
         connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")
         connection.auto_open = 0  # never on to another connection, whose end has proved nothing

@@ -1,9 +1,6 @@
-"""Drafts a schema from a file of records, as a start for a person who judges it.
-
-It is the owner's own look at the owner's own records: a list or a range that only records say can
-tell of a single one of them. So the draft is marked `origin: own_records`, which no job may have,
-and nothing is sent or stored.
-"""
+"""Drafts a schema from a file of records, for a person who judges it. It is marked `origin:
+own_records`, which no job may have: a list or a range that only records say can tell of a single
+one."""
 
 from __future__ import annotations
 
@@ -57,12 +54,8 @@ class _Look:
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
-    """YAML of a `data` block with a schema drafted from a table or a folder of pictures.
-
-    `devices`: how many are to share them, a fifth held back for a test; None: nobody knows.
-
-    Raises DataError for a file that cannot be read, or without the named label.
-    """
+    """YAML of a `data` block drafted from a table or a folder of pictures, for `devices` that share
+    them. DataError for a file that cannot be read, or without the named label."""
     if path.is_dir():
         return "\n".join(_of_pictures(path, devices)) + "\n"
     named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)

@@ -64,10 +64,7 @@ class LiveDisplay(ABC):
 
 
 class RunDisplay(LiveDisplay):
-    """Shows a run to a person: live on a terminal, else one line whenever something happens.
-
-    Pass it to a run as its listener. `stream` is the terminal or file.
-    """
+    """Listener of a run for a person: live on a terminal, else a line when something happens."""
 
     def __init__(self, stream: IO[str], now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(Console(file=stream, highlight=False))

@@ -106,10 +106,8 @@ def _listed(found: list[Entry]) -> Iterator[str]:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Play the laws of its family on each named part; 1 where one is broken, else 0.
-
-    UsageError for a name that no part has, or that of a plug-in that cannot join.
-    """
+    """Play the laws of its family on each named part; 1 where one is broken, else 0. UsageError for
+    an unknown name."""
     from edgeveil.parts.laws import check as verdicts
 
     names = args.names[1:]
@@ -142,11 +140,8 @@ def _parts(name: str) -> list[Part]:
 
 
 def digests(args: argparse.Namespace) -> int:
-    """Print what an owner writes to allow each plug-in that is named, by itself or by a part, and
-    each `module:function` that makes a model.
-
-    Imports none of them. UsageError for a name that no installed plug-in has or declares.
-    """
+    """Print what an owner writes to allow each named plug-in, or `module:function` of a model;
+    imports none of them. UsageError for a name that no installed plug-in has."""
     names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"

@@ -118,11 +118,8 @@ PlainTable = list[dict[str, Any]]
 
 
 class Result:
-    """What a run came to: accuracy, both guarantees, rounds, and where its files are.
-
-    `content` is what `result.json` holds, `folder` where it lies with events, models and report.
-    Its tables are lists of flat dicts, which pandas.DataFrame takes as they are.
-    """
+    """What a run came to: `content` is `result.json`, `folder` where it lies with events, models
+    and report. Its tables are lists of flat dicts, as pandas.DataFrame takes them."""
 
     TABLES = ("rounds", "epsilon", "uploads", "evaluations")
 
@@ -183,10 +180,8 @@ class Result:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """Both guarantees: {training: {epsilon, delta, unit, status, …}, inference: {…}}.
-
-        Neither alone is "the" ε. An ε is None where nothing is proven.
-        """
+        """Both guarantees {training: {epsilon, …}, inference: {…}}: neither alone is the ε; None
+        where nothing is proven."""
         return dict(self.content["privacy"])
 
     @property
@@ -202,11 +197,8 @@ class Result:
 
     @property
     def epsilon(self) -> PlainTable:
-        """ε by plan, up to and with each exchange: progress; the guarantee is `privacy`.
-
-        Also of the exchanges before round 1, whose `round` is 0. With shared noise `collusion` is
-        training's ε if all others collude.
-        """
+        """ε by plan up to and with each exchange, which is progress; the guarantee is `privacy`.
+        With shared noise `collusion` is training's ε if all others collude."""
         shared = any("collusion" in row["epsilon"] for row in self._exchanges)
         told = ("training", *["collusion"] * shared, "inference")
         return [

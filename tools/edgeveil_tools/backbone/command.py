@@ -80,10 +80,8 @@ def train(
     force: bool = False,
     on_progress: Progress = lambda _: None,
 ) -> BackboneFacts:
-    """Train the encoder of this name and write it to `path`, all of it or nothing.
-
-    Raises UsageError for a file that is there already, unless `force`.
-    """
+    """Train the encoder of this name and write it to `path`. UsageError for a file that is there,
+    unless `force`."""
     from edgeveil_tools.backbone import encoders
 
     if path.exists() and not force:
@@ -127,10 +125,7 @@ def weight_facts(path: Path) -> WeightFacts:
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:
-    """Train each encoder that one of the job files names and the cache lacks; `say` gets lines.
-
-    What else is wrong with a file, its loader says.
-    """
+    """Train each encoder that a job file names and the cache lacks; `say` gets lines."""
     for name in sorted({name for path in files for name in _named(path)}):
         path = cached_backbone(name)
         if not path.exists():

@@ -164,10 +164,8 @@ _DRAWN_SHARE = 0.6  # of a batch; the rest are scanned
 
 @dataclass(frozen=True)
 class PublicDigits:
-    """Digits drawn from strokes, and those that ship with scikit-learn: 1797 by 43 writers.
-
-    Images are (n, 1, 40, 40) float32, ink 0..1; labels (n,) int64.
-    """
+    """Drawn digits and scikit-learn's 1797 by 43 writers: (n, 1, 40, 40) float32, ink 0..1; labels
+    (n,) int64."""
 
     drawn: torch.Tensor
     drawn_labels: torch.Tensor
@@ -200,10 +198,8 @@ class PublicDigits:
 
 
 def warped(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched and bent at random.
-
-    The ink's centre of mass comes to the middle, up to a small move.
-    """
+    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched and bent at random, the ink's
+    centre in the middle."""
     n = len(images)
     places = (2 * torch.arange(SIDE) + 1) / SIDE - 1
     mass = images.sum((1, 2, 3)).clamp_min(1e-3)

@@ -75,11 +75,8 @@ _BATCH, _RATE, _DECAY, _SMOOTHING = 128, 2e-3, 1e-2, 0.1
 
 
 class Encoder(nn.Module):
-    """Three times convolution, batch norm, ReLU and pooling; then `HIDDEN` values, and scores.
-
-    Both are the features: on other writers' digits the scores alone are mostly right, and the
-    values before them hold what corrects the rest.
-    """
+    """Three times convolution, batch norm, ReLU and pooling; features are `HIDDEN` values and the
+    class scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,10 +102,8 @@ class Encoder(nn.Module):
 def train_encoder(
     steps: int, drawings: int, seed: int, on_progress: Progress = lambda _: None
 ) -> Encoder:
-    """The encoder after `steps` batches of public digits, the same for the same seed and machine.
-
-    One-cycle learning rate (Smith and Topin 2019); calls `on_progress` with the share done.
-    """
+    """The encoder after `steps` batches, the same for the same seed and machine; one-cycle rate
+    (Smith and Topin 2019)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         digits = PublicDigits.load(drawings, seed)
@@ -199,10 +194,7 @@ def draw(count: int, on_progress: Progress) -> NDArray[np.uint8]:
 def train_pictures(
     steps: int, drawings: int, seed: int, on_progress: Progress = lambda _: None
 ) -> tuple[PictureEncoder, NDArray[np.uint8]]:
-    """The encoder after `steps` batches, the same for the same seed and machine; and the drawings.
-
-    Calls `on_progress` with the share done.
-    """
+    """The encoder after `steps` batches, the same for a seed and machine; and the drawings."""
     pictures = draw(drawings, lambda share: on_progress(_DRAWING * share))
     keep_heap(_HEAP_BYTES, _HEAP_BYTES)
     try:

@@ -116,12 +116,8 @@ def submit(
     follow: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Queue the job file `path`, print its id, and follow it to its end if `follow`.
-
-    Waits up to `wait_s` for the cloud to answer. ConfigError lists every problem of the file, or
-    says which stage of the job would fail, by made-up records, where the cloud's libraries are
-    there; else the cloud says so, without the line.
-    """
+    """Queue the job file `path`, print its id, and follow it if `follow`; waits up to `wait_s` for
+    the cloud. ConfigError lists every problem of the file."""
     from edgeveil.jobs.artifacts import read_artifacts
     from edgeveil.privacy.guarantee import guarantee_lines
     from edgeveil_tools.checks import plan_of, rehearse
@@ -215,12 +211,8 @@ def shown(
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
-    """Follow a job until it has ended: a line for each round, or its events as JSON lines
-    and the job last.
-
-    A pause is shown, and waited out: somebody may resume the job. `track`: log it there too.
-    Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
-    """
+    """Follow a job until it has ended, through pauses: a line for each round, or events as JSON and
+    the job last. Returns 0 for a completed job; JobFailed for one that failed or was cancelled."""
     events: Iterable[Mapping[str, Any]] = cloud.watch(job)
     if track:
         from edgeveil_tools.tracking.watch import tracked

@@ -71,12 +71,9 @@ class _TopParser(CommandParser):
 
 
 def parser(wanted: str = "") -> CommandParser:
-    """The whole command line, or its part that begins with the command `wanted`.
-
-    Other distributions add commands by entry points of the group `edgeveil.commands`, each a
-    function that takes argparse's subparsers. They are looked for unless `wanted` is a command of
-    this distribution. Raises UsageError for a command of the laboratory, which is not installed.
-    """
+    """Return the whole command line, or its part of the command `wanted`. Entry points of the group
+    `edgeveil.commands`, functions that take argparse's subparsers, add commands of other
+    distributions. UsageError for a command of a laboratory that is not installed."""
     top = _TopParser(
         prog="edgeveil",
         description=_ABOUT,

@@ -34,10 +34,8 @@ class _Child:
 
 
 class Children:
-    """Child processes, each in a process group of its own, all ended by `stop`.
-
-    They end too when this process dies in whatever way. Logs go to `folder/<name>.log`.
-    """
+    """Child processes, each in a group of its own, which end with this process; logs go to
+    `folder/<name>.log`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,10 +80,8 @@ class Children:
                 )
 
     def memory_bytes(self) -> int:
-        """Memory of all of them, of what they started and of this process.
-
-        Shared pages count once where that is known.
-        """
+        """Memory of all of them, of what they started and of this process; shared pages count once
+        where known."""
         total = _memory(psutil.Process())
         pids = [child.process.pid for child in self._children]
         for pid in [*pids, *(pid for _, pid in self._foreign)]:
@@ -182,13 +178,11 @@ PREFIX = "edgeveil-run-"
 
 
 @contextmanager
-def scratch(*, keep: bool) -> Iterator[Path]:
-    """A folder of mode 0700, removed at the end unless `keep`.
-
-    The lock in it says that its run lives. A folder that is kept has none, so nobody sweeps it.
-    """
-    sweep(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
+    """A folder of mode 0700, removed at the end unless `keep`; the lock in it says that its run
+    lives."""
+    sweep(parent or Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     if keep:
         yield folder
         return

@@ -36,12 +36,8 @@ TEST_SHARE = 0.2  # of records that come without a test half
 
 
 def check_data(job: Job, run: LocalRun) -> list[str]:
-    """What a person should know of the records that a run deals; empty if all is well.
-
-    Raises UsageError or DataError, with file and place, unless the job can learn from them;
-    nothing has started yet. What it says of a user's own records is for that console alone: no
-    device asks it. How many devices get any, or how many are held back, refuses nothing.
-    """
+    """Return what a person should know of the records that a run deals. UsageError or DataError,
+    with file and place, unless the job can learn from them."""
     data = source(job, run)
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):

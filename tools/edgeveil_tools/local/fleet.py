@@ -1,10 +1,5 @@
-"""The fleet of a local run: its parties as processes over brokers, or its rounds simulated.
-
-`LocalFleet` is a run as seen by who started it: its log, its reference, its result. Its job is
-played by `FleetProcesses`, which provisions a site and starts brokers, cloud, proxy and workers; or
-by `Simulation`, which plays the rounds alone, devices in worker processes on this machine or on
-Ray: it shows what learning reaches and protects nothing.
-"""
+"""The fleet of a local run: `FleetProcesses` starts brokers, cloud, proxy and workers; `Simulation`
+plays the rounds alone, in worker processes or on Ray, and protects nothing."""
 
 from __future__ import annotations
 

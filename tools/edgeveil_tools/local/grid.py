@@ -1,9 +1,5 @@
-"""`edgeveil run JOB --seeds N --sweep KEY=A,B`: a run for each seed at each point of a grid.
-
-DIR/POINT/seed-N holds what `edgeveil run` writes; DIR gets the tables and the page that compare
-them. A run that has completed is not run again while its job file says the same, so an interrupted
-grid goes on by the same command.
-"""
+"""`edgeveil run JOB --seeds N --sweep KEY=A,B`: runs in DIR/POINT/seed-N, and tables and a page
+that compare them. Completed runs of the same job file are kept."""
 
 from __future__ import annotations
 
@@ -122,16 +118,9 @@ def run_grid(
     track: Sequence[str] = (),
     **how: Any,
 ) -> int:
-    """Run what is missing, write tables and page; 0, or 6 where a run failed, 130 after Ctrl-C.
-
-    Args:
-        reference: whether to train the noise-free reference, at the first seed of each point.
-        track: as `play` has it.
-        how: further options of `play`.
-
-    Raises:
-        ConfigError, UsageError, DataError: before the first run.
-    """
+    """Run what is missing, write tables and page; 0, or 6 where a run failed, 130 after Ctrl-C. The
+    reference is trained at the first seed of each point. ConfigError, UsageError, DataError before
+    the first run."""
     stream = sys.stderr if as_json else sys.stdout
     failures: list[str] = []
     for target in track:

@@ -28,11 +28,8 @@ _OF_THE_JOB = ("secure", "settings", "accept_unprotected")  # not of its `local_
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options of `edgeveil run` that replace values of the `local_run` block.
-
-    `secure` is the job's `aggregation.secure`, `settings` are other keys of it with their values;
-    with `accept_unprotected` the job accepts what is not proven.
-    """
+    """Options of `edgeveil run` in place of values of `local_run`; `secure` is
+    `aggregation.secure`, `settings` are other keys of the job."""
 
     broker: str | None = None
     devices: int | None = None
@@ -54,11 +51,9 @@ class Overrides:
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
-    """The job of a file, or a loaded one, with a `local_run` block. ConfigError names every problem
-    of file and options, UsageError an option that would change nothing.
-
-    Its paths are absolute afterwards: `--data` counts from here, a key from the job's folder.
-    """
+    """Return the job of a file, or a loaded one, with its `local_run`, all paths absolute.
+    ConfigError names every problem of file and options, UsageError an option that would change
+    nothing."""
     if not isinstance(given, Job):
         ensure_for_jobs([Path(given)])
     accept = bool(overrides.accept_unprotected)

@@ -111,19 +111,14 @@ class LocalJob(Job):
 
 
 def load_job(path: str | Path) -> LocalJob:
-    """Read and judge a job file; paths in it count from its folder.
-
-    Raises ConfigError with every problem: `error.places` has them as objects.
-    """
+    """Read and judge a job file; paths count from its folder. ConfigError: `error.places` has every
+    problem."""
     return load_local_job(Path(path))[0]
 
 
 def load_local_job(path: Path, *, accept_unprotected: bool = False) -> tuple[LocalJob, Plan]:
-    """A job file with its `local_run`, and the plan of its job; paths count from its folder.
-
-    `accept_unprotected`: as with the block that a refusal of a job without proven privacy names.
-    Raises ConfigError with all problems, also why the run's own devices would decline the job.
-    """
+    """A job file with its `local_run`, and the plan; `accept_unprotected`: as with the block that a
+    refusal names. ConfigError with all problems, also why the run's own devices would decline."""
     folder = path.absolute().parent
     return parse_local_job(
         read(path), str(path), folder=folder, accept_unprotected=accept_unprotected
@@ -161,11 +156,8 @@ def _judge(found: LocalJob) -> tuple[LocalJob, Plan]:
 
 
 def compile_local(job: Job, run: LocalRun | None) -> Plan:
-    """The plan of a job that this run plays.
-
-    Raises ImpossibleMixError with all reasons why the job cannot be played, or not so; where
-    there is none, with those of the run's own devices against it.
-    """
+    """The plan of a job that this run plays. ImpossibleMixError with all reasons against it, of the
+    run's devices too."""
     found = [] if run is None else list(_run_mixes(job, run))
     known = None
     if run is not None:

@@ -1,8 +1,5 @@
-"""The noise-free reference of a local run, trained beside it in the tool's own process.
-
-The two halves of `fm` or `pca_residual` on the pooled records, without noise. It writes to no
-ledger and prices nothing: what it shows is not private.
-"""
+"""The noise-free reference of a local run: `fm` or `pca_residual` on the pooled records. It prices
+nothing: what it shows is not private."""
 
 from __future__ import annotations
 
@@ -49,13 +46,8 @@ def has_reference(job: Job) -> bool:
 
 
 class Reference:
-    """Trains in a thread. `rounds`: accuracy after each round, RMSE where the label is a number,
-    AUC where what is normal is learned; empty while not finished.
-
-    It reads the same records that the devices were dealt, through no ledger, so its figures are
-    for published sets, or for the eyes of those whose records they are; nothing of it reaches a
-    device or the cloud.
-    """
+    """Trains in a thread, from the records that devices were dealt. `rounds`: the leading figure
+    after each round, empty while not finished."""
 
     def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:
         self.rounds: list[float] = []
@@ -72,10 +64,8 @@ class Reference:
         self._thread.join(timeout_s)
 
     def stop(self) -> None:
-        """Give up after the exchange at hand, and wait for that.
-
-        A process that ended while the thread is inside a numerical library would abort.
-        """
+        """Give up after the exchange at hand, and wait: a process that ends inside a numerical
+        library would abort."""
         self._stop.set()
         if self._thread.ident is not None:  # it was started
             self._thread.join()

@@ -125,11 +125,8 @@ def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
 async def run_async(
     job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
 ) -> Result:
-    """`run`, awaited: the event loop goes on meanwhile, the run works in a thread of its own.
-
-    `progress` is called from that thread. Cancelled, it stops the run and everything of it before
-    CancelledError is raised. Of several at once each waits for the one before.
-    """
+    """`run`, awaited, in a thread of its own, from which `progress` is called. Cancelled, it stops
+    everything of the run first. Of several at once each waits for the one before."""
     stop = threading.Event()
     work = asyncio.create_task(asyncio.to_thread(_run, job, simulate, options, stop))
     try:
@@ -200,12 +197,8 @@ def play(
     hear: Listener = unheard,
     stop: threading.Event | None = None,
 ) -> PlayedRun:
-    """The run of `run`; no failure after its start is raised.
-
-    Args:
-        stop: set from another thread, it ends the run as a failed one.
-        command: the command line that asked for it.
-    """
+    """The run of `run`; no failure after its start is raised. `stop`, set from another thread, ends
+    it as a failed one."""
     if out is not None:
         require_unused(out, force=force)
     for target in track:
@@ -363,10 +356,7 @@ def prepare(out: Path) -> None:
 def signals(
     handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
-    """These signals go to `handler` meanwhile, as in all processes of a site.
-
-    In another thread than the main one, which alone may say so, nothing changes.
-    """
+    """These signals go to `handler` meanwhile; only in the main thread, which alone may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -395,15 +385,9 @@ def run_local(
     stream: IO[str] | None = None,
     **how: Any,
 ) -> int:
-    """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
-
-    Args:
-        stream: where progress goes; None: standard output, or the other one with `as_json`.
-        brief: leave out the lines at the end of a completed run.
-        how: further options of `play`.
-
-    Raises as `run` does.
-    """
+    """`edgeveil run`: 0 when it completed, 130 after Ctrl-C. Progress goes to `stream`, None:
+    standard output, or standard error with `as_json`; `brief`: no lines at the end; `how`: options
+    of `play`. Raises as `run`."""
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))

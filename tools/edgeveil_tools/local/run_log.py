@@ -130,7 +130,7 @@ class RunReporter:
         self._tell("committed", f"{view.doing}: {', '.join(figures)}")
 
     def look(self) -> None:
-        """Nothing but the figures may have changed."""
+        """Tell that nothing but the figures may have changed."""
         self._tell("look", self.view.line)
 
     def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
@@ -154,10 +154,8 @@ def epsilon_by_plan(view: RunProgress) -> str:
 
 
 class RunLog:
-    """Follows one job. `out` gets `events.jsonl`; `hear` is told of the progress.
-
-    `stop` may be set from another thread: the run then ends at its next look.
-    """
+    """Follows one job: `out` gets `events.jsonl`, `hear` the progress. `stop`, set from another
+    thread, ends the run."""
 
     def __init__(
         self,
@@ -226,10 +224,8 @@ class RunLog:
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
     def require_completed(self, job: str, declined: str = "") -> None:
-        """Raise JobFailed, with the job's own reason, unless it completed.
-
-        `declined`: what the first device that declined told its owner, where that is known.
-        """
+        """Raise JobFailed with the job's reason unless it completed; `declined`: what the first
+        device told its owner."""
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
             why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended

@@ -1,7 +1,5 @@
-"""Several runs side by side: what each reached, what it cost, and what they did differently.
-
-Runs that differ in their seed alone are one row: the median of their figures, and the range.
-"""
+"""Several runs side by side: accuracy, cost and settings that differ. Runs that differ in their
+seed alone are one row."""
 
 from __future__ import annotations
 
@@ -58,16 +56,8 @@ _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference",
 
 
 def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) -> int:
-    """`edgeveil report`: write the page of one run again, or one that compares several.
-
-    Args:
-        folders: of runs, or folders that hold such folders.
-        out: the page; None: DIR/report.html, of several comparison.html.
-        as_json: print a JSON object with all rows, in place of the page's path.
-
-    Raises:
-        UsageError: a folder holds no result, or the page cannot be written.
-    """
+    """`edgeveil report`: write the page of one run again, or one that compares several. UsageError
+    for a folder without a result, or a page that cannot be written."""
     found = [one for folder in folders for one in _results(folder)]
     if len(found) > MOST_RUNS:
         what = f"{len(found)} runs are too many for one page"

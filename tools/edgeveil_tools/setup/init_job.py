@@ -1,9 +1,5 @@
-"""`edgeveil init`: a folder with a commented job, records made up for it, and what to do next; or a
-job drafted from records of the user's own.
-
-Texts are the files of `templates/init/KIND/`; records are drawn by a public rule, the same every
-time, and stand for a user's own.
-"""
+"""`edgeveil init`: a folder with a commented job and records made up for it, or a job drafted from
+records of the user's own. Texts are the files of `templates/init/KIND/`."""
 
 from __future__ import annotations
 
@@ -102,11 +98,8 @@ _NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 def write_from(records: Path, folder: Path, label: str | None = None) -> str:
-    """Write a job drafted from a file of records, or a folder of pictures, of the user's own; the
-    command to go on with. Its schema is marked as drawn from records until a person has judged it.
-
-    Raises UsageError for a file in the way, DataError for records that cannot be described.
-    """
+    """Write a job drafted from a file or folder of records; returns the command to go on with.
+    UsageError for a file in the way, DataError for records that cannot be described."""
     path = folder / "job.yaml"
     if path.exists():
         raise UsageError("is there already", where=str(path), fix="name another folder with --out")

@@ -1,8 +1,5 @@
-"""Many devices of one job in one worker: what each answers, held until its round is over.
-
-The same computations as on a device, in the same order and from the same seeded chance; what it
-keeps in ledger and store stands in memory here, and nothing is sealed.
-"""
+"""Many devices of one job in one worker: the computations of a device, in its order and from seeded
+chance; ledger and store stand in memory, and nothing is sealed."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ Role = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """What a worker plays devices of: the site that a plan describes, and one job.
-
-    `kept_bytes`: of the uploads of one round so much stays in a worker's memory.
-    """
+    """What a worker plays devices of; `kept_bytes` of a round's uploads stay in its memory."""
 
     site: SitePlan
     canonical: bytes

@@ -80,15 +80,8 @@ class ProcessWorkers:
         self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
     ) -> Iterator[tuple[int, Any]]:
         """Make each worker's calls one after the other, all workers at the same time; yields
-        (worker, result) as they complete.
-
-        Args:
-            calls: those of each worker.
-            look: called some times a second meanwhile; what it raises ends the iteration.
-
-        Raises:
-            JobFailed: a call failed, or a worker is gone.
-        """
+        (worker, result). `look` is called some times a second; what it raises ends the iteration.
+        JobFailed: a call failed, or a worker is gone."""
         # One call under way at each: two that write to each other would wait for ever.
         waiting = [iter(of) for of in calls]
         at_work = {w for w in range(self.count) if self._send_next(w, waiting[w])}
@@ -180,10 +173,8 @@ def _serve(connection: Connection, others: Sequence[Connection], fleet: Simulate
 
 
 class RayWorkers:
-    """Actors of a Ray cluster, with the methods of `ProcessWorkers`.
-
-    Raises UsageError where Ray is not there, of another version or has no room.
-    """
+    """Actors of a Ray cluster, with the methods of `ProcessWorkers`. UsageError where Ray is not
+    there, of another version or has no room."""
 
     name = "ray"
     pids: Sequence[int] = ()  # Ray accounts for its processes, which may be anywhere
