@@ -115,7 +115,5 @@ class RunDisplay(LiveDisplay):
         going += [byte_text(view.memory_bytes), seconds_text(round(self._elapsed_s()))]
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"
-        if view.reference is not None:
-            found += f" (without noise {leading_text(name, view.reference)})"
         beside = beside_text(name, value, view.figures) if value is not None else ""
         return going, [found], [epsilon_by_plan(view)], [beside] if beside else []

@@ -131,50 +131,6 @@ def test_submit_list_watch_and_cancel(tmp_path, capsys):
         assert [one["id"] for one in shown["jobs"]] == [job, second] and shown["ok"]
 
 
-def until(condition, limit_s=60.0):
-    for _ in range(int(limit_s * 10)):
-        if condition():
-            return
-        threading.Event().wait(0.1)
-
-
-def test_jobs_are_logged_by_a_process_beside_the_cloud(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with cloud(tmp_path) as (url, token, store):
-        read = parse_job(QUICKSTART.read_text(), "quickstart.yaml")
-        store.cancel(store.submit_job("earlier", read.canonical(), read.digest()).id)
-        job = store.submit_job(read.job, read.canonical(), read.digest()).id
-        assert Cloud(url, token).content(job) == read.canonical()
-        board = tmp_path / "board"
-        command = [sys.executable, "-m", "edgeveil_tools.cli", "job", "show", job, "--watch"]
-        command += ["--cloud", url, "--token-file", str(token), "--track", f"tensorboard:{board}"]
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                until(lambda: board.is_dir() and [*board.iterdir()])
-                (folder,) = board.iterdir()
-                told = {"phase": "train", "number": 1, "uploads": 20, "accuracy": 0.875}
-                store.append_event(job, "exchange_committed", told)
-                store.put_release(job, b"ONNX", b"TENSORS")
-                finish(store, job)
-                model = folder / "model.onnx"
-                until(model.exists)
-            except BaseException:
-                process.terminate()
-                raise
-            finally:
-                said = process.communicate(timeout=30)[1]
-        assert (process.returncode, said) == (0, "")
-    assert model.read_bytes() == b"ONNX"
-    assert parse_job((folder / "job.yaml").read_text(), "job.yaml").job == "quickstart"
-    logged = EventAccumulator(str(folder))
-    logged.Reload()
-    assert [(one.step, one.value) for one in logged.Scalars("accuracy")] == [(1, 0.875)]
-    assert folder.name.startswith(job)
-
-
 LIGHT = """
 import sys
 for name in {libraries}:

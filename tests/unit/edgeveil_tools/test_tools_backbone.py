@@ -14,7 +14,6 @@ from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import cached_backbone, opened
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
-from edgeveil_tools.backbone.drawings import drawn_digits
 from edgeveil_tools.backbone.encoders import FEATURES, onnx_encoder, train_encoder
 from edgeveil_tools.cli.jobs import submit
 from edgeveil_tools.cloud_client import Cloud
@@ -64,16 +63,6 @@ def test_the_seed_decides_all(graph):
     torch.manual_seed(9)  # nothing of the caller's own
     assert onnx_encoder(train_encoder(seed=1, **TINY)) == graph
     assert onnx_encoder(train_encoder(seed=2, **TINY)) != graph
-
-
-def test_training_learns():
-    """More batches tell apart what was never shown: digits drawn with another seed."""
-    images, labels = drawn_digits(200, seed=99)
-    middle = torch.from_numpy(images)[:, None, 6:34, 6:34]
-    trained = train_encoder(steps=60, drawings=400, seed=0)
-    with torch.no_grad():
-        _, scores = trained.parts(middle)
-    assert (scores.argmax(1).numpy() == labels).mean() > 0.5
 
 
 @pytest.mark.parametrize("name", backbone.ENCODERS)

@@ -1,7 +1,6 @@
 import dataclasses
 import io
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -120,7 +119,7 @@ def test_the_reference_splits_as_the_devices_do(small):
 
 
 def test_the_reference_learns_better_than_chance(small):
-    rounds = run_reference.train(*small, threading.Event())
+    rounds = run_reference.train(*small)
     assert len(rounds) == small[0].rounds
     assert rounds[-1] > 0.9
 

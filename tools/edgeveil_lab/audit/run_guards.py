@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -199,7 +198,7 @@ def exact_figures(out: Path, job: Job, run: LocalRun) -> Iterator[str]:
         site = site_of(job, run, Path(folder))
         for number in range(1, run.devices + 1):
             site.edge_state(number).mkdir(parents=True)
-        curve = train(job, run, site, threading.Event())
+        curve = train(job, run, site)
     counts = {str(n) for n in (*held.counts.ravel(), *held.counts.sum(axis=1)) if n >= _TELLING}
     picture = holdings_picture(held)["values"]
     drawn = [rounded(value) for value in curve]

@@ -27,8 +27,8 @@ from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.reference import Reference, has_reference
-from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
+from edgeveil_tools.local.reference import has_reference, train
+from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, RunStopped, unheard
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
@@ -38,7 +38,6 @@ from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_process
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
-REFERENCE_S = 30.0
 WORKERS = 2  # processes that host devices, where nobody says how many
 KEPT_BYTES = 256 << 20  # of a round's uploads in a worker's memory; the rest waits on the disk
 _LOOK_S = 0.25
@@ -72,8 +71,8 @@ class LocalFleet:
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
         self.memory = MemoryPeak(self.children)
-        wanted = reference and has_reference(job)
-        self.reference = Reference(job, run, self.site) if wanted else None
+        self._wants_reference = reference and has_reference(job)
+        self.reference: list[float] = []
         self._players = Simulation(self) if run.simulate else FleetProcesses(self)
 
     @property
@@ -96,12 +95,24 @@ class LocalFleet:
         write_whole(self.out / "model.onnx", onnx)
         write_whole(self.out / "model.safetensors", safetensors)
 
+    def train_reference(self) -> None:
+        """Learn the same without noise, where that is wanted; a failure of it fails no run."""
+        if not self._wants_reference:
+            return
+        self.progress.doing("training the noise-free reference")
+        try:
+            self.reference = train(self.job, self.settings, self.site, lambda _: self.log.look())
+        except RunStopped:
+            raise
+        except Exception as error:  # the run goes on without its yardstick
+            logging.getLogger("edgeveil.run").warning("no reference: %s", error)
+
     def result(self, reason: str) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
         return self.log.result(
             reason,
             memory_peak_bytes=self.memory.peak_bytes or None,
-            reference=self.reference.rounds if self.reference else [],
+            reference=self.reference,
             **self._players.facts(),
         )
 
@@ -126,8 +137,6 @@ class FleetProcesses:
         site = self._provision()
         self._start_brokers(site)
         self._start_processes(site)
-        if run.reference:
-            run.reference.start()
         self._wait_for_devices(site)
         client = Cloud(site.plan.url, site.token_file)
         submitted_id = client.submit_yaml(submitted(job), read_artifacts(job).values())
@@ -135,16 +144,12 @@ class FleetProcesses:
         run.log.require_completed(submitted_id)
         run.keep_models(*(client.model(submitted_id, kind) for kind in ("onnx", "safetensors")))
         self._look()
-        if run.reference:
-            run.progress.doing("waiting for the noise-free reference")
-            run.reference.wait(REFERENCE_S)
+        run.train_reference()
 
     def stop(self) -> None:
         """End everything, the brokers last; may be called at any moment."""
         self._stop.set()
         self._run.children.stop()
-        if self._run.reference:
-            self._run.reference.stop()
         for domain, broker in self._brokers.items():
             broker.stop()
             with suppress(OSError):
@@ -239,7 +244,7 @@ class FleetProcesses:
                     if isinstance(event, EdgeVeilError):
                         self._run.children.check()  # a dead cloud says more than a refused call
                         raise event
-                    self._run.log.take(event, self._run.reference)
+                    self._run.log.take(event)
                     event = found.get_nowait()
             self._look()
 
@@ -302,17 +307,12 @@ class Simulation:
         with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
             self._play()
         self._seconds = run.progress.elapsed_s
-        if run.reference:
-            run.progress.doing("training the noise-free reference")
-            run.reference.start()
-            run.reference.wait(None)
+        run.train_reference()
 
     def stop(self) -> None:
         """End everything; may be called at any moment."""
         if self._workers is not None:
             self._workers.stop()
-        if self._run.reference:
-            self._run.reference.stop()
 
     def facts(self) -> dict[str, Any]:
         """Its part of `RunLog.result`."""

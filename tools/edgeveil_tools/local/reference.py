@@ -3,9 +3,7 @@ nothing: what it shows is not private."""
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +12,6 @@ import numpy as np
 from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.data.target import TargetRange
-from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.figures import anomaly_figures, regression_figures
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -36,7 +33,6 @@ from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.provision import SitePlan
 
-LOG = logging.getLogger("edgeveil.run")
 RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
 
 
@@ -45,53 +41,14 @@ def has_reference(job: Job) -> bool:
     return isinstance(job.train, FmParameters | PcaResidualParameters)
 
 
-class Reference:
-    """Trains in a thread, from the records that devices were dealt. `rounds`: the leading figure
-    after each round, empty while not finished."""
-
-    def __init__(self, job: Job, run: LocalRun, plan: SitePlan) -> None:
-        self.rounds: list[float] = []
-        self._job, self._run, self._plan = job, run, plan
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._train, daemon=True, name="reference")
-
-    def start(self) -> None:
-        """Begin training."""
-        self._thread.start()
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until it is trained, at most so long; None: however long it takes."""
-        self._thread.join(timeout_s)
-
-    def stop(self) -> None:
-        """Give up after the exchange at hand, and wait: a process that ends inside a numerical
-        library would abort."""
-        self._stop.set()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join()
-
-    def at(self, number: int) -> float | None:
-        """What leads the figures after training round `number`, from 1; None where unknown."""
-        return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
-
-    def _train(self) -> None:
-        try:
-            self.rounds = train(self._job, self._run, self._plan, self._stop)
-        except _Stopped:
-            pass
-        except EdgeVeilError as error:
-            LOG.warning("no reference: %s", error)
-        except Exception as error:  # the run goes on without its yardstick
-            LOG.warning("no reference: %s: %s", type(error).__name__, error)
-
-
-class _Stopped(Exception):  # noqa: N818 - no error
-    """The reference is not wanted any more."""
-
-
-def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
+def train(
+    job: Job,
+    run: LocalRun,
+    plan: SitePlan,
+    before: Callable[[Exchange], object] = lambda _exchange: None,
+) -> list[float]:
     """What leads the test's figures after each round without noise; empty for a method without a
-    reference."""
+    reference. `before` is called ahead of each exchange; what it raises ends the training."""
     if not isinstance(job.train, FmParameters | PcaResidualParameters):
         return []
     test = held(job, run)
@@ -99,14 +56,9 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
         return []
     whole = compile_job(job).with_artifacts(read_artifacts(job))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
-
-    def go_on(_exchange: Exchange) -> None:
-        if stop.is_set():
-            raise _Stopped
-
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
     target, records = job.data.target, pooled(job, run, plan)
-    found = noise_free_reference(parameters, setting, records, test, go_on, target)
+    found = noise_free_reference(parameters, setting, records, test, before, target)
     return found[: whole.rounds]
 
 
@@ -115,7 +67,7 @@ def noise_free_reference(
     setting: MethodContext,
     train: Records,
     test: Records,
-    before: Callable[[Exchange], None] = lambda _exchange: None,
+    before: Callable[[Exchange], object] = lambda _exchange: None,
     target: TargetRange | None = None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; `train` pools all devices' records.

@@ -27,7 +27,6 @@ from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.reference import Reference
 from edgeveil_tools.result import RunEvents, build, finite, privacy_of
 from edgeveil_tools.tracking.feed import Tracking
 
@@ -58,7 +57,6 @@ class RunProgress:
     rmse: float | None = None  # where the label is a number
     auc: float | None = None  # where what is normal is learned
     figures: Mapping[str, Any] | None = None  # of the last committed round's test
-    reference: float | None = None
     federated: str = ""  # what the newest evaluation on the devices' own records came to
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
@@ -184,7 +182,7 @@ class RunLog:
             self.progress.note(line)
         self.progress.look()
 
-    def take(self, event: dict[str, Any], reference: Reference | None = None) -> None:
+    def take(self, event: dict[str, Any]) -> None:
         """Take the job's next event."""
         event = finite(event)
         with (self._out / "events.jsonl").open("a", encoding="utf-8") as file:
@@ -205,7 +203,6 @@ class RunLog:
             view.figures = self.record.rounds[-1].get("figures") if self.record.rounds else None
             if view.evaluating:
                 view.federated = evaluation_text(data)
-            view.reference = reference.at(view.round) if reference else None
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None
             view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
