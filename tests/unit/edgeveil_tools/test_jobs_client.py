@@ -21,9 +21,9 @@ from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_guard import TokenFolder, load_or_make_token, proof
 from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
+from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.cli import jobs, main
-from edgeveil_tools.cloud_client import Cloud, CloudAway
+from edgeveil_tools.cloud_client import Cloud
 from tests.kits.backbone_files import small_backbone
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -235,26 +235,6 @@ def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
         assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
         with pytest.raises(UsageError, match="only a paused one"):
             Cloud(url, token).resume(job)
-
-
-def test_a_database_that_is_away_for_a_while_is_waited_out_as_a_restart_is(tmp_path, capsys):
-    refused = []
-
-    async def ask(question):
-        if 1 <= len(refused) < 4:
-            refused.append(1)
-            raise StoreAway("the database does not answer", fix="try again when it is back")
-        return question()
-
-    with cloud(tmp_path, ask) as (url, token, store):
-        entry = store.submit_job("one", b"{}", bytes(32))
-        finish(store, entry.id)
-        refused.append(1)
-        with pytest.raises(CloudAway, match="database does not answer"):
-            Cloud(url, token).list()
-        assert jobs.watch(entry.id, cloud_at(url, token, 60.0)) == 0
-    assert len(refused) == 4
-    assert entry.id in capsys.readouterr().out
 
 
 def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import yaml
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.evaluation.onnx_session import OnnxModel
@@ -201,33 +200,6 @@ def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     (row,) = json.loads((tmp_path / "c" / "table.json").read_text())["rows"]
     assert row["measure"] == "AUC"
     assert min(row["values"]) > 0.9
-
-
-def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
-    write_windows(tmp_path / "windows.csv", 60)
-    job = windows_job(tmp_path)
-    plain = yaml.safe_load(job.read_text())
-    del plain["local_run"]
-    (tmp_path / "sent.yaml").write_text(yaml.safe_dump(plain))
-    site = {
-        "edge": {
-            "name": "one",
-            "role": "train",
-            "broker": {"url": "mqtt://127.0.0.1:1"},
-            "proxy_key_file": "p.pub",
-            "cloud_key_file": "c.pub",
-            "state_dir": str(tmp_path / "state"),
-            "data": {
-                "name": "windows",
-                "source": "csv",
-                "path": str(tmp_path / "windows.csv"),
-                "header": True,
-            },
-        }
-    }
-    (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
-    assert main(["check", str(tmp_path / "edge.yaml"), str(tmp_path / "sent.yaml")]) == 0
-    assert "are labelled anomalous: not learned from" in capsys.readouterr().out
 
 
 def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path):

@@ -158,27 +158,6 @@ def without_run(job):
     return job
 
 
-def test_validate_holds_a_file_against_the_job_before_anything_starts(tmp_path, capsys):
-    job = without_run(people_job(tmp_path, write_people(tmp_path / "good.csv")))
-    assert main(["check", str(job), str(tmp_path / "good.csv")]) == 0
-    assert "records:" not in capsys.readouterr().out
-    parquet.write_table(
-        pa.table(dict(zip(NAMES, map(list, zip(*people(), strict=True)), strict=True))),
-        tmp_path / "good.parquet",
-    )
-    assert main(["check", str(job), str(tmp_path / "good.parquet")]) == 0
-    (tmp_path / "bad.csv").write_text((tmp_path / "good.csv").read_text().replace("income", "pay"))
-    capsys.readouterr()
-    assert main(["check", str(job), str(tmp_path / "bad.csv")]) == 2
-    said = capsys.readouterr().out
-    assert re.search(r"people\.yaml:\d+ data: .*bad\.csv:1: has no column 'income'", said)
-    (problem,) = validate(job, data=tmp_path / "bad.csv")
-    assert problem.key == "data"
-    rows = [[*row[:-1], "other"] for row in people(30)]
-    write_people(tmp_path / "labels.csv", rows)
-    assert "no record can be learned from" in str(validate(job, data=tmp_path / "labels.csv"))
-
-
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
     path = write_people(tmp_path / "people.csv")
     assert main(["check", str(path)]) == 0

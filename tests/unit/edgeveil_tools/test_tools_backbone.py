@@ -8,17 +8,12 @@ import pytest
 import torch
 
 import edgeveil
-from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import cached_backbone, opened
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.backbone.encoders import FEATURES, onnx_encoder, train_encoder
-from edgeveil_tools.cli.jobs import submit
-from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.local.grid import grid_of
-from edgeveil_tools.local.job import Overrides
 
 TINY = {"steps": 4, "drawings": 40}
 TEXT = "features: [{{name: identity}}, {{name: onnx, file: {}}}]\n"
@@ -127,18 +122,3 @@ def test_a_check_of_a_job_trains_nothing_and_says_what_would(quick, job):
     assert not cached_backbone("digits").exists()
     assert len(problems) == 1
     assert "edgeveil backbone digits" in problems[0]
-
-
-def test_whoever_submits_or_tabulates_a_job_has_its_encoder_trained(quick, job, tmp_path):
-    def connect(_patience_s):
-        raise UsageError("no cloud")
-
-    for act in (
-        lambda: submit(job, connect),
-        lambda: Cloud("http://127.0.0.1:9", "token").submit(job),
-        lambda: grid_of(job, tmp_path, Overrides(data=tmp_path / "none"), 1, ()),
-    ):
-        cached_backbone("digits").unlink(missing_ok=True)
-        with pytest.raises(EdgeVeilError):
-            act()
-        assert cached_backbone("digits").exists()

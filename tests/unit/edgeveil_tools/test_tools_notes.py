@@ -3,7 +3,6 @@
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 import yaml
 
 from edgeveil.errors import ConfigError
@@ -26,14 +25,6 @@ def job_file(folder, **changes):
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump({**MODEL, **changes}))
     return path
-
-
-@pytest.mark.parametrize("scale", [1, 255])
-def test_validate_warns_of_a_models_scale_over_published_pictures(scale, tmp_path, capsys):
-    path = job_file(tmp_path, model={"name": "mlp", "input_scale": scale})
-    assert main(["check", str(path)]) == 0
-    told = "values reach 255, beyond the job's input_scale of 1: write input_scale: 255"
-    assert (told in capsys.readouterr().out) == (scale == 1)
 
 
 def test_no_example_has_values_beyond_its_scale():

@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
-from edgeveil_tools.result import RunEvents, build, privacy_of, summary, write_json
+from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
 
 
 def event(name, /, **data):
@@ -95,17 +95,6 @@ def test_the_result_has_every_key_that_scripts_read():
         assert set(row) >= wanted | {"loss"}
 
 
-def test_cluster_scores_come_without_the_vectors():
-    rows = build(course(), **FACTS)["rounds"]
-    assert rows[0]["cluster_scores"] is None
-    wanted = {key: value for key, value in CLUSTERS.items() if key != "vectors"}
-    assert rows[1]["cluster_scores"] == wanted
-    shown = dict(summary(build(course(), **FACTS)))["clusters"]
-    assert shown.startswith(
-        f"silhouette score {CLUSTERS['score']:.3f} of {CLUSTERS['used']} uploads"
-    )
-
-
 def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
     record = course()
     told = privacy_of(replace(QUOTE, training=Guarantee(7.5, 1e-5, "record", "proven")), 20.0)
@@ -158,11 +147,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_no_number_is_printed_for_what_is_not_proven(status):
     claimed = replace(QUOTE, training=Guarantee(1.5, 1e-5, "record", status))
     assert guarantee_text(privacy_of(claimed, None), "training") == "no proven guarantee"
-
-
-def test_nothing_released_is_said_in_words():
-    quote = replace(QUOTE, inference=Guarantee(0.0, 0.0, "record", "proven"))
-    privacy = privacy_of(quote, None)
-    assert guarantee_text(privacy, "inference") == "nothing was released"
-    assert privacy["inference"]["unit"] == "device"
-    assert privacy_of(quote, None, "record")["inference"]["unit"] == "record"

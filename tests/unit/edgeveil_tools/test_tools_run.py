@@ -1,5 +1,3 @@
-import dataclasses
-import io
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,6 @@ import yaml
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import parse_job
-from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local import reference as run_reference
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.data import check_data
@@ -187,30 +184,6 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
 
 def view():
     return RunProgress(exchanges=17, rounds=15, devices=20)
-
-
-def test_plain_lines_where_no_terminal_is():
-    out = io.StringIO()
-    clock = iter(range(100)).__next__
-    with RunDisplay(out, clock) as display:
-        progress = RunReporter(view(), display, clock)
-        progress.doing("round 3")
-        progress.doing("round 3")
-        progress.view = dataclasses.replace(
-            progress.view, uploads=19, declined=1, accuracy=0.875, training_epsilon=4.5,
-            inference_epsilon=None, doing="round 3",
-        )  # fmt: skip
-        progress.committed()
-        progress.note("[not markup]")
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 3
-    assert lines[0].endswith("round 3")
-    assert (
-        "19 answered, 1 declined, accuracy 0.875, ε by plan, per record: training 4.5, inference –"
-        in lines[1]
-    )
-    assert lines[2] == "[not markup]"
-    assert "\x1b" not in out.getvalue()
 
 
 def test_shared_noise_has_both_epsilons_in_each_line():

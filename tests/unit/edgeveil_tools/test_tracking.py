@@ -12,7 +12,7 @@ from edgeveil.errors import MissingExtraError
 from edgeveil_tools import cli
 from edgeveil_tools.local import run
 from edgeveil_tools.tracking import feed
-from edgeveil_tools.tracking.feed import WAITING, Tracking, flat, hidden, metrics_of
+from edgeveil_tools.tracking.feed import WAITING, Tracking, hidden
 from edgeveil_tools.tracking.watch import tracked
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
@@ -118,14 +118,6 @@ def test_tensorboard_reads_the_same(ran):
     assert (folder / "model.onnx").read_bytes() == result.model.read_bytes()
 
 
-def test_figures_of_a_number_are_logged_and_none_that_is_not_known():
-    figures = {"rmse": 54.5, "mae": 41.25, "r2": None, "unusable": 0}
-    found = metrics_of({**COMMITTED, "accuracy": None, "figures": figures})
-    assert (found["rmse"], found["mae"], found["unusable"]) == (54.5, 41.25, 0)
-    assert not {"r2", "accuracy", "epsilon.inference"} & found.keys()
-    assert metrics_of({**COMMITTED, "figures": None})["accuracy"] == 0.5  # of an earlier version
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -171,13 +163,6 @@ def test_a_password_in_an_address_is_in_no_result(word, tmp_path):
         assert cli.main(line) == 0
     assert args[0].command_line.endswith("--track x:http://…@c")
     assert hidden(line[-1]) == "x:http://…@c"
-
-
-def test_parameters_are_flat():
-    plain = {"a": {"b": 1, "c": True}, "d": [{"e": None}, {"e": 2.5}], "f": [1, 2]}
-    assert dict(flat(plain)) == {
-        "a.b": 1, "a.c": True, "d.0.e": "", "d.1.e": 2.5, "f": "[1, 2]",
-    }  # fmt: skip
 
 
 class StoredCloud:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil_tools.cli.common import answer, columns, load_as
-from edgeveil_tools.release_text import counted, release_lines
 
 if TYPE_CHECKING:
     from edgeveil_tools.cloud_client import Cloud
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
 _EPSILONS = ("ε", "ε if all others collude")
+_REPORTED = {
+    "in_use": "in use",
+    "refused_by_check": "refused by the check",
+    "failed_trial": "failed the trial",
+    "rolled_back": "rolled back",
+    "refused_by_policy": "refused by an owner",
+}
 COLUMNS = ("round", "answered", "figure", "loss", "score", "seconds", "bytes")
 
 
@@ -208,6 +214,28 @@ def shown(
         yield f"{'paused' if answers['type'] == 'job_paused' else 'repeated':10}{counts}"
     if release := entry.get("release"):
         yield from release_lines(release)
+
+
+def release_lines(release: Mapping[str, Any]) -> list[str]:
+    """How far a release is, why, and the counts of the devices' reports."""
+    stage = release["stage"]
+    lines = [f"{'release':10}{stage}"]
+    if release["reason"]:
+        lines.append(f"{'why':10}{release['reason']}")
+    if release["expires_at"] is not None:
+        ends = datetime.fromtimestamp(release["expires_at"]).isoformat(" ", "seconds")
+        lines.append(f"{'good until':10} {ends}")
+    for reached, counts in sorted(release["reports"].items(), reverse=True):
+        asked = f" of {release['canary']}" if reached == "canary" else ""
+        lines.append(f"{reached:10}{sum(counts.values())}{asked} reported: {counted(counts)}")
+    return lines
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Outcomes in words."""
+    return ", ".join(
+        f"{counts[name]} {word}" for name, word in _REPORTED.items() if counts.get(name)
+    )
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
 from edgeveil.evaluation.figures import leading, leading_text
 from edgeveil.jobs import Job
 from edgeveil.units import seconds_text
+from edgeveil_tools.cli.common import columns
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.fleet import refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
@@ -28,7 +27,6 @@ from edgeveil_tools.local.run import run_local
 from edgeveil_tools.report.compare import (
     COMPARISON,
     TABLES,
-    ComparedRuns,
     compared,
     heads,
     write_comparison,
@@ -136,7 +134,8 @@ def run_grid(
         write_tables(rows, out, failures)
         with writing(out):
             write_comparison(rows, out / COMPARISON)
-        _show(rows, stream)
+        shown = [[cells[at] for at in _SHORT] for cells in (heads(rows), *(r.cells for r in rows))]
+        print("\n".join(columns(shown)), file=stream)
         print(f"Files: {out}/ with {', '.join((*TABLES, COMPARISON))}", file=stream)
     if as_json:
         plain: dict[str, Any] = {"command": "run", "ok": not failures}
@@ -173,12 +172,3 @@ def run_one(
         told = "not tested" if value is None else f"{measure} {figure}"
         print(f"{one.folder}: {told}, {seconds_text(content['seconds'])}", file=stream, flush=True)
     return code
-
-
-def _show(rows: Sequence[ComparedRuns], stream: IO[str]) -> None:
-    shown = Table()
-    for column in _SHORT:
-        shown.add_column(heads(rows)[column], overflow="fold")
-    for row in rows:
-        shown.add_row(*(row.cells[column] for column in _SHORT))
-    Console(file=stream).print(shown)
