@@ -88,8 +88,8 @@ COMMANDS = (
           classification   a table of numbers, CSV
           images           small grey pictures, PNG, a folder for each class
           anomaly          windows of a sensor: most are normal, few have a label, CSV
-        The records are made up by a rule. --from drafts a job from records of your own, for
-        you to judge before anybody else sees it: a list or a range can tell of a record.
+        --from drafts a job from records of your own, for you to judge first: a list or a
+        range can tell of a record.
         edgeveil init
         edgeveil init images --out my-pictures
         edgeveil init --from people.csv --label income --out people
@@ -106,23 +106,17 @@ COMMANDS = (
         arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
         arg("--show", "print jobs whole, with what presets and defaults give"),
         about="""
-        Prints every problem of every file as `file:line key: what, fix`. By content:
-          a job          played on made-up records; with cloud.yaml or proxy.yaml beside it
-                         also whether its rounds fit the brokers' quotas, for --devices
-          a device's     libraries, clock, room, and its records as each job beside it reads
-          site file      them: run it on the device, nothing is stored or sent
-          records        CSV, Parquet, NumPy or a folder of pictures: held against each job
-                         beside them; alone, a draft of the job's `data` block
-          other files    site files, policies, fleet plans, backbones, state_dicts, and the
-                         folder of an installed bundle
-        Python that a job names is run here, with your rights (model: {name: python}, a
-        `python:` source): read it before. Exit code 2: a file is wrong, 4: records are,
-        1: this machine is. --estimate uses public or made-up records: nothing is spent.
+        Prints every problem of every file as `file:line key: what, fix`. A job is played on
+        made-up records, with cloud.yaml or proxy.yaml beside it against their brokers'
+        quotas for --devices; a device's site file, on the device, with its records as each
+        job beside it reads them; records against each job beside them, alone they are
+        drafted as a `data` block. Also policies, plans, backbones, weights and bundles.
+        Python that a job names is run here, with your rights: read it before. Exit code 2:
+        a file is wrong, 4: records are, 1: this machine is. --estimate spends nothing.
         edgeveil check
         edgeveil check --schema job > job.schema.json
         edgeveil check configs/*.yaml configs/jobs/*.yaml
         edgeveil check job.yaml people.csv
-        edgeveil check job.yaml site/cloud.yaml site/proxy.yaml --devices 200
         edgeveil check edge.yaml job.yaml
         edgeveil check job.yaml --estimate --devices 200 --seeds 5
         """,
@@ -165,7 +159,6 @@ COMMANDS = (
         --seeds or --sweep it runs once for each seed and value, and writes table.md,
         table.json and comparison.html; runs that have completed are kept.
         edgeveil run configs/jobs/quickstart.yaml
-        edgeveil run configs/jobs/quickstart.yaml --out out/more --devices 40 --broker amqtt
         edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3
         edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2
         """,
@@ -194,11 +187,8 @@ COMMANDS = (
         arg("--personal", "use what `edge personalise` made of the release on this box"),
         about="""
         Prints label and probability of each record. MODEL is an ONNX file or a device's
-        state folder, whose release in use is then taken; either is held to the rules by
-        which devices run a released graph (docs/models.md). A model of a job with
-        data.schema reads records as its devices do and prints names: .csv and .parquet with
-        the label's column or without it, .png, .jpg, a folder of pictures. Others take
-        numbers alone.
+        state folder, whose release in use is then taken. A model of a job with data.schema
+        reads tables and pictures as its devices do and prints names; others take numbers.
         edgeveil predict out/quickstart/model.onnx records.npz
         edgeveil predict site/state/edge-1 records.csv --json
         edgeveil predict site/state/edge-1 --rollback
@@ -211,11 +201,9 @@ COMMANDS = (
         "methods:command",
         arg("names NAME", "a name, or a family of names; `check NAME`, `digest NAME`", nargs="*"),
         about="""
-        Lists training methods, update stages, aggregation rules, models, features, data
-        sources, partitions, evaluations, mechanisms, shuffles and presets: source, needs,
-        what each reveals, and whether its guarantee is proven, claimed or none.
-        `check` plays the laws of its family on each named part, and exits with 1 where one
-        is broken; `digest` prints what lets a device import a plug-in, and imports nothing.
+        Of each name its source, needs, what it reveals, and whether its guarantee is proven,
+        claimed or none. `check` plays the laws of its family on each named part, exit code 1
+        where one is broken; `digest` prints what lets a device import a plug-in.
         edgeveil methods
         edgeveil methods fm min_divergence
         edgeveil methods check krum
@@ -231,10 +219,8 @@ COMMANDS = (
         arg("--force", "train again, write over the file"),
         arg("--seed N", "default 0", int, default=0),
         about="""
-        An encoder learns from public images alone. digits (28 x 28): digits drawn from pen
-        strokes, and those of scikit-learn; some minutes. pictures (colour, 32 x 32): drawn
-        by a rule, told apart by themselves; about 20 minutes on two cores. Jobs name them
-        `file: digits` and `file: pictures`.
+        It learns from public images alone: digits (28 x 28) some minutes, pictures (colour,
+        32 x 32) about 20 minutes. Jobs name them `file: digits` and `file: pictures`.
         A module of your own becomes a backbone by torch.onnx.export (docs/models.md).
         edgeveil backbone pictures --seed 3
         """,
@@ -283,11 +269,9 @@ COMMANDS = (
         _TRACK,
         *_CLOUD,
         about="""
-        Of each attempt that had to be repeated, and of the one that the job paused at, the
-        counts: devices selected, uploads, declines, devices that were late or never came,
-        and segments that did not count, by their reason. With shared noise both ε. Of its
-        release the devices' reports, counts alone: which device said what is not known.
-        With --watch --json one event a line, the object last.
+        Of repeated attempts and of a pause the counts of uploads, declines, late devices and
+        segments that did not count; of its release the counts of the devices' reports. With
+        --watch --json one event a line, the object last.
         edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml
         edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000
         """,
@@ -300,8 +284,7 @@ COMMANDS = (
         _ID,
         *_CLOUD,
         about="""
-        A job pauses when devices, the proxy or the disk are missing for longer than its
-        retries; `job list` says why. It goes on at its round, with the devices it had asked.
+        `job list` says why it paused. It goes on at its round.
         edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml
         """,
         extra="client",
@@ -322,8 +305,7 @@ COMMANDS = (
         arg("--out FILE", "FILE.onnx or FILE.safetensors; default ID.onnx", Path),
         *_CLOUD,
         about="""
-        The final model as ONNX, which `edgeveil predict` and every ONNX runtime take, or as
-        .safetensors, the weights alone. Prints the file's name.
+        As ONNX for every ONNX runtime, or as .safetensors, the weights alone.
         edgeveil job fetch quickstart-1a2b3c4d --out model.onnx
         """,
         extra="client",
