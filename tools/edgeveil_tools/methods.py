@@ -1,7 +1,6 @@
 """`edgeveil methods`: every name of every table, with what stands behind it.
 
-Parts describe themselves (`edgeveil/parts/part.py`); mechanisms, shuffles, evaluations and presets
-are described here.
+Parts describe themselves (`edgeveil/parts/part.py`), presets are described here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ TABLES: tuple[PartTable[Any], ...] = (
 
 @dataclass(frozen=True)
 class Said:
-    """Description of a name that is no part, to which no plug-in can add."""
+    """Description of a preset, to which no plug-in can add."""
 
     source: str
     summary: str
@@ -76,9 +75,8 @@ def entries() -> list[Entry]:
     """All names, family by family, as their tables list them."""
     parts = [_of_part(table[name]) for table in TABLES for name in table]
     return parts + [
-        Entry(family, name, said.summary, said.source, said.privacy)
-        for family, names in _NAMED.items()
-        for name, said in names.items()
+        Entry("preset", name, said.summary, said.source, said.privacy)
+        for name, said in PRESETS_SAID.items()
     ]
 
 
@@ -282,68 +280,4 @@ PRESETS_SAID: dict[str, Said] = {
         "FedAvg of sparse ternary updates, 1 % of the values, with error feedback.",
         "none",
     ),
-}
-
-_NAMED: dict[str, dict[str, Said]] = {
-    "unsupervised.eval_type": {
-        "NOT_EVAL": Said(_INFERENCE, "Devices upload no inferences."),
-        "MEAN_SOFTMAX": Said("none", "No clusters: the mean of the devices' mean softmax."),
-        "SILHOUETTE_SCORE": Said("Rousseeuw 1987", "Clusters are scored by their silhouette."),
-        "CALINSKI_HARABASZ_SCORE": Said(
-            "Caliński and Harabasz 1974", "Spread between clusters over that within."
-        ),
-        "DAVIES_BOULDIN_SCORE": Said(
-            "Davies and Bouldin 1979", "Likeness of each cluster to the one most like it."
-        ),
-    },
-    "unsupervised.silhouette": {
-        "sklearn": Said("Rousseeuw 1987", "As scikit-learn: by each upload's nearest cluster."),
-        "text": Said(_INFERENCE, "By the formula of the text."),
-    },
-    "unsupervised.labels": {
-        "argmax": Said(_INFERENCE, "A cluster is all uploads with the same largest entry."),
-        "kmeans": Said("Lloyd 1982; Arthur and Vassilvitskii 2007", "k-means++ of scikit-learn."),
-    },
-    "mechanism": {
-        "gaussian": Said(
-            "Dong, Roth, Su 2022; Canonne et al. 2020", "Noise on bounded L2 sums.", "proven"
-        ),
-        "laplace": Said(
-            "Dwork et al. 2006; Ghosh et al. 2012", "Noise on bounded L1 sums.", "proven"
-        ),
-        "softmax": Said(
-            f"{_INFERENCE}, sensitivity 2 in place of 1", "Noise on a softmax.", "proven"
-        ),
-        "two_value": Said(
-            "Duchi et al. 2018; Sun et al. 2021", "Values of [-1, 1] as one of two.", "proven"
-        ),
-        "exponential": Said("McSherry and Talwar 2007", "An index drawn by its score.", "proven"),
-        "report_noisy_max": Said(
-            "McKenna and Sheldon 2020; Ding et al. 2021", "The index of a noised maximum.", "proven"
-        ),
-    },
-    "proxy.shuffle": {
-        "split": Said(
-            f"{_DELM}; clone bound, Feldman, McMillan, Talwar 2021",
-            "Each layer's segments are permuted alone.",
-        ),
-        "whole": Said("Bittau et al. 2017", "Updates are permuted; a device's update stays one."),
-        "none": Said(
-            "no protection of the text's",
-            "Uploads keep the order in which they came; for policy.accept_unshuffled.",
-        ),
-    },
-    "encrypt.privacy_eval_type": {
-        "LAPLACE": Said(
-            f"{_INFERENCE}, sensitivity 2 in place of 1; with its 1 the guarantee printed is 2ε",
-            "Inferences are noised on the device.",
-            "proven",
-        ),
-        "NOT_ENCRYPT": Said(
-            _INFERENCE,
-            "Inferences are uploaded as they are, for owners who accept that.",
-            "none",
-        ),
-    },
-    "preset": PRESETS_SAID,
 }

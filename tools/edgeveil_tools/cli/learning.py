@@ -15,7 +15,6 @@ from edgeveil_tools.cli.common import answer
 
 if TYPE_CHECKING:
     from edgeveil_edge.predict import Predictions
-    from edgeveil_tools.backbone.command import BackboneFacts
 
 
 def check(args: argparse.Namespace) -> int:
@@ -79,28 +78,22 @@ def backbone(args: argparse.Namespace) -> int:
     """`edgeveil backbone`: train a public encoder."""
     from dataclasses import asdict
 
-    from edgeveil_tools.backbone.command import file_lines
-
-    found = _encoder(args)
-    return answer(args, file_lines(found), asdict(found))
-
-
-def _encoder(args: argparse.Namespace) -> BackboneFacts:
     from rich.console import Console
     from rich.progress import Progress
 
     from edgeveil.parts.features.onnx import cached_backbone
-    from edgeveil_tools.backbone.command import train
+    from edgeveil_tools.backbone.command import file_lines, train
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("training", total=1.0)
-        return train(
+        found = train(
             args.out or cached_backbone(args.what),
             args.what,
             seed=args.seed,
             force=args.force,
             on_progress=lambda share: progress.update(task, completed=share),
         )
+    return answer(args, file_lines(found), asdict(found))
 
 
 def predict(args: argparse.Namespace) -> int:
