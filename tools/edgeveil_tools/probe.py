@@ -16,11 +16,6 @@ TYPE_CHECKING = False  # `typing` itself costs 5 ms
 if TYPE_CHECKING:
     import argparse
 
-    from edgeveil.sites.broker import BrokerSite
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.proxy import ProxySite
-
 SOCKET_FILE = "health.sock"
 LOCK_FILE = "process.lock"  # as transport/process.py has it
 TIMEOUT_S = 5.0
@@ -44,11 +39,16 @@ def quick_health(arguments: list[str]) -> int | None:
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil health` of a site file in whatever form."""
+    """`edgeveil health --json`, or of a file that says what is wrong with it."""
+    from edgeveil.errors import UsageError
     from edgeveil.sites.files import load_site
     from edgeveil_tools.cli.common import answer
 
-    problem = problem_of_site(load_site(args.config), live=args.live)
+    found = site_values(str(args.config))
+    if found is None:
+        load_site(args.config)  # which says why
+        raise UsageError("names no state_dir or port", where=str(args.config), fix="write it")
+    problem = problem_of(*found, live=args.live)
     if not args.json:
         return tell(problem)
     return answer(args, [], {"problems": [problem] if problem else []}, ok=not problem)
@@ -71,7 +71,7 @@ def site_values(config: str) -> tuple[str, str, int] | None:
             tree = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
         ((party, values),) = tree.items()
         if party == "broker":
-            host, port = values.get("host", "127.0.0.1"), values["port"]
+            host, port = values.get("host", "127.0.0.1"), values.get("port", 1883)
             sound = isinstance(host, str) and isinstance(port, int)
             return ("", host, port) if sound else None
         state = values.get("state_dir", f"state/{party}")
@@ -80,16 +80,6 @@ def site_values(config: str) -> tuple[str, str, int] | None:
     if party not in _PARTIES or not isinstance(state, str) or not state:
         return None
     return os.path.join(os.path.dirname(os.path.abspath(config)), state), "", 0  # noqa: PTH100, PTH118, PTH120
-
-
-def problem_of_site(
-    site: CloudSite | ProxySite | EdgeSite | BrokerSite, *, live: bool = False
-) -> str | None:
-    """The same for a site file that was loaded, and is in whatever form."""
-    state_dir = getattr(site, "state_dir", None)
-    if state_dir is not None:
-        return problem_of(str(state_dir), "", 0, live=live)
-    return problem_of("", getattr(site, "host", ""), getattr(site, "port", 0))
 
 
 def problem_of(state_dir: str, host: str, port: int, *, live: bool = False) -> str | None:
