@@ -43,7 +43,7 @@ class UnknownJob(StoreError):  # noqa: N818 - what the reader sees
     exit_code = 2
 
     def __init__(self, job: str) -> None:
-        super().__init__(f"there is no job '{job}'", fix="see edgeveil job list")
+        super().__init__(f"there is no job '{job}'", fix="see edgeveil job show")
 
 
 @dataclass(frozen=True)

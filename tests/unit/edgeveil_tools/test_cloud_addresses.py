@@ -79,7 +79,7 @@ def test_a_unix_socket_serves_library_and_command_line(tmp_path, capsys, monkeyp
         assert "process_cpu_seconds_total" in Cloud(url, token).metrics()
         assert get_json(url, "/healthz") == {"status": "ok"}
         options = ["--cloud", url, "--token-file", str(token)]
-        assert main(["job", "list", "--json", *options]) == 0
+        assert main(["job", "show", "--json", *options]) == 0
         assert json.loads(capsys.readouterr().out)["jobs"][0]["id"] == job
         monkeypatch.setenv("EDGEVEIL_CLOUD", url)
         monkeypatch.setenv("EDGEVEIL_TOKEN_FILE", str(tmp_path / "http.token"))
@@ -120,7 +120,7 @@ def test_the_environment_names_the_tls_files(tmp_path, authority, capsys, monkey
         monkeypatch.setenv("EDGEVEIL_CA_FILE", str(authority.cert_file))
         monkeypatch.setenv("EDGEVEIL_CERT_FILE", str(cert_file))
         monkeypatch.setenv("EDGEVEIL_KEY_FILE", str(key_file))
-        assert main(["job", "list"]) == 0
+        assert main(["job", "show"]) == 0
         assert "no jobs yet" in capsys.readouterr().out
 
 
@@ -193,5 +193,5 @@ def test_a_job_command_finds_the_socket_in_the_site_file(tmp_path, capsys):
     path.write_text(SITE.format(http="{socket: cloud.sock}") + "  state_dir: .\n")
     site = load_site(path)
     with cloud_at(ListenAt.of(site.http), tmp_path):
-        assert main(["job", "list", "--config", str(path)]) == 0
+        assert main(["job", "show", "--config", str(path)]) == 0
     assert "no jobs yet" in capsys.readouterr().out

@@ -38,8 +38,8 @@ def cloud_at(url, token, patience_s):
 
 
 def print_jobs(url, token):
-    """Print the lines of `job list`."""
-    assert main(["job", "list", "--cloud", url, "--token-file", str(token)]) == 0
+    """Print the lines of `job show`."""
+    assert main(["job", "show", "--cloud", url, "--token-file", str(token)]) == 0
 
 
 def show(job, url, token):
@@ -126,7 +126,7 @@ def test_submit_list_watch_and_cancel(tmp_path, capsys):
         assert Cloud(url, token).cancel(second)["id"] == second
         assert store.job(second).status == "cancelled"
         at = ("--cloud", url, "--token-file", str(token))
-        assert main(["job", "list", "--json", *at]) == 0
+        assert main(["job", "show", "--json", *at]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert [one["id"] for one in shown["jobs"]] == [job, second] and shown["ok"]
 
@@ -155,12 +155,12 @@ def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetche
         return done.stdout
 
     with cloud(tmp_path) as (url, token, store):
-        assert job("list") == "no jobs yet\n"
+        assert job("show") == "no jobs yet\n"
         found = job("submit", str(QUICKSTART)).strip()
         assert job("submit", str(QUICKSTART)).strip() != found
         finish(store, found)
         store.put_release(found, b"a graph", b"weights")
-        head, first, second = job("list").splitlines()
+        head, first, second = job("show").splitlines()
         assert head.split() == ["id", "status", "submitted", "reason"]
         assert first.split()[:2] == [found, "completed"]
         assert head.index("status") == first.index("completed") == second.index("queued")

@@ -39,7 +39,7 @@ _OWN_CONFIG = arg("--config FILE", "site file", Path, default=argparse.SUPPRESS)
 """Of a process that has sub-commands: their default must not replace what stands before them."""
 _PART_CONFIG = arg("--config FILE", "site file", Path, required=True, default=argparse.SUPPRESS)
 _JOB = arg("job JOB", "job file", Path)
-_ID = arg("id ID", "a job's id, see `job list`")
+_ID = arg("id ID", "a job's id, see `job show`")
 _CLOUD = (
     arg("--config FILE", "the cloud's site file, for address and token; configs/cloud.yaml", Path),
     arg("--cloud URL", "http://127.0.0.1:8701, https://HOST:8701 or unix:PATH (EDGEVEIL_CLOUD)"),
@@ -251,20 +251,10 @@ COMMANDS = (
         extra="client",
     ),
     row(
-        "job list",
-        "list all jobs, and the stage of their releases",
-        "cli.jobs:list_command",
-        *_CLOUD,
-        about="""
-        Where a job shares its noise also its ε, and the ε if all others collude.
-        """,
-        extra="client",
-    ),
-    row(
         "job show",
-        "show a job, its release and what its failed attempts lacked; follow it",
+        "list all jobs; show one, its release and what failed attempts lacked; follow it",
         "cli.jobs:show_command",
-        _ID,
+        arg("id ID", "a job's id; without one all jobs are listed", nargs="?"),
         arg("--watch", "follow it until it has ended"),
         _TRACK,
         *_CLOUD,
@@ -284,7 +274,7 @@ COMMANDS = (
         _ID,
         *_CLOUD,
         about="""
-        `job list` says why it paused. It goes on at its round.
+        `job show` says why it paused. It goes on at its round.
         edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml
         """,
         extra="client",

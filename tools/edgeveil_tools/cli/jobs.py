@@ -42,8 +42,8 @@ def submit_command(args: argparse.Namespace) -> int:
     )
 
 
-def list_command(args: argparse.Namespace) -> int:
-    """`edgeveil job list`."""
+def _list(args: argparse.Namespace) -> int:
+    """Every job, with the stage of its release."""
     cloud = cloud_of(args)
     jobs, releases = cloud.list(), {one["job"]: one for one in cloud.releases()}
     for job in jobs:
@@ -57,6 +57,10 @@ def show_command(args: argparse.Namespace) -> int:
     if args.track and not args.watch:
         fix = "add --watch: what a job comes to is logged as it goes"
         raise UsageError("follows no job", where="--track", fix=fix)
+    if args.id is None:
+        if args.watch:
+            raise UsageError("follows one job", where="--watch", fix="name its ID")
+        return _list(args)
     if args.watch:
         return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
     cloud = cloud_of(args)

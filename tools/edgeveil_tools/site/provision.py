@@ -576,6 +576,6 @@ def guide(site: Site) -> str:
         cloud = shlex.quote(str(site.cloud))
         lines += ["", "Then, once all run:"]
         lines += [f"  edgeveil job submit {shlex.quote(str(job))} --config {cloud}"]
-        lines += [f"  edgeveil job list --config {cloud}"]
+        lines += [f"  edgeveil job show --config {cloud}"]
         lines += [f"  edgeveil job show ID --watch --config {cloud}"]
     return "\n".join(lines)
