@@ -201,7 +201,7 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
         if not path.exists():
             raise UsageError("is not there", where=str(path), fix="check the path")
         if one.kind == "bundle":
-            from edgeveil_tools.site.place_check import problems_of
+            from edgeveil_tools.site.bundles import problems_of
 
             one.problems, one.code = problems_of(path, SOON_DAYS), 1
         elif one.kind == "records":

@@ -8,9 +8,8 @@ import pytest
 from edgeveil.crypto.authorities import Authority, certificate_pem, new_key
 from edgeveil_tools import checks
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.bundles import BundleError
+from edgeveil_tools.site.bundles import BundleError, problems_of
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
-from edgeveil_tools.site.place_check import problems_of
 
 FIX = "install the party's newest bundle (edgeveil site apply)"
 CERTIFICATE_DAYS, TRUST_DAYS = 90, 180  # of this plan, and of every new root's delegations

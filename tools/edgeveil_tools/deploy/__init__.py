@@ -17,9 +17,8 @@ from edgeveil.errors import UsageError
 from edgeveil.parts.methods import trains_model
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
-from edgeveil_tools.site.bundles import INVENTORY, SIGNATURE, inventory_of
+from edgeveil_tools.site.bundles import INVENTORY, SIGNATURE, SITE_FILE, inventory_of
 from edgeveil_tools.site.fleet_files import POLICY_FILE
-from edgeveil_tools.site.owners_word import SITE_FILE
 
 _FILES = Path(__file__).parent
 _STORAGE = {"cloud": "20Gi", "proxy": "20Gi", "broker": "1Gi", "edge": "5Gi"}

@@ -1,4 +1,4 @@
-"""A bundle: all files of one party of a fleet, and nobody else's, to be put on its machine.
+"""A bundle: all files of one party of a fleet, to be installed on its machine.
 
     edgeveil.yaml      the party's site file; every path in it counts from this folder
     inventory.json     whose bundle it is, and the SHA-256 digest of each file
@@ -6,12 +6,14 @@
     tls/ trust/ …      what the site file names
     state/             a new party's own keys; the one folder that is written to later
 
-What is *given* (keys, passwords, the proposed policy) is installed once and never again: a later
-bundle holds none of it, and leaves the owner's as it is.
+What is *given* (keys, passwords, the proposed policy) is installed once; later bundles hold none of
+it. Every writer of site files keeps the owner's blocks of a device's file, and a proxy's larger
+`min_batch_floor` (`with_owners_word`).
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
@@ -20,29 +22,38 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
+import yaml
+from cryptography import x509
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BUNDLE
 from edgeveil.errors import CryptoError, EdgeVeilError, UsageError
-from edgeveil.settings.file import parsed
+from edgeveil.settings.file import parsed, read
+from edgeveil.sites.files import load_site
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import write_durably
-from edgeveil_tools.site.owners_word import (
-    GIVEN_FILE,
-    SITE_FILE,
-    site_text,
-    with_owners_word,
-)
 
 FORMAT = 1
 INVENTORY, SIGNATURE = "inventory.json", "inventory.sig"
 UNDER_WAY = ".installing"  # what is being put in a place, until all of it is there
 STATE = "state"
+SITE_FILE = "edgeveil.yaml"
+GIVEN_FILE = ".edgeveil.yaml.given"  # as it came, beside one that its owner has changed
+TRUST_FILE = "trust/trust.json"
+OWNERS_BLOCKS = (
+    *("role", "device", "log"),
+    *("data", "policy", "policy_file", "conditions", "inference", "page"),
+)
+"""Keys of a device's site file that are its owner's."""
 IDENTITY = f"{STATE}/identity.key"
 INVENTORY_BYTES = 4 << 20
 FILE_BYTES = 256 << 20
 _SECRET = ("passwords/", f"{STATE}/")
+_FLOOR = "min_batch_floor"
+_FIX = "install the party's newest bundle (edgeveil site apply)"
 
 
 class BundleError(EdgeVeilError):
@@ -52,8 +63,8 @@ class BundleError(EdgeVeilError):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose bundle it is. `files` are replaced by each bundle, `given` are put there once; both map
-    paths to SHA-256 digests (hex). `sequence` grows with every change that the site applies."""
+    """Whose bundle it is. `files` and `given` map paths to SHA-256 digests (hex); `sequence` grows
+    with every change that the site applies."""
 
     format: int = FORMAT
     fleet: str
@@ -67,7 +78,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     given: dict[str, str] = {}
 
     def to_bytes(self) -> bytes:
-        """As it stands in the file and is signed."""
+        """The file's bytes, which are signed."""
         ordered = msgspec.structs.replace(
             self, files=dict(sorted(self.files.items())), given=dict(sorted(self.given.items()))
         )
@@ -86,6 +97,32 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not all(inside(p) and len(d) == 64 for p, d in (found.files | found.given).items()):
             raise BundleError("is no inventory", where=where, fix="take the bundle anew")
         return found
+
+
+def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Merge new settings with the owner's blocks in `file`, if a device's, or its larger
+    `min_batch_floor`, if a proxy's. Raises ConfigError where `file` is no YAML."""
+    party = next((one for one in ("edge", "proxy") if isinstance(settings.get(one), dict)), None)
+    if party is None or not file.exists():
+        return settings
+    found = parsed(read(file), str(file)).value
+    kept, planned = found.get(party) if isinstance(found, dict) else None, settings[party]
+    if not isinstance(kept, dict):
+        return settings
+    if party == "proxy":
+        floor = kept.get(_FLOOR)
+        least = planned.get(_FLOOR, ProxySite.model_fields[_FLOOR].default)
+        raised = type(floor) is int and floor > least
+        return {party: {**planned, _FLOOR: floor}} if raised else settings
+    new = {key: value for key, value in planned.items() if key not in OWNERS_BLOCKS}
+    return {"edge": {**new, **{key: kept[key] for key in OWNERS_BLOCKS if key in kept}}}
+
+
+def site_text(settings: dict[str, Any]) -> str:
+    """Settings as the YAML of a site file."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(settings, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def inside(path: str) -> bool:
@@ -107,15 +144,15 @@ def is_secret(path: str) -> bool:
 def write_bundle(
     folder: Path, inventory: Inventory, files: Mapping[str, bytes], key: SigningKey
 ) -> None:
-    """Put `files` and the signed inventory in `folder`, with what is given from the bundle there.
-
-    All of it is made beside and then put in its place: a bundle that is seen is a whole one.
-    """
+    """Replace the bundle in `folder` as a whole; what is given comes from the one there."""
     new, old = _beside(folder)
     settle(folder)
     for path in inventory.given:
         (new / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _same(folder / path, new / path)
+        try:
+            (new / path).hardlink_to(folder / path)
+        except OSError:  # a disk without links
+            shutil.copy2(folder / path, new / path)
     for path, content in files.items():
         _write(new / path, content, secret=is_secret(path))
     raw = inventory.to_bytes()
@@ -129,7 +166,7 @@ def write_bundle(
 
 
 def settle(folder: Path) -> None:
-    """End the writing of a bundle that was cut short: the one before stands, or the new one."""
+    """End the writing of a bundle that was cut short."""
     new, old = _beside(folder)
     if old.exists() and not folder.exists():
         new.rename(folder)
@@ -140,13 +177,6 @@ def settle(folder: Path) -> None:
 
 def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".new-{folder.name}"), folder.with_name(f".old-{folder.name}")
-
-
-def _same(source: Path, to: Path) -> None:
-    try:
-        to.hardlink_to(source)
-    except OSError:  # a disk without links
-        shutil.copy2(source, to)
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
@@ -160,7 +190,7 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle as it was found: whole, and signed by `signer`."""
+    """A whole bundle, signed by `signer`."""
 
     folder: Path
     inventory: Inventory
@@ -170,10 +200,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Read and check all of it. Raises BundleError that names the first file that is not right.
-
-        Whether `signer` is the right one is another question.
-        """
+        """Read and check all files, but not who `signer` is. Raises BundleError."""
         signed = _read_signed(folder)
         inventory, signer = _verified(folder, signed)
         listed = {**inventory.files, **inventory.given}
@@ -228,12 +255,12 @@ def _tampered(path: Path, what: str) -> BundleError:
 
 
 def inventory_of(folder: Path) -> Inventory:
-    """Of a bundle or a place, its signature checked. Raises BundleError."""
+    """Read the inventory of a bundle or a place, its signature checked. Raises BundleError."""
     return _verified(folder, _read_signed(folder))[0]
 
 
 def altered(place: Path) -> list[str]:
-    """Which files of an installed bundle are not what was installed; what is the owner's aside."""
+    """List files of an installed bundle that changed, but for the owner's blocks."""
     return [
         path
         for path, wanted in sorted(inventory_of(place).files.items())
@@ -246,13 +273,44 @@ def altered(place: Path) -> list[str]:
 
 
 def _differs_by_its_owner(place: Path, wanted: str) -> bool:
-    """Whether a site file is what was given with its owner's blocks in it, and nothing else."""
+    """Whether a site file is what was given with its owner's blocks in it."""
     given, file = place / GIVEN_FILE, place / SITE_FILE
     if not given.is_file() or digest(given.read_bytes()) != wanted:
         return False
     new = with_owners_word(parsed(given.read_bytes(), str(given)).value, file)
-    found: object = parsed(file.read_bytes(), str(file)).value
-    return new == found
+    return bool(new == parsed(file.read_bytes(), str(file)).value)
+
+
+def problems_of(place: Path, days: int) -> list[str]:
+    """List what an installed bundle needs, with the fix: changed files, and certificates and trust
+    that end within `days`. Raises BundleError."""
+    from edgeveil.trust.bundle import TrustBundle  # brings tuf, which a run does not need
+
+    said = inventory_of(place)
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    found = [f"{path}: is not what was installed. {_FIX}" for path in altered(place)]
+    try:
+        load_site(place / SITE_FILE)
+    except EdgeVeilError as error:
+        found += str(error).splitlines()
+    for path in sorted([*said.files, f"{STATE}/edge.crt"]):
+        if path.endswith(".crt") and (place / path).exists():
+            try:
+                pems = x509.load_pem_x509_certificates((place / path).read_bytes())
+                ends = min(one.not_valid_after_utc for one in pems)
+            except ValueError:
+                found.append(f"{path}: holds no certificate. {_FIX}")
+                continue
+            found += [f"{path}: ends {ends:%Y-%m-%d}. {_FIX}"] if ends <= soon else []
+    held = [path for path in (f"{STATE}/trust.json", TRUST_FILE) if (place / path).exists()]
+    for path in held[:1]:
+        fix = "ask who keeps the root: edgeveil trust sign --renew"
+        try:
+            if problem := TrustBundle.load(place / path).verified().problem(soon):
+                found.append(f"{path}: by {soon:%Y-%m-%d} {problem}. {fix}")
+        except EdgeVeilError as error:
+            found.append(f"{path}: {error}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -267,13 +325,11 @@ class Installed:
 def install(
     bundle: Path, to: Path, *, site: str | None = None, host: str | None = None
 ) -> Installed:
-    """Put a bundle in its place. Everything is checked before the first file is written; doing it
-    again after a crash ends it.
+    """Install a bundle, checked before the first file is written; repeat it after a crash.
 
-    `site`: the fingerprint of the site's key, where it is known; a folder in use knows it itself.
-    `host`: this machine's name. Raises BundleError: tampered, for another party or host, signed by
-    another site, older than what is there, without keys for a new party; UsageError for a folder
-    that holds something else.
+    `site`: the fingerprint of the site's key, where it is known. `host`: this machine's name.
+    Raises BundleError: tampered, for another party or host, signed by another site, older than
+    what is there, without keys for a new party; UsageError for a folder of something else.
     """
     given = Bundle.open(bundle)
     new = given.inventory
@@ -284,7 +340,9 @@ def install(
         contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
     _put(json.dumps(dict(given.signed)).encode(), to / UNDER_WAY)
-    _folder(to / STATE)
+    if not (to / STATE).exists():
+        (to / STATE).mkdir(mode=0o700)
+        _give_to_owner(to / STATE, to)
     changed, kept = [], []
     for path in sorted(new.given):
         if (to / path).exists():
@@ -307,8 +365,7 @@ def install(
 
 
 def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> bytes:
-    """A site file as it is to stand there: where it is not as it was installed, its owner has
-    changed it, and what is the owner's stays."""
+    """Merge a site file with the owner's blocks, where the one there is not as installed."""
     installed = {one.files.get(SITE_FILE) for one in before}
     if not there.is_file() or digest(there.read_bytes()) in installed:
         return content
@@ -318,7 +375,7 @@ def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> 
 
 
 def _check_links(to: Path, paths: Iterable[str]) -> None:
-    """Whoever owns the place does not choose where else root writes."""
+    """Refuse links: the place's owner must not choose where root writes."""
     written = {part for path in paths for part in ((to / path), *(to / path).parents)}
     for part in sorted(written):
         if part.is_relative_to(to) and part.is_symlink() and (part != to or not part.exists()):
@@ -357,7 +414,7 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> list[I
 
 
 def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
-    """The bundle of a place, and one whose installation was cut short; none in an empty one."""
+    """The bundle of a place, and one whose installation was cut short."""
     found = []
     begun = to / UNDER_WAY
     if begun.exists():
@@ -415,20 +472,17 @@ def _check_identity(given: Bundle, mine: Path) -> None:
         )
 
 
-def _folder(state: Path) -> None:
-    """For who owns the place alone."""
-    if not state.exists():
-        state.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            owner = state.parent.stat()
-            os.chown(state, owner.st_uid, owner.st_gid)
-
-
 def _put(content: bytes, to: Path, *, secret: bool = False) -> None:
     made = [folder for folder in (to.parent, *to.parents) if not folder.exists()]
     to.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     write_durably(to, content, mode=0o600 if secret else 0o640)
-    if os.geteuid() == 0:  # who owns the place owns what is put there
-        owner = next(folder for folder in to.parents if folder not in made).stat()
-        for path in (*reversed(made), to):
-            os.chown(path, owner.st_uid, owner.st_gid)
+    owner = next(folder for folder in to.parents if folder not in made)
+    for path in (*reversed(made), to):
+        _give_to_owner(path, owner)
+
+
+def _give_to_owner(path: Path, folder: Path) -> None:
+    """As root, give a file to the owner of a folder."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

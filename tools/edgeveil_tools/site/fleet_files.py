@@ -1,4 +1,4 @@
-"""What stands in each party's bundle, secrets aside: a function of the plan and the record alone.
+"""The public files of each party's bundle: a function of the plan and the record alone.
 
 The same plan and record give the same bytes, so that a second apply changes what the plan changed.
 """
@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
@@ -19,7 +21,7 @@ from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves
 from edgeveil_proxy.devices_file import PlannedDevice
-from edgeveil_tools.site.bundles import digest
+from edgeveil_tools.site.bundles import SITE_FILE, TRUST_FILE, digest, site_text
 from edgeveil_tools.site.fleet_plan import (
     IMAGE,
     SIDES,
@@ -30,11 +32,9 @@ from edgeveil_tools.site.fleet_plan import (
     of_cell,
 )
 from edgeveil_tools.site.fleet_record import Party
-from edgeveil_tools.site.owners_word import SITE_FILE, site_text
 
 Settings = dict[str, Any]
 POLICY_FILE, DEVICES_FILE = "policy.yaml", "devices.jsonl"
-TRUST_FILE = "trust/trust.json"
 CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
 MOVES_FILE = "moves.jsonl"
 TO_BE_MADE = "to be made\n"
@@ -42,7 +42,7 @@ TO_BE_MADE = "to be made\n"
 
 @dataclass(frozen=True)
 class Facts:
-    """What all parties share: authorities and lists of revoked certificates (PEM) by domain."""
+    """What all parties share; authorities and revocation lists are PEM by domain."""
 
     authorities: Mapping[str, str]
     revocations: Mapping[str, str]
@@ -51,30 +51,29 @@ class Facts:
 
     @cached_property
     def trusted(self) -> TrustedMetadata | None:
-        """What the root says in `trust`, once it is there."""
+        """The metadata in `trust`."""
         return TrustBundle.parse(self.trust).verified() if self.trust else None
 
     @cached_property
     def moves(self) -> list[Move]:
-        """The newest note of every device that was ever moved."""
+        """The newest note of every device that moved."""
         return [Move.from_plain(one.move) for one in self.parties.values() if one.move]
 
     def claims_authority(self, cell: str) -> str:
-        """The newest authority of a cell's claims, PEM: the one that its proxy signs with.
-        TO_BE_MADE where an apply has yet to make it."""
+        """The newest authority of a cell's claims (PEM), or TO_BE_MADE."""
         pems = self.authorities[of_cell("claims", cell)]
         newest, end, _ = pems.partition("-----END CERTIFICATE-----\n")
         return newest + end
 
     def claims_key(self, cell: str) -> str:
-        """Where its key lies at the proxy: what is given once is never replaced."""
+        """Where its key lies at the proxy; a new authority has a new path."""
         pem = self.claims_authority(cell)
         number = "new" if pem == TO_BE_MADE else digest(pem.encode())[:8]
         return f"tls/claims-ca-{number}.key"
 
 
 def domains_of(plan: FleetPlan, party: Party) -> dict[str, str]:
-    """The broker domains that a party belongs to, by the names that its files have for them."""
+    """Broker domains of a party, by the names that its files have for them."""
     if party.kind == "broker":
         domain = party.name.removeprefix("broker-")
         return {side_of(domain): domain}
@@ -87,7 +86,7 @@ def domains_of(plan: FleetPlan, party: Party) -> dict[str, str]:
 
 
 def tls_keys(plan: FleetPlan, party: Party) -> dict[str, str]:
-    """Where the party's private TLS keys lie in its bundle, by domain."""
+    """Paths of the party's private TLS keys in its bundle, by domain."""
     domains = domains_of(plan, party)
     if party.kind == "broker":
         return dict.fromkeys(domains.values(), "tls/broker.key")
@@ -99,7 +98,7 @@ def tls_keys(plan: FleetPlan, party: Party) -> dict[str, str]:
 
 
 def password_domains(plan: FleetPlan, party: Party) -> dict[str, str]:
-    """The domains at whose broker the party logs in with a password, and the password's file."""
+    """Paths of the party's passwords in its bundle, by domain."""
     if plan.authentication == "certificates" or party.kind == "broker":
         return {}
     domains = domains_of(plan, party).items()
@@ -107,8 +106,7 @@ def password_domains(plan: FleetPlan, party: Party) -> dict[str, str]:
 
 
 def side_of(domain: str) -> str:
-    """`edge` or `cloud`. A party has one key and one password for all its brokers of a side: so it
-    can be moved between them, and nobody but itself has to know either."""
+    """`edge` or `cloud`. A party has one key and one password for all its brokers of a side."""
     return domain.partition("-")[0]
 
 
@@ -118,7 +116,7 @@ def is_image(party: Party) -> bool:
 
 
 def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
-    """A digest of what the root tells a party, its end aside: where that is as before, its bundle
+    """Digest of what the root says to a party but for its end: where that is as before, its bundle
     stays as it is, and newer metadata come by wire."""
     trusted = facts.trusted
     if trusted is None or party.kind == "broker":
@@ -144,14 +142,21 @@ def given_policy(plan: FleetPlan) -> bytes:
 def files_of(
     plan: FleetPlan, party: Party, device: DevicePlan | None, facts: Facts
 ) -> dict[str, bytes]:
-    """All public files of a party's bundle. Raises UsageError for what no process would take."""
-    settings = _settings(plan, party, device, facts)
-    kind = next(iter(settings))
-    _check(kind, settings[kind], party.name)
-    files = {SITE_FILE: site_text(settings).encode(), "COMMANDS.md": commands(plan, party).encode()}
+    """All public files of a party's bundle. Raises UsageError for an unusable plan."""
+    settings: Settings
     if party.kind == "broker":
-        files |= _broker_files(plan, party, facts)
-        return files
+        settings = _broker(plan, party)
+    elif party.kind == "cloud":
+        settings = _cloud(plan, party, facts)
+    elif party.kind == "proxy":
+        settings = _proxy(plan, party, facts)
+    else:
+        settings = _image(plan, party) if device is None else _edge(plan, party, device)
+    _check(party.kind, settings, party.name)
+    text = site_text({party.kind: settings})
+    files = {SITE_FILE: text.encode(), "COMMANDS.md": commands(plan, party).encode()}
+    if party.kind == "broker":
+        return files | _broker_files(plan, party, facts)
     files[TRUST_FILE] = facts.trust
     for name, domain in domains_of(plan, party).items():
         broker = plan.broker(domain)
@@ -164,7 +169,17 @@ def files_of(
     if is_image(party):
         files["tls/claim.crt"] = party.certificates[of_cell("claims", party.cell)].encode()
     if party.kind == "proxy":
-        files[DEVICES_FILE] = _devices(facts, party.cell)
+        lines = (
+            PlannedDevice(
+                Enrolment.from_json(one.enrolment.encode()),
+                one.name,
+                not one.active,
+                Move.from_plain(one.move) if one.move else None,
+            ).to_line()
+            for one in facts.parties.values()
+            if one.enrolment is not None and party.cell in (one.cell, *one.left)
+        )
+        files[DEVICES_FILE] = "".join(lines).encode()
         if plan.devices.claims is not None:
             files[CLAIMS_CA] = facts.claims_authority(party.cell).encode()
     if party.kind == "cloud" and facts.moves:
@@ -188,33 +203,6 @@ def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, byte
     }
     files["passwords/users"] = "".join(f"{user}:{word}\n" for user, word in words.items()).encode()
     return files
-
-
-def _devices(facts: Facts, cell: str) -> bytes:
-    """Those of the cell, and those that have left it."""
-    lines = [
-        PlannedDevice(
-            Enrolment.from_json(one.enrolment.encode()),
-            one.name,
-            not one.active,
-            Move.from_plain(one.move) if one.move else None,
-        ).to_line()
-        for one in facts.parties.values()
-        if one.enrolment is not None and cell in (one.cell, *one.left)
-    ]
-    return "".join(lines).encode()
-
-
-def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None, facts: Facts) -> Settings:
-    if party.kind == "broker":
-        return {"broker": _broker(plan, party)}
-    if party.kind == "cloud":
-        return {"cloud": _cloud(plan, party, facts)}
-    if party.kind == "proxy":
-        return {"proxy": _proxy(plan, party, facts)}
-    if device is None:
-        return {"edge": _image(plan, party)}
-    return {"edge": _edge(plan, party, device)}
 
 
 def _broker(plan: FleetPlan, party: Party) -> Settings:
@@ -262,6 +250,14 @@ def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
 
 def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     proxy, domains = plan.proxy_of(party.cell), domains_of(plan, party)
+    claims, desk = plan.devices.claims, None
+    if claims is not None:
+        desk = {
+            "authority_cert_file": CLAIMS_CA,
+            "authority_key_file": facts.claims_key(party.cell),
+            "certificate_days": plan.certificate_days,
+            **claims.model_dump(mode="json"),
+        }
     return {
         "edge_broker": _link(plan, party, "edge", domains["edge"]),
         "cloud_broker": _link(plan, party, "cloud", domains["cloud"]),
@@ -269,7 +265,7 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "devices_file": DEVICES_FILE,
-        "claims": _claim_desk(plan, party, facts),
+        "claims": desk,
         "http": proxy.http.model_dump(mode="json"),
         "min_batch_floor": proxy.min_batch_floor,
         "cover_traffic": proxy.cover_traffic,
@@ -278,20 +274,8 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     }
 
 
-def _claim_desk(plan: FleetPlan, party: Party, facts: Facts) -> Settings | None:
-    claims = plan.devices.claims
-    if claims is None:
-        return None
-    return {
-        "authority_cert_file": CLAIMS_CA,
-        "authority_key_file": facts.claims_key(party.cell),
-        "certificate_days": plan.certificate_days,
-        **claims.model_dump(mode="json"),
-    }
-
-
 def _image(plan: FleetPlan, party: Party) -> Settings:
-    """A device's, which finds its certificate where its claim brings it."""
+    """A device's settings; its certificate comes with its claim."""
     device = DevicePlan(IMAGE, plan.devices.role, None, plan.devices.data)
     settings = _edge(plan, party, device)
     settings["broker"] |= {"cert_file": "state/edge.crt", "key_file": "state/edge.key"}
@@ -327,7 +311,7 @@ def _link(plan: FleetPlan, party: Party, name: str, domain: str) -> Settings:
 
 
 def commands(plan: FleetPlan, party: Party) -> str:
-    """How the party is put in place and started, for its kind of host."""
+    """COMMANDS.md: how the party is installed and started on its kind of host."""
     role = party.kind
     kind = host_kind(plan, party)
     place = f"/var/lib/edgeveil/{party.name}"
@@ -358,7 +342,7 @@ def host_kind(plan: FleetPlan, party: Party) -> str:
 
 
 def host(plan: FleetPlan, party: Party, device: DevicePlan | None) -> str | None:
-    """The machine that a party's bundle is for, where the plan says."""
+    """The machine that a party's bundle is for, if the plan names one."""
     if device is not None:
         return device.host
     hosted = _hosted(plan, party)
@@ -366,7 +350,6 @@ def host(plan: FleetPlan, party: Party, device: DevicePlan | None) -> str | None
 
 
 def _hosted(plan: FleetPlan, party: Party) -> Hosted | None:
-    """What the plan says of the machine of one that is no device."""
     if party.kind == "broker":
         return plan.broker(party.name.removeprefix("broker-"))
     if party.kind == "proxy":
@@ -375,9 +358,6 @@ def _hosted(plan: FleetPlan, party: Party) -> Hosted | None:
 
 
 def _check(kind: str, settings: Settings, name: str) -> None:
-    """A plan that cannot work is refused here, and not when its process starts."""
-    from pydantic import ValidationError
-
     try:
         site_of(kind).model_validate_json(json.dumps(settings), strict=True)
     except ValidationError as error:

@@ -1,7 +1,4 @@
-"""What a site knows of its fleet: public facts of every party, and what was last applied.
-
-No secret is in it: a party's keys are its own, and what is kept of a password is its hash.
-"""
+"""`record.json`: public facts of every party as last applied; of passwords only hashes."""
 
 from __future__ import annotations
 
@@ -22,12 +19,11 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Party:
-    """What is known of one party: nothing secret.
+    """One party.
 
-    `certificates` by broker domain (PEM), `issues` how many of each there were; `word` is its
-    password's hash; `files` and `text` are what its last bundle held, digests and site file, and
-    `believes` a digest of what the root told it. A device is in `cell` and was in those of `left`
-    before; `move` is its newest note, as JSON has it.
+    By broker domain: `certificates` (PEM), `issues` (how many there were), `words` (password
+    hashes). `files` (digests), `text` (site file) and `believes` (digest of the root's metadata)
+    are of its last bundle. A device is in `cell` and was in those of `left`; `move` is its note.
     """
 
     name: str = ""

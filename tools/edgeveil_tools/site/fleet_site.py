@@ -50,6 +50,7 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.broker_rules import hash_password
 from edgeveil_tools.site.bundles import (
     INVENTORY,
+    SITE_FILE,
     STATE,
     Bundle,
     Inventory,
@@ -82,7 +83,6 @@ from edgeveil_tools.site.fleet_plan import (
     of_cell,
 )
 from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
-from edgeveil_tools.site.owners_word import SITE_FILE
 from edgeveil_tools.site.trust_folder import (
     BUNDLE_FILE,
     Passphrase,

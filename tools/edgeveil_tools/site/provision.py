@@ -42,8 +42,8 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, write_private
+from edgeveil_tools.site.bundles import site_text, with_owners_word
 from edgeveil_tools.site.fleet_plan import PLAN_FILE, of_cell
-from edgeveil_tools.site.owners_word import site_text, with_owners_word
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, their batch, and what is kept of the round before

@@ -1,4 +1,4 @@
-"""The folder of whoever keeps a fleet's offline root, and what is done with it.
+"""A fleet's offline root: its folder, and changes of what it delegates.
 
     DIR/keys/root-1.key …       the root's secret keys, encrypted with a passphrase
     DIR/metadata/N.root.json    all root documents; delegations.json the newest delegations
@@ -7,8 +7,7 @@
     DIR/audit.jsonl             what was done, chained and signed
 
 A change makes new documents, signs them with the secret keys at hand, and takes effect in
-`trust.json` once enough keys have signed. The keys may lie on several machines: a folder without
-keys is completed by `sign`, on each of them.
+`trust.json` once enough keys have signed, with `sign` on other machines that hold them.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ Passphrase = Callable[[Path], bytes | None]
 
 @dataclass(frozen=True)
 class Published:
-    """What came of a change: in effect, or how many further signatures each document needs."""
+    """A change: in effect, or how many further signatures each document needs."""
 
     missing: Mapping[str, int]
 
     @property
     def in_effect(self) -> bool:
-        """Whether `trust.json` says it."""
+        """Whether it is in `trust.json`."""
         return not self.missing
 
 
@@ -78,16 +77,10 @@ class TrustFolder:
         self, folder: Path, passphrase: Passphrase, now: Callable[[], datetime] = now_utc
     ) -> None:
         self.folder, self._passphrase, self._now = folder, passphrase, now
-
-    # --- what is there ---
-
-    @property
-    def bundle_file(self) -> Path:
-        """What every party is handed."""
-        return self.folder / BUNDLE_FILE
+        self.bundle_file = folder / BUNDLE_FILE
 
     def trusted(self) -> TrustedMetadata:
-        """What the parties believe who have the newest `trust.json`; expired or not."""
+        """The metadata of the newest `trust.json`, expired or not."""
         if not self.bundle_file.exists():
             raise UsageError(
                 "holds no trust.json",
@@ -126,8 +119,8 @@ class TrustFolder:
         days: int = DELEGATION_DAYS,
         now: Callable[[], datetime] = now_utc,
     ) -> TrustFolder:
-        """Make the root and its first delegations: for `cells` the keys of their proxies, for
-        `site` the one that moves devices between them."""
+        """Make the root and its first delegations; `cells` are their proxies' keys, `site` is the
+        key that moves devices between them."""
         made = cls(folder, passphrase, now)
         if folder.exists() and any(folder.iterdir()):
             raise UsageError("is not empty", where=str(folder), fix="name a new folder")
@@ -153,10 +146,7 @@ class TrustFolder:
     def rotate_role(
         self, role: str, key: VerifyKey, *, cell: str = "", days: int = DELEGATION_DAYS
     ) -> Published:
-        """`key` speaks for `role` from now on; what the one before has said is of an old epoch.
-
-        Of a named cell the proxy's rosters alone have a key; `site` gets its first one so too.
-        """
+        """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key."""
         held = self.delegated()
         if role not in (*ROLES, SITE_ROLE):
             known = ", ".join((*ROLES, SITE_ROLE))
@@ -359,7 +349,7 @@ class TrustFolder:
 
 
 def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
-    """Raise UsageError where a proxy would speak with a key of the cloud's, or another cell's."""
+    """Refuse a proxy with a key of the cloud's, or of another cell."""
     proxies = {
         PROXY_ROLE: roles[PROXY_ROLE],
         **{f"cell {name}": key for name, key in cells.items()},
