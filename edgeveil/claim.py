@@ -1,4 +1,4 @@
-"""How a box that nobody has prepared becomes a device: a one-time claim, over the edge broker.
+"""One-time claims, by which an unprepared box becomes a device over the edge broker.
 
 A claim is a signing key that works once, for one name, until it expires. The box signs its own new
 public keys with it; the proxy admits them and answers with a signed certificate. The claim never

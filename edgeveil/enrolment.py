@@ -1,4 +1,4 @@
-"""What a device hands to the proxy's operator: its two public keys, vouched for by itself.
+"""Enrolments: a device's two public keys, signed by itself, for the proxy's operator.
 
 The file is JSON, at most 4 KiB, with exactly these keys (lower-case hexadecimal); a file for
 many devices has one such object on each line:
@@ -66,19 +66,17 @@ class Enrolment:
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps(self._plain(), indent=2)
+        return json.dumps(json.loads(self.to_line()), indent=2)
 
     def to_line(self) -> str:
-        """The same in one line, for a file of many."""
-        return json.dumps(self._plain()) + "\n"
-
-    def _plain(self) -> dict[str, str]:
-        return {
+        """One line of a file of many."""
+        plain = {
             "format": FORMAT,
             "identity": self.identity.to_bytes().hex(),
             "sealing": self.sealing.to_bytes().hex(),
             "signature": self.signature.hex(),
         }
+        return json.dumps(plain) + "\n"
 
     @classmethod
     def from_json(cls, raw: bytes, where: str = "enrolment") -> Enrolment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,7 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -35,6 +36,15 @@ class Block(BaseModel):
         validate_default=True,
         use_attribute_docstrings=True,
     )
+
+    def _mixes(self) -> Iterable[Mix]:
+        """Impossible mixes of this block's values."""
+        return ()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import copy
 import json
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -86,7 +85,7 @@ def checked(
     folder: Path | None = None,
 ) -> M:
     """The model of a file's block at `prefix`. Raises ConfigError with all problems."""
-    return judged(model, _as_it_is, tree, where, prefix=prefix, folder=folder)
+    return judged(model, lambda loaded: loaded, tree, where, prefix=prefix, folder=folder)
 
 
 def judged(
@@ -99,40 +98,26 @@ def judged(
     folder: Path | None = None,
     schema: Callable[[], Schema] | None = None,
 ) -> R:
-    """What `judge` makes of the model of a file's block; it may raise ImpossibleMixError.
+    """Apply `judge`, which may raise ImpossibleMixError, to the model of a file's block.
 
     `schema` gives the block's own where that says more; it is made only to explain problems.
     Raises ConfigError with all problems, also those that `judge` finds among the sound keys.
     """
-    value = tree.value[prefix[0]] if prefix else tree.value
-    read = _Reading(model, judge, {"folder": folder})
+
+    def reading(value: Any) -> R:
+        raw = json.dumps(value)
+        return judge(model.model_validate_json(raw, strict=True, context={"folder": folder}))
+
     try:
-        result = read(value)
+        result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
-        problems += _mixes_behind(read, explain, error)
+        problems += _mixes_behind(reading, explain, error)
         raise problems_error(where, problems) from None
     if tree.problems:
         raise problems_error(where, tree.problems)
     return result
-
-
-def _as_it_is(loaded: M) -> M:
-    return loaded
-
-
-@dataclass(frozen=True)
-class _Reading(Generic[M, R]):
-    """Plain values -> the model -> what is made of it."""
-
-    model: type[M]
-    judge: Callable[[M], R]
-    context: dict[str, Any]
-
-    def __call__(self, value: Any) -> R:
-        raw = json.dumps(value)
-        return self.judge(self.model.model_validate_json(raw, strict=True, context=self.context))
 
 
 def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
@@ -142,7 +127,9 @@ def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
 
 
 def _mixes_behind(
-    read: _Reading[M, R], explain: Explainer, error: ValidationError | ImpossibleMixError
+    reading: Callable[[Any], object],
+    explain: Explainer,
+    error: ValidationError | ImpossibleMixError,
 ) -> list[Problem]:
     """Mixes among the sound keys, which a faulty key elsewhere would otherwise hide."""
     places = explain.places(error)
@@ -152,7 +139,7 @@ def _mixes_behind(
     for path, schema in places:
         _mend(value, path, schema)
     try:
-        read(value)
+        reading(value)
     except (ValidationError, ImpossibleMixError) as second:
         return explain.mixes(second, [path for path, _ in places])
     return []
@@ -174,15 +161,11 @@ def _mend(value: Any, path: yaml_tree.Path, schema: Schema) -> None:
 
 
 def problems_error(where: str, problems: list[Problem]) -> ConfigError:
-    """All problems of one file, in the order of its lines."""
+    """All problems of one file in the order of its lines, without what would steer a terminal."""
     ordered = sorted(problems, key=lambda problem: problem.line)
     lines = (f"{where}:{p.line} {path_text(p.path)}: {' '.join(p.text.split())}" for p in ordered)
-    return ConfigError(list(dict.fromkeys(map(_printable, lines))))
-
-
-def _printable(line: str) -> str:
-    """What a file holds may not steer a terminal, and every line must be writable."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
+    safe = ("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
+    return ConfigError(list(dict.fromkeys(safe)))
 
 
 # --- keys of earlier versions' files that became constants ---------------------------------------

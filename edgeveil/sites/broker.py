@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
 from edgeveil.sites.links import ByteLimit, Cell, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -61,11 +61,6 @@ class BrokerSite(Block):
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
     """Bounds."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         if self.engine == "mosquitto" and self.tls is not None and self.websockets_port is not None:

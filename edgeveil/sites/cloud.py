@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, SitePath
 from edgeveil.sites.blobs import BlobStore, blob_mixes
 from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
@@ -134,11 +134,6 @@ class CloudSite(Block):
     def all_cells(self) -> tuple[CloudCell, ...]:
         """Its cells; where none is named, the one without a name."""
         return self.cells or (CloudCell(name="", proxy_key_file=self.proxy_key_file),)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from edgeveil.plugins import installed
-from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, SitePath
 from edgeveil.sites.blobs import BlobAccess
 from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DataSource, data_mixes
@@ -126,11 +126,6 @@ class EdgeSite(Block):
     """Bounds."""
     log: Log = Log()
     """Console."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         yield from trust_mixes(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, SitePath
 from edgeveil.sites.blobs import BlobAccess, BlobStore, blob_mixes
 from edgeveil.sites.links import (
     BrokerLink,
@@ -101,11 +101,6 @@ class ProxySite(Block):
     """Bounds."""
     log: Log = Log()
     """Console."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)

@@ -1,4 +1,4 @@
-"""What a process makes of what it holds of the root: whom to believe, with which key to speak."""
+"""Keys that a process believes and speaks with, from the root's metadata that it holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def believed_keys(
     proxy: Path | None = None,
     cell: str = "",
 ) -> PeerKeys:
-    """What the root delegates, where there is one, the proxy's key and registry being those of
-    `cell`; else the keys that these files pin. Raises TrustError `unknown_cell`."""
+    """Keys that the root delegates, the proxy's of `cell`; without a root those that the files
+    pin. Raises TrustError `unknown_cell`."""
     if trust is None:
         return PeerKeys.pinned(
             cloud=peer_key(cloud, "the cloud") if cloud else None,

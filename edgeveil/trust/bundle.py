@@ -84,11 +84,8 @@ def _no_bundle(path: Path) -> TrustError:
 
 
 class HeldTrust:
-    """What one party has verified, kept in its state folder; `given` is the file in its site file.
-
-    At its first start it pins the first root of `given`. From then on `given` is a further source
-    of newer documents, looked at again whenever it changes. Raises TrustError.
-    """
+    """What one party has verified, kept in its state folder. The first start pins the first root of
+    `given`, the site file's, which is read again whenever it changes. Raises TrustError."""
 
     def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:
         self._file, self._given, self._now = state_dir / STATE_FILE, given, now

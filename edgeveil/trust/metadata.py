@@ -1,17 +1,14 @@
-"""What the offline root vouches for, as metadata of The Update Framework (TUF specification 1.0).
+"""Metadata of the offline root (The Update Framework, TUF specification 1.0).
 
-Two kinds of documents, made and judged by python-tuf's metadata API. The *root* names its own keys
-and how many of them must sign; version N + 1 is signed by as many of version N's too. The
-*delegations* (TUF's top-level `targets`, signed by the root's keys) name the one key that speaks
-for each online role, the lineage of the proxy's registry, and the certificate authorities of both
-broker domains; where a fleet has named cells, the same of each cell's proxy, and the key that
-moves devices between them. These stand in fields of their own, which parties of before pass over:
-they go on with the cell without a name. TUF's `timestamp` and `snapshot` roles are the root's and
-unused: freshness comes from the delegations' own expiry, and from the rosters'.
+Two kinds of documents, made and judged by python-tuf. The *root* names its own keys and how many
+must sign; version N + 1 is signed by as many of version N's too. The *delegations* (TUF's top-level
+`targets`) name the key of each online role, the lineage of the proxy's registry, the certificate
+authorities of both broker domains, and in fields of their own, which earlier versions pass over,
+each named cell's proxy and the key that moves devices. TUF's `timestamp` and `snapshot` roles are
+the root's and unused: freshness comes from the delegations' expiry, and from the rosters'.
 
 A role's `epoch` grows whenever its key is replaced: sequence numbers count within one, so that a
-rotation ends what a leaked key has said. A cell is never taken out again, so that no epoch begins
-anew. `TrustedMetadata` is what a party has verified; it only ever goes forward.
+rotation ends what a leaked key has said. No cell is ever taken out, so that no epoch begins anew.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import CryptoError, EdgeVeilError
 
 ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
-DOMAINS = ("edge", "cloud")
 MOST_CELLS = 64
 DOCUMENT_BYTES = 32 << 10
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
@@ -53,7 +49,7 @@ _COMPACT = JSONSerializer(compact=True)
 
 
 class TrustError(EdgeVeilError):
-    """Metadata that is not believed; `reason` is a word for counts and logs."""
+    """Metadata that is not believed; `reason` is a code for counts and logs."""
 
     exit_code = 2
 
@@ -64,7 +60,7 @@ class TrustError(EdgeVeilError):
 
 @dataclass(frozen=True)
 class RoleKey:
-    """The key that speaks for a role, and how often that key was replaced."""
+    """The key of a role, and how often it was replaced."""
 
     key: VerifyKey
     epoch: int = 0
@@ -72,8 +68,8 @@ class RoleKey:
 
 @dataclass(frozen=True)
 class CellProxy:
-    """Who speaks for a cell's proxy, and the lineage of its registry (32 hexadecimal digits; empty:
-    the first one seen)."""
+    """The key of a cell's proxy, and the lineage of its registry (32 hexadecimal digits; empty: the
+    first one seen)."""
 
     rosters: RoleKey
     lineage: str = ""
@@ -81,10 +77,8 @@ class CellProxy:
 
 @dataclass(frozen=True)
 class Delegated:
-    """What the delegations say. `lineage` is that of the unnamed cell's registry, `authorities`
-    holds PEM certificates by broker domain (`edge`, of a cell's own broker `edge-north`), `cells`
-    the proxies of named cells, and `site` whoever moves devices between cells; None: nobody does.
-    """
+    """The delegations. `lineage` is of the unnamed cell's registry, `authorities` are PEM by broker
+    domain (`edge`, `edge-north`), `site` is the key that moves devices between cells, if any."""
 
     version: int
     expires: datetime
@@ -114,7 +108,7 @@ class Delegated:
 
 
 class TrustedMetadata:
-    """What a party has verified, beginning with the root document that it pins."""
+    """What a party has verified, from the root that it pins; it only goes forward."""
 
     def __init__(self, pinned: bytes) -> None:
         """Raises TrustError unless `pinned` is a root that is signed by its own keys."""
@@ -158,12 +152,11 @@ class TrustedMetadata:
         return roots, self.document if newer else b""
 
     def take(self, roots: Sequence[bytes], document: bytes, now: datetime | None) -> bool:
-        """Go forward to these roots, in their order, and delegations (may be empty), or not at all.
+        """Go forward to these roots and delegations (may be empty), or not at all.
 
-        What is known already is passed over; False if nothing was new. Without `now` what has
-        expired is taken too, and stays what it is (`problem`). Raises TrustError:
-        `malformed_metadata`, `too_few_signatures`, `metadata_gap`, `metadata_rollback`,
-        `metadata_expired`.
+        Known documents are passed over; False if nothing was new. Without `now` expired ones are
+        taken too. Raises TrustError: `malformed_metadata`, `too_few_signatures`, `metadata_gap`,
+        `metadata_rollback`, `metadata_expired`.
         """
         ahead = copy(self)
         changed = [ahead._take_root(raw) for raw in roots]
@@ -195,7 +188,7 @@ class TrustedMetadata:
         return True
 
     def _judge_anew(self) -> None:
-        """Under a new root; delegations of keys that it no longer names are not believed."""
+        """Drop delegations that a new root no longer vouches for."""
         if self._targets is None:
             return
         try:

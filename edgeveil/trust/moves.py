@@ -1,12 +1,10 @@
-"""Which cell a device belongs to once it was moved: notes, signed by who keeps the fleet's plan.
+"""Signed notes of which cell a moved device belongs to, one JSON object a line.
 
     {"sealing": hex, "cell": "south", "epoch": 0, "number": 2, "signature": hex}
 
-One object a line. A note names a device by the sealing key that it enrolled with and by nothing
-else: the old cell's proxy drops it, the new one's admits it, and the cloud, which sees that key in
-rosters anyway, counts it in the cell that the newest note says. The root names the key that signs
-(`Delegated.site`); a note's `epoch` is that key's, and its `number` grows with each move of the
-device, so that nobody goes back to an older one.
+A note names a device only by the sealing key that it enrolled with, which the cloud sees in rosters
+anyway. The root names the key that signs (`Delegated.site`); `epoch` is that key's, and `number`
+grows with each move of the device.
 """
 
 from __future__ import annotations
@@ -40,10 +38,9 @@ class Move:
 
     @classmethod
     def make(cls, key: SigningKey, epoch: int, sealing: SealingKey, cell: str, number: int) -> Move:
-        """Signed with the site's key of that epoch."""
-        return cls(
-            sealing, cell, epoch, number, sign(key, MOVE, _said(sealing, cell, epoch, number))
-        )
+        """Sign with the site's key of that epoch."""
+        signature = sign(key, MOVE, _said(sealing, cell, epoch, number))
+        return cls(sealing, cell, epoch, number, signature)
 
     @property
     def order(self) -> int:
@@ -92,12 +89,8 @@ class Move:
 
 
 def moved_cells(moves: Iterable[Move], said: Delegated) -> dict[bytes, str]:
-    """The cell of each device that was moved, by its sealing key (32 bytes); who is not in it was
-    never moved.
-
-    A note counts where the site's key of now signed it and no newer one is there; others are passed
-    over, as if they were not there.
-    """
+    """The cell of each moved device by its sealing key (32 bytes): its newest note that the site's
+    present key signed."""
     newest: dict[bytes, Move] = {}
     for move in moves:
         try:

@@ -1,4 +1,4 @@
-"""What cloud and proxy do about trust while they run: take newer documents, warn of their end."""
+"""Take newer trust documents in a running cloud or proxy, and warn of their end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrustingRole(Protocol):
 
 
 class TrustWatch(Collector):
-    """Beside a running cloud or proxy: newer documents are taken, and what ends soon is told."""
+    """Polls `trust_file` beside a running cloud or proxy, and logs what ends soon."""
 
     def __init__(self, role: TrustingRole, trust: HeldTrust, log: logging.Logger) -> None:
         self._role, self._trust, self._log = role, trust, log

@@ -24,9 +24,9 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path: Path) -> None:
     (targets,) = blocks(GUIDE, "sh targets")
     script = "".join([*walk[:4], targets, *walk[4:], *guide[4:]])
     # Others of these tests have the usual ports of the pages.
-    plans = "edgeveil site apply clinics --dry-run\n"
-    other = f"sed -i 's/8701/18701/; s/8702/18702/' clinics/fleet.yaml\n{plans}"
-    script = script.replace(plans, other, 1)
+    dry_run = "edgeveil site apply clinics --dry-run\n"
+    other = "sed -i 's/8701/18701/; s/8702/18702/' clinics/fleet.yaml\n" + dry_run
+    script = script.replace(dry_run, other, 1)
     with started(script, tmp_path) as run:
         code = run.wait(240)
     told = (tmp_path / "log").read_text()

@@ -185,14 +185,6 @@ def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
-def test_the_container_file_names_a_base_and_runs_as_nobody_special(tmp_path):
-    text = deploy("containers", tmp_path)["Containerfile"]
-    assert text.count("FROM ${BASE}") == text.count("FROM ${BUILDER}") == 1
-    assert "\nUSER 10001:10001\n" in text
-    last = text.rpartition("FROM")[2]
-    assert "pip" not in last and "COPY --from=build" in last
-
-
 def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
     assert main(["deploy", "compose", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "is no bundle" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """A plan of several cells: who gets what, what one change touches, and moves between cells."""
 
-import json
 import shutil
 
 import pytest
@@ -350,11 +349,3 @@ def test_a_new_site_key_signs_all_notes_anew(folder):
     (move,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
     assert (move.epoch, move.number) == (2, 1)
     move.verify(root.delegated().site)
-
-
-def test_the_status_names_each_devices_cell(folder, capsys):
-    plan(folder, cells={"south": OWN})
-    opened(folder).apply()
-    assert main(["site", "status", str(folder), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["parties"]
-    assert {row["cell"] for row in rows if row["kind"] == "edge"} == {"north", "south"}

@@ -172,11 +172,18 @@ def _token(args: argparse.Namespace, state_dir: Path) -> int:
 
 
 def _device_keys(args: argparse.Namespace) -> int:
-    from edgeveil_edge.identity import DeviceIdentity
+    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.transport.process import OwnFolder
+    from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity, renew_opening
+    from edgeveil_edge.store import STORE_FILE, DeviceStore
 
     folder = load_edge(args.config).state_dir
     if args.next:
-        device = _new_sealing_key(folder)
+        with OwnFolder(folder):
+            sealing = renew_opening(folder).public()
+            device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
+            with closing(DeviceStore(folder / STORE_FILE)) as store:
+                store.tell_sealing(device, sealing.to_bytes(), time.time())
         line = f"device {device}: a new sealing key; the proxy gets it at the next start"
         return answer(args, [line], {"device": device})
     identity = DeviceIdentity.load_or_create(folder)
@@ -188,21 +195,6 @@ def _device_keys(args: argparse.Namespace) -> int:
     print(f"device {identity.device_id}: {wrote}{hint}", file=sys.stderr)
     lines = [] if args.out else [text]
     return answer(args, lines, {"device": identity.device_id, "enrolment": text})
-
-
-def _new_sealing_key(folder: Path) -> str:
-    from edgeveil.crypto.keys import SigningKey
-    from edgeveil.transport.process import OwnFolder
-    from edgeveil_edge.identity import IDENTITY_FILE, renew_opening
-    from edgeveil_edge.store import STORE_FILE, DeviceStore
-
-    with OwnFolder(folder):
-        sealing = renew_opening(folder).public()
-        device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
-        store = DeviceStore(folder / STORE_FILE)
-        store.tell_sealing(device, sealing.to_bytes(), time.time())
-        store.close()
-    return device
 
 
 def personalise(args: argparse.Namespace) -> int:
@@ -310,14 +302,12 @@ def admit(args: argparse.Namespace) -> int:
     enrolments = [one for path in files for one in Enrolment.load_all(path)]
     for enrolment in enrolments:  # all or none: a bad file is found before anything changes
         enrolment.verify()
-    registry, log, lines = _registry(site), _own_log(site.state_dir, "proxy"), []
-    try:
+    log, lines = _own_log(site.state_dir, "proxy"), []
+    with _registry(site) as registry:
         for enrolment in enrolments:
             log.append("admit", {"device": enrolment.device_id})
             new = registry.admit(enrolment, note=args.note, again=args.again)
             lines.append(f"{enrolment.device_id}: {'admitted' if new else 'was admitted already'}")
-    finally:
-        registry.close()
     for name in waiting:
         log.append("claim-admit", {"name": name})
         with _claim_book(site) as book:
@@ -339,9 +329,8 @@ def _make_claims(args: argparse.Namespace) -> int:
     if site.claims is None:
         fix = "add claims to it, or devices.claims to the fleet's plan"
         raise UsageError("admits nobody by claims", where=str(args.config), fix=fix)
-    registry = _registry(site)
-    devices = {one.note: one.device_id for one in registry.devices(revoked=True)}
-    registry.close()
+    with _registry(site) as registry:
+        devices = {one.note: one.device_id for one in registry.devices(revoked=True)}
     for name in args.names:
         if name in devices:
             what = f"{name} is device {devices[name]} already"
@@ -362,17 +351,20 @@ def _make_claims(args: argparse.Namespace) -> int:
 def devices(args: argparse.Namespace) -> int:
     """`edgeveil proxy devices`: the lineage, devices and claims of a registry."""
     site = _proxy_site(args.config)
-    registry = _registry(site)
-    lineage, entries = registry.lineage, registry.devices(revoked=args.all)
-    registry.close()
+    with _registry(site) as registry:
+        lineage, entries = registry.lineage, registry.devices(revoked=args.all)
     refused = _refused_by_device(site)
     rows, lines = [], [f"registry {lineage}"]
     for entry in entries:
         when = datetime.fromtimestamp(entry.admitted_s, UTC).isoformat(timespec="seconds")
-        state, conduct = "active" if entry.active else "revoked", refused.get(entry.device_id)
+        state, conduct = "active" if entry.active else "revoked", refused.get(entry.device_id, {})
         row = {"device": entry.device_id, "state": state, "admitted": when, "note": entry.note}
-        rows.append({**row, **(conduct or {})})
-        text = f"{entry.device_id}  {state:8} {when}  {entry.note}{_conduct(conduct)}"
+        rows.append({**row, **conduct})
+        text = f"{entry.device_id}  {state:8} {when}  {entry.note}"
+        if conduct:
+            text += f"  {sum(conduct['refused'].values())} refused"
+            if conduct["cooling_down_s"] > 0:
+                text += f", cooling down for {conduct['cooling_down_s']:g} s"
         lines.append(text.rstrip())
     if not entries:
         lines.append("no devices; admit some with `edgeveil proxy admit`")
@@ -395,7 +387,7 @@ def _claims(site: ProxySite) -> Iterator[dict[str, Any]]:
 
 
 def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
-    """What the running proxy refused, by device; nothing where it does not run or does not say."""
+    """What the running proxy refused, by device; empty where it does not run."""
     from edgeveil_tools.cloud_client import get_json, own_address
 
     try:
@@ -412,18 +404,11 @@ def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _conduct(refused: Mapping[str, Any] | None) -> str:
-    if refused is None:
-        return ""
-    text, cooling_s = f"  {sum(refused['refused'].values())} refused", refused["cooling_down_s"]
-    return f"{text}, cooling down for {cooling_s:g} s" if cooling_s > 0 else text
-
-
 def revoke(args: argparse.Namespace) -> int:
     """`edgeveil proxy revoke`: devices by id, unused claims by name."""
     site = _proxy_site(args.config)
-    registry, log, lines = _registry(site), _own_log(site.state_dir, "proxy"), []
-    try:
+    log, lines = _own_log(site.state_dir, "proxy"), []
+    with _registry(site) as registry:
         for one in args.ids:
             if _is_claim(site, one):
                 log.append("claim-withdraw", {"name": one})
@@ -437,8 +422,6 @@ def revoke(args: argparse.Namespace) -> int:
                 with _claim_book(site) as book:
                     book.disapprove(one)
             lines.append(f"{one}: {'revoked' if done else 'was revoked already'}")
-    finally:
-        registry.close()
     return answer(args, lines, {"revoked": args.ids})
 
 
@@ -453,10 +436,10 @@ def _proxy_site(path: Path) -> ProxySite:
     return load_as(ProxySite, path)
 
 
-def _registry(site: ProxySite) -> Registry:
+def _registry(site: ProxySite) -> closing[Registry]:
     from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 
-    return Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
+    return closing(Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices))
 
 
 def _claim_book(site: ProxySite) -> closing[ClaimBook]:

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from edgeveil.errors import UsageError
-from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, SitePath
 from edgeveil.settings.file import only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem
 from edgeveil.sites.addresses import BrokerAddress, split_place
@@ -347,11 +347,6 @@ class FleetPlan(Block):
         claims = self.devices.claims is not None
         images = [of_cell(IMAGE, cell) for cell in self.cell_names if claims]
         return (*brokers, "cloud", *proxies, *images)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         for at, broker in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):

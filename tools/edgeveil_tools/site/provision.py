@@ -17,14 +17,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
-from edgeveil.settings.base import Block, Mix, refuse
+from edgeveil.settings.base import Block, Mix
 from edgeveil.settings.file import only_block, parsed, read
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
@@ -362,11 +362,6 @@ class LocalPlan(Block):
     """Of the brokers; `auto`: mosquitto where it is installed."""
     protocol: Literal[4, 5] = 5
     """5, or 4 for MQTT 3.1.1."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(self._mixes())
-        return self
 
     def _mixes(self) -> Iterator[Mix]:
         if self.infer_only >= self.devices:

@@ -69,36 +69,23 @@ def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):
     site = load_site(path)
     assert site.state_dir == tmp_path / "here" / "state"
     assert site.cloud_key_file == tmp_path.parent / "site/keys/cloud.pub"
-    assert site.broker.password_file == tmp_path.parent / "site/passwords/device-0"
-
-
-def test_default_paths_count_from_the_folder_too(tmp_path):
     path = changed(tmp_path, "edge", "  state_dir: ../site/state/device-0 ", "  ")
     assert load_site(path).state_dir == tmp_path / "state/edge"
-
-
-def test_absolute_paths_stay(tmp_path):
     path = changed(tmp_path, "edge", "../site/keys/cloud.pub", "/etc/keys/cloud.pub")
     assert load_site(path).cloud_key_file == Path("/etc/keys/cloud.pub")
-
-
-def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
-    site = load_site(changed(tmp_path, "cloud", "keys/proxy.pub", "keys/none.pub"))
-    assert not site.proxy_key_file.exists()
+    assert site.broker.password_file == tmp_path.parent / "site/passwords/device-0"
 
 
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key", "what"),
     [
         ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must begin mqtt://"),
-        ("cloud", "mqtt://127.0.0.1:1884 ", "mqtt:// ", "cloud.broker.url", "needs a host"),
         ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable host or port"),
         ("cloud", "127.0.0.1:1884 ", "h:1/x ", "cloud.broker.url", "must end after the port"),
         ("cloud", "# ca_file", "ca_file", "cloud.broker.ca_file", "write mqtts://"),
         ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
         ("cloud", "store_url: null", "store_url: mysql://x", "cloud.store_url", "postgresql"),
         ("cloud", "packet_bytes: 65536", "packet_bytes: 10", "cloud.limits.packet_bytes", "[4096"),
-        ("cloud", "port: 8701", "port: 70000", "cloud.http.port", "[0, 65535]"),
         ("cloud", "proxy_key_file: ../", "proxy_key: ../", "cloud.proxy_key", "proxy_key_file"),
         ("cloud", "source: digits", "source: npz", "cloud.test_data.source", "add path"),
         ("proxy", "upload_bytes: 6", "upload_bytes: 966", "proxy.limits.upload_bytes", "spool"),
@@ -109,7 +96,6 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ("edge", "source: digits ", "source: parket ", "edge.data.source", "unknown data source"),
         ("edge", "source: digits ", "source: idx ", "edge.data.source", "add labels_path"),
         ("edge", "source: digits ", "source: python ", "edge.data.source", "names no function"),
-        ("edge", "source: digits ", "source: 'python: a b:c' ", "edge.data.source", "function"),
         (
             "edge",
             "# label_column",
@@ -118,9 +104,8 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
             "for csv and parquet alone",
         ),
         ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
-        ("edge", "max_load: null", "max_load: 0", "edge.conditions.max_load", "more than 0"),
-        ("edge", "socket: null", "socket: ''", "edge.inference.socket", "must be a path"),
         ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),
+        ("edge", "between: []", "between: [22-6]", "edge.conditions.between[0]", "22:00-06:00"),
         ("broker", "engine: auto", "engine: emqx", "broker.engine", "got 'emqx'"),
     ],
 )
@@ -135,11 +120,6 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
         assert (
             f"{key.split('.')[-1].partition('[')[0]}:" in path.read_text().splitlines()[number - 1]
         )
-
-
-def test_a_window_of_time_that_is_none_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"conditions.between\[0\]: .* write 22:00-06:00"):
-        load_site(changed(tmp_path, "edge", "between: []", "between: [22-6]"))
 
 
 def test_a_python_source_is_two_names(tmp_path):
@@ -218,19 +198,22 @@ def test_a_broker_open_to_the_network_needs_logins(tmp_path):
         load_site(path)
 
 
-def test_a_password_in_a_url_is_refused_and_never_repeated(tmp_path):
-    path = changed(tmp_path, "cloud", "mqtt://127", "mqtt://me:hunter2@127")
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("mqtt://127", "mqtt://me:hunter2@127", "cloud.broker.url: holds credentials"),
+        (
+            "password_file: ../site/passwords/cloud",
+            "password: hunter2",
+            "did you mean 'password_file'?",
+        ),
+    ],
+)
+def test_a_password_in_a_wrong_place_is_refused_and_never_repeated(tmp_path, old, new, told):
+    path = changed(tmp_path, "cloud", old, new)
     with pytest.raises(ConfigError) as caught:
         load_site(path)
-    assert "cloud.broker.url: holds credentials" in str(caught.value)
-    assert "hunter2" not in str(caught.value)
-
-
-def test_a_password_under_a_wrong_key_is_never_repeated(tmp_path):
-    path = changed(tmp_path, "cloud", "password_file: ../site/passwords/cloud", "password: hunter2")
-    with pytest.raises(ConfigError) as caught:
-        load_site(path)
-    assert "did you mean 'password_file'?" in str(caught.value)
+    assert told in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
@@ -262,10 +245,8 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
     ("kind", "old", "new", "key", "what"),
     [
         ("cloud", "mqtt://127.0.0.1:1884 ", "[] ", "broker.url", "1 to 8 addresses"),
-        ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, 3] ", "broker.url", "a list of them"),
         ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, ftp://b] ", "broker.url", "got 'ftp://b'"),
         ("cloud", "mqtt://127.0.0.1:1884 ", "[mqtt://a, mqtt://a] ", "broker.url", "twice"),
-        ("cloud", "mqtt://127.0.0.1:1884 ", "ws://a/b#c ", "broker.url", "end after the path"),
         ("cloud", "# http_proxy: ", "http_proxy: socks5://a:1 #", "broker.http_proxy", "http://"),
         ("cloud", "# http_proxy_password", "http_proxy_password", "broker.http_proxy", "user name"),
         ("cloud", "profile: default ", "profile: aws ", "broker.profile", "aws_iot"),
