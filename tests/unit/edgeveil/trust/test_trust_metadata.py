@@ -350,5 +350,3 @@ def test_what_expired_is_kept_and_told(tmp_path: Path, given: Path):
     assert "expired" in party(tmp_path, given, NOW + timedelta(days=100)).problem
 
 
-def test_the_bundle_is_plain_json(given: Path):
-    assert set(json.loads(given.read_text())) == {"format", "roots", "delegations"}
