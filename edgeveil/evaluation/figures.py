@@ -102,13 +102,6 @@ def regression_figures(
     }
 
 
-def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
-    """RMSE of saying the mean of labels (n,) for each of them, in the target's unit: what a model
-    must come below. None where no record has a label."""
-    known = (labels >= 0) & (labels < LABELS)
-    return to_digits(target.values(labels[known]).std()) if known.any() else None
-
-
 def anomaly_figures(
     scores: NDArray[np.floating], labels: NDArray[np.int64], *, alarms: bool
 ) -> Mapping[str, Any]:

@@ -33,7 +33,6 @@ from edgeveil.evaluation.figures import (
     leading_text,
     regression_figures,
     score_bins,
-    spread_of,
 )
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.evaluation.record_counts import ScoreCounts
@@ -138,7 +137,7 @@ def test_an_rmse_stands_beside_always_saying_the_mean():
     target = TargetRange(0.0, 10.0)
     labels = np.array([0, 4096, 8192])  # 0, 5 and 10
     found = regression_figures(np.array([5.0, 5.0, 5.0]), labels, target)
-    assert found["rmse"] == found["rmse_of_mean"] == spread_of(labels, target)
+    assert found["rmse"] == found["rmse_of_mean"] == pytest.approx(np.sqrt(50 / 3), rel=1e-5)
     worse = regression_figures(np.array([10.0, 5.0, 0.0]), labels, target)
     assert guessing(worse) == {"rmse_of_mean": found["rmse"]}
     assert "worse" in leading_text("RMSE", worse["rmse"], worse)
