@@ -232,7 +232,7 @@ def the_graph_gives_what_the_map_gives(part: Any) -> str:
 
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import open_session, run_session
-    from edgeveil.parts.features.onnx_nodes import NodeList, serialise
+    from edgeveil.parts.features.feature_map import NodeList, serialise
 
     if (phi := _map(part)) is None:
         return ""

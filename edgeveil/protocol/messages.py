@@ -606,8 +606,6 @@ class Signer:
     def __init__(self, name: str, key: SigningKey) -> None:
         self.name, self.key = name, key
 
-
-
     def header(self, header: Header) -> Envelope:
         return self._envelope(HEADER, encode_inner(header))
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters, build_features
+from edgeveil.parts.features.feature_map import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.features.pictures import GaborParameters, PicturesParameters
 from edgeveil.parts.features.values import RandomParameters
 from edgeveil.subnormals import flushed

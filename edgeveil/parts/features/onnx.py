@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,19 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import aligned, open_session, run_session
 from edgeveil.parts.features.feature_map import (
+    IR_VERSION,
+    OPSET,
     Artifacts,
     FeaturePart,
     Float64,
     MapParameters,
+    NodeList,
     size_of,
     unit_rows,
     usable,
 )
-from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.part import file_block
 from edgeveil.subnormals import flushed
-
-if TYPE_CHECKING:
-    from edgeveil.parts.features.onnx_nodes import NodeList
 
 
 class OnnxParameters(MapParameters):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -30,15 +30,13 @@ from edgeveil.parts.features.feature_map import (
     FeaturePart,
     Float64,
     MapParameters,
+    NodeList,
     size_of,
     unit_rows,
     usable,
 )
 from edgeveil.privacy.grid import Int64, exact_matmul, row_norms
 from edgeveil.subnormals import flushed
-
-if TYPE_CHECKING:
-    from edgeveil.parts.features.onnx_nodes import NodeList
 
 Float32 = NDArray[np.float32]
 BLOCK_RECORDS = 64

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from edgeveil.parts.features.feature_map import (
     FeaturePart,
     Float64,
     MapParameters,
+    NodeList,
     size_of,
     unit_rows,
     usable,
@@ -24,9 +25,6 @@ from edgeveil.parts.features.feature_map import (
 from edgeveil.parts.part import says_nothing
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
-
-if TYPE_CHECKING:
-    from edgeveil.parts.features.onnx_nodes import NodeList
 
 
 class IdentityParameters(MapParameters):

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
-from edgeveil.parts.features.feature_map import FeatureMap, Float64
-from edgeveil.parts.features.onnx_nodes import NodeList, checked, serialise
+from edgeveil.parts.features.feature_map import FeatureMap, Float64, NodeList, checked, serialise
 from edgeveil.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")

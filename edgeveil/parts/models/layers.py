@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import DataError
+from edgeveil.parts.features.feature_map import NodeList
 
 if TYPE_CHECKING:
     import torch
-
-    from edgeveil.parts.features.onnx_nodes import NodeList
 
     Tensors = Mapping[str, torch.Tensor]
 

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from edgeveil.errors import DataError
+from edgeveil.parts.features.feature_map import NodeList
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features import FeatureMap
-    from edgeveil.parts.features.onnx_nodes import NodeList
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Network:
         """
         from onnx import TensorProto, helper
 
-        from edgeveil.parts.features.onnx_nodes import NodeList, serialise
+        from edgeveil.parts.features.feature_map import NodeList, serialise
 
         parts = NodeList()
         shape, x = self.input_shape, "x"

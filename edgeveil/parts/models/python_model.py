@@ -26,7 +26,7 @@ from safetensors.numpy import load, save
 
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.own_process import is_own, run_apart
-from edgeveil.parts.features.onnx_nodes import OPSET
+from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
 from edgeveil.sites.policy import FUNCTION
@@ -34,7 +34,6 @@ from edgeveil.sites.policy import FUNCTION
 if TYPE_CHECKING:
     import torch
 
-    from edgeveil.parts.features.onnx_nodes import NodeList
     from edgeveil.parts.models.layers import Tensors
 
 LOAD_S = 180.0  # for the import of torch on a slow box too

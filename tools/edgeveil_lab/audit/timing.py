@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgeveil import subnormals
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.features.onnx_nodes import serialise
+from edgeveil.parts.features.feature_map import serialise
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 CLASSES = 3
@@ -80,7 +80,7 @@ def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> byt
     """
     from onnx import TensorProto, helper
 
-    from edgeveil.parts.features.onnx_nodes import NodeList
+    from edgeveil.parts.features.feature_map import NodeList
 
     list_ = NodeList()
     size = record.size

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgeveil.heap import keep_heap
-from edgeveil.parts.features.onnx_nodes import NodeList, serialise
+from edgeveil.parts.features.feature_map import NodeList, serialise
 from edgeveil.parts.features.pictures import narrowed, procedural_pictures
 from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
 

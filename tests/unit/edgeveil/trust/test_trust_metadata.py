@@ -348,5 +348,3 @@ def test_what_expired_is_kept_and_told(tmp_path: Path, given: Path):
     later = party(tmp_path, given, NOW + timedelta(days=70))
     assert later.problem == "" and later.warning == "the trust delegations will expire in 20 days"
     assert "expired" in party(tmp_path, given, NOW + timedelta(days=100)).problem
-
-
