@@ -91,6 +91,18 @@ class Forked:
         return 0
 
 
+def whole(control: socket.socket, count: int) -> bytes:
+    """So many bytes; OSError where the other end was closed."""
+    parts = []
+    while count:
+        part = control.recv(min(count, 1 << 20))
+        if not part:
+            raise OSError("closed")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
 class WorkerNursery:
     """Keeps what workers know, and one worker at a time."""
 
@@ -107,7 +119,7 @@ class WorkerNursery:
             header, descriptors = self._receive(8)
             if len(header) < 8:
                 break
-            raw = self._whole(int.from_bytes(header, "big"))
+            raw = whole(self._control, int.from_bytes(header, "big"))
             if descriptors:
                 self._fork(descriptors[0])
             elif branch or not self._server.teaches_job(raw):
@@ -143,17 +155,7 @@ class WorkerNursery:
 
     def _receive(self, count: int) -> tuple[bytes, list[int]]:
         raw, descriptors, _, _ = socket.recv_fds(self._control, count, 1)
-        return raw + (self._whole(count - len(raw)) if raw else b""), descriptors
-
-    def _whole(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = self._control.recv(min(count, 1 << 20))
-            if not part:
-                raise SystemExit(0)
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+        return raw + (whole(self._control, count - len(raw)) if raw else b""), descriptors
 
     def _fork(self, pipe: int) -> None:
         """A new worker in place of the one before, which may be at anything."""

@@ -36,6 +36,7 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.device_round import WORK_SHARE
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.policy import USUAL_ROOM
 from edgeveil_edge import compute_worker as wire
@@ -49,7 +50,7 @@ from edgeveil_edge.compute import (
     TaughtJob,
     reading_s,
 )
-from edgeveil_edge.compute_child import Forked
+from edgeveil_edge.compute_child import Forked, whole
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
@@ -200,7 +201,7 @@ class ComputeProcess:
         to another one, would else tell how long these records took. Devices that share a process
         wait for one another anyway.
         """
-        reading = share, wire.schema_bytes(schema)
+        reading = share, None if schema is None else schema.model_dump_json().encode()
         if reading in self._read.get(device.name, ()):
             return False
         self._let_answers_end()
@@ -249,8 +250,18 @@ class ComputeProcess:
         if refused:
             raise PrivacyError(refused)
         self._number += 1
-        key = noise.to_bytes()
-        asked = wire.ask(self._number, device.name, digest_of(one.job), one, key)
+        asked = wire.AskAnswer(
+            self._number,
+            device.name,
+            digest_of(one.job),
+            one.exchange.index,
+            one.package.tensors,
+            one.package.model,
+            pack_tensors(one.own),
+            one.trains,
+            noise.to_bytes(),
+            one.allowed_s,
+        )
         halves = self._blank(asked, max(one.until_s, one.closes_s))
         without, late = self._with_records(halves, one.until_s)
         if late:
@@ -374,8 +385,8 @@ class ComputeProcess:
             control = self._child_socket()
             control.sendall(len(raw).to_bytes(8, "big"))
             control.sendall(raw)
-            size = int.from_bytes(_whole(control, 8), "big")
-            return wire.decode_reply(_whole(control, size))
+            size = int.from_bytes(whole(control, 8), "big")
+            return wire.decode_reply(whole(control, size))
         except OSError:
             raise self._lost() from None
 
@@ -513,18 +524,6 @@ def _kill(child: subprocess.Popen[bytes] | Forked) -> None:
             os.kill(child.pid, signal.SIGKILL)  # it may not be in its group yet
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-def _whole(control: socket.socket, count: int) -> bytes:
-    """So many bytes; OSError where the other end was closed."""
-    parts = []
-    while count:
-        part = control.recv(min(count, 1 << 20))
-        if not part:
-            raise OSError("closed")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def digest_of(job: TaughtJob) -> bytes:

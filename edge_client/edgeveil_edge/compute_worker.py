@@ -8,14 +8,12 @@ Records are read in a fork too: one that makes its reader fail, end or wait does
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Literal
 
 import msgspec
@@ -185,22 +183,6 @@ def decode_reply(raw: bytes) -> Reply:
         raise ProtocolError("malformed_answer", "the computing process sent no answer") from None
 
 
-def ask(number: int, device: str, digest: bytes, one: Computation, noise_key: bytes) -> AskAnswer:
-    package = one.package
-    return AskAnswer(
-        number,
-        device,
-        digest,
-        one.exchange.index,
-        package.tensors,
-        package.model,
-        pack_tensors(one.own),
-        one.trains,
-        noise_key,
-        one.allowed_s,
-    )
-
-
 def records_bytes(records: Records | None) -> bytes | None:
     return None if records is None else pack_tensors({"x": records.x, "y": records.y})
 
@@ -216,14 +198,6 @@ def given_load(raw: bytes) -> LoadRecords:
         return halves(records, split_key, share)
 
     return load
-
-
-def schema_bytes(schema: DataSchema | None) -> bytes | None:
-    return None if schema is None else schema.model_dump_json().encode()
-
-
-def schema_of(raw: bytes | None) -> DataSchema | None:
-    return None if raw is None else DataSchema.model_validate_json(raw, strict=True)
 
 
 def part_of(answer: Answer) -> HalfAnswer:
@@ -296,7 +270,10 @@ class ComputeServer:
                 case ReadRecords():
                     with suppress(Exception):  # it is told with the first question
                         site, computer = self._devices[request.device]
-                        reading = request.share, schema_of(request.schema)
+                        schema, told = None, request.schema
+                        if told is not None:
+                            schema = DataSchema.model_validate_json(told, strict=True)
+                        reading = request.share, schema
                         computer.make_room()
                         limit_s = READINGS * reading_s(site)
                         found = read_in_fork(lambda: computer.records(*reading), limit_s)
@@ -400,7 +377,6 @@ def _load(*modules: str) -> None:
 
 _RecordHalves = tuple[Records, Records]
 _Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
-_SIZE_BYTES = 8
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -410,7 +386,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     unreadable: str = ""
 
 
-_decoder = msgspec.msgpack.Decoder(_Outcome)
+_outcomes = msgspec.msgpack.Decoder(_Outcome)
 
 
 def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHalves | RecordsError:
@@ -419,29 +395,31 @@ def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHa
     Returns RecordsError too where it ends the fork or takes longer than `limit_s`. Raises DataError
     where it raises anything else.
     """
-    ours, forks = os.pipe()
+    ours, forks = Pipe(duplex=False)
     pid = os.fork()
     if not pid:
         try:
-            os.close(ours)  # else it would wait for ever for a keeper that is gone
+            ours.close()  # else it would wait for ever for a keeper that is gone
             with suppress(Exception):
                 _hand_over(read, forks)
         finally:
             os._exit(0)
-    os.close(forks)
+    forks.close()
     try:
-        return _taken_over(ours, time.monotonic() + limit_s)
-    except EOFError:
+        if not ours.poll(limit_s):
+            raise EOFError
+        return _taken_over(ours)
+    except (EOFError, OSError):  # the latter at the end of a message that is cut off
         return RecordsError("reading them did not end as it should")
     except MemoryError:
         return RecordsError("they take more memory than there is")
     finally:
-        os.close(ours)
+        ours.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _hand_over(read: Callable[[], _RecordHalves], to: int) -> None:
+def _hand_over(read: Callable[[], _RecordHalves], to: Connection) -> None:
     halves: tuple[Records, ...] = ()
     try:
         halves = read()
@@ -450,39 +428,33 @@ def _hand_over(read: Callable[[], _RecordHalves], to: int) -> None:
         outcome = _Outcome(unreadable=str(error))
     except Exception:
         outcome = _Outcome()
-    head = msgspec.msgpack.encode(outcome)
-    with os.fdopen(to, "wb") as pipe:
-        pipe.write(len(head).to_bytes(_SIZE_BYTES, "big") + head)
-        for array in (array for half in halves for array in _arrays(half)):
-            pipe.write(np.ascontiguousarray(array).data)
+    to.send_bytes(msgspec.msgpack.encode(outcome))
+    for half in halves:
+        for array in _arrays(half):
+            to.send_bytes(np.ascontiguousarray(array).data.cast("B"))
 
 
 def _shapes(half: Records) -> _Shapes:
     return half.x.shape, half.y.shape, None if half.stored is None else half.stored.shape
 
 
-def _arrays(half: Records) -> Iterator[NDArray[np.float32] | NDArray[np.int64]]:
-    yield from (half.x, half.y)
-    if half.stored is not None:
-        yield half.stored
+def _arrays(half: Records) -> list[NDArray[np.float32] | NDArray[np.int64]]:
+    """Those that hold anything: an empty one has no bytes to cast."""
+    found = (half.x, half.y, half.stored)
+    return [array for array in found if array is not None and array.nbytes]
 
 
-def _taken_over(pipe: int, until_s: float) -> _RecordHalves | RecordsError:
-    """Raises EOFError where the fork ended or the time is over before all is there; DataError."""
-    size = bytearray(_SIZE_BYTES)
-    _fill(memoryview(size), pipe, until_s)
-    head = bytearray(int.from_bytes(size, "big"))
-    _fill(memoryview(head), pipe, until_s)
-    outcome = _decoder.decode(head)
+def _taken_over(pipe: Connection) -> _RecordHalves | RecordsError:
+    outcome = _outcomes.decode(pipe.recv_bytes())
     if outcome.unreadable:
         return RecordsError(outcome.unreadable)
     if not outcome.shapes:
         raise DataError("cannot be read in this form", where="data", fix="see `edgeveil check`")
-    training, evaluation = (_half(shapes, pipe, until_s) for shapes in outcome.shapes)
+    training, evaluation = (_half(shapes, pipe) for shapes in outcome.shapes)
     return training, evaluation
 
 
-def _half(shapes: _Shapes, pipe: int, until_s: float) -> Records:
+def _half(shapes: _Shapes, pipe: Connection) -> Records:
     x, y, stored = shapes
     half = Records(
         np.empty(x, np.float32),
@@ -490,15 +462,5 @@ def _half(shapes: _Shapes, pipe: int, until_s: float) -> Records:
         None if stored is None else np.empty(stored, np.float32),
     )
     for array in _arrays(half):
-        if array.nbytes:
-            _fill(array.data.cast("B"), pipe, until_s)
+        pipe.recv_bytes_into(array.data.cast("B"))
     return half
-
-
-def _fill(whole: memoryview, pipe: int, until_s: float) -> None:
-    while whole:
-        left_s = max(0.0, until_s - time.monotonic())
-        found = os.readv(pipe, [whole]) if select.select([pipe], [], [], left_s)[0] else 0
-        if not found:
-            raise EOFError
-        whole = whole[found:]

@@ -48,59 +48,40 @@ def refusals(
     """The owner's reasons against a job as such: not against its price or its rounds' devices.
     `header`: whether the device's file names its columns itself."""
     job = plan.job
+
+    def against(key: str, why: str, fix: str = "") -> PrivacyError:
+        return PrivacyError(why, where=f"policy.{key}", fix=fix)
+
     if trains and job.train.method not in policy.allowed_methods:
-        yield PrivacyError(
-            f"method '{job.train.method}' is not allowed", where="policy.allowed_methods"
-        )
-    why = plugins.refusal(job.part_names, policy.allowed_plugins)
-    if why:
-        yield PrivacyError(
-            why,
-            where="policy.allowed_plugins",
-            fix="add what `edgeveil methods digest NAME` prints, if you trust it",
-        )
+        yield against("allowed_methods", f"method '{job.train.method}' is not allowed")
+    if why := plugins.refusal(job.part_names, policy.allowed_plugins):
+        fix = "add what `edgeveil methods digest NAME` prints, if you trust it"
+        yield against("allowed_plugins", why, fix)
     for digest in carried_digests(job):
         if digest not in policy.allowed_backbones:
-            yield PrivacyError(
-                f"the backbone, or the frozen weights, {digest} of the job may not run on the data",
-                where="policy.allowed_backbones",
-                fix="add this digest if you know what the model does",
+            why = (
+                f"the backbone, or the frozen weights, {digest} of the job may not run on the data"
             )
+            fix = "add this digest if you know what the model does"
+            yield against("allowed_backbones", why, fix)
     function = python_function(job.model)
-    if trains and function is not None:
-        why = _python_refusal(policy, function)
-        if why:
-            yield PrivacyError(
-                why,
-                where="policy.allowed_python_models",
-                fix=f"add what `edgeveil methods digest {function}` prints, if you trust the code",
-            )
-    if policy.allowed_columns is not None:
-        why = _columns_refusal(job.data, policy.allowed_columns, header=header)
-        if why:
-            yield PrivacyError(
-                why, where="policy.allowed_columns", fix="add it if jobs may read that"
-            )
+    if trains and function is not None and (why := _python_refusal(policy, function)):
+        fix = f"add what `edgeveil methods digest {function}` prints, if you trust the code"
+        yield against("allowed_python_models", why, fix)
+    columns = policy.allowed_columns
+    if columns is not None and (why := _columns_refusal(job.data, columns, header=header)):
+        yield against("allowed_columns", why, "add it if jobs may read that")
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
-        yield PrivacyError(
-            "the proxy would hand uploads over in the order in which they came",
-            where="policy.accept_unshuffled",
-        )
-    values = math.prod(job.data.input_shape)
-    if 4 * values * policy.max_records > MAX_BYTES:
-        yield PrivacyError(
-            f"{policy.max_records} records would not fit memory as the job reads them, {values}"
-            " values each",
-            where="policy.max_records",
-            fix="lower it to the most that this box will ever hold",
-        )
-    budget_s = job.round.time_budget_s
-    if budget_s > policy.max_budget_s:
-        yield PrivacyError(
-            f"a round's time budget is {budget_s:g} s, the owner allows {policy.max_budget_s:g} s",
-            where="policy.max_budget_s",
-            fix="raise it if the box may compute for so long",
-        )
+        why = "the proxy would hand uploads over in the order in which they came"
+        yield against("accept_unshuffled", why)
+    values, most = math.prod(job.data.input_shape), policy.max_records
+    if 4 * values * most > MAX_BYTES:
+        why = f"{most} records would not fit memory as the job reads them, {values} values each"
+        yield against("max_records", why, "lower it to the most that this box will ever hold")
+    budget_s, longest_s = job.round.time_budget_s, policy.max_budget_s
+    if budget_s > longest_s:
+        why = f"a round's time budget is {budget_s:g} s, the owner allows {longest_s:g} s"
+        yield against("max_budget_s", why, "raise it if the box may compute for so long")
 
 
 def _python_refusal(policy: Policy, function: str) -> str:

@@ -116,33 +116,27 @@ class Device:
         Raises DataError for the records, UsageError where it runs already or another program has
         its folder, StorageError, PrivacyError or CryptoError for the content of its folder.
         """
-        if not self._starting.acquire(blocking=False):
-            raise self._runs_already()
-        try:
-            return self._start()
-        finally:
-            self._starting.release()
-
-    def _runs_already(self) -> UsageError:
-        return UsageError("the device runs already", where=self.site.name, fix="stop it first")
-
-    def _start(self) -> Self:
-        if self._thread is not None and self._thread.is_alive():
-            raise self._runs_already()
-        keep_memory_private()  # the device's keys are in this program from now on
-        given = self._given()
-        plugins.admit(self.site.policy.allowed_plugins)
-        ready = threading.Event()
-        self._error = None
-        self._thread = threading.Thread(
-            target=self._run, args=(given, ready), name=f"edgeveil-{self.site.name}", daemon=True
-        )
-        self._thread.start()
-        ready.wait()
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-        return self
+        with self._starting:
+            if self._thread is not None and self._thread.is_alive():
+                what, fix = "the device runs already", "stop it first"
+                raise UsageError(what, where=self.site.name, fix=fix)
+            keep_memory_private()  # the device's keys are in this program from now on
+            given = self._given()
+            plugins.admit(self.site.policy.allowed_plugins)
+            ready = threading.Event()
+            self._error = None
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(given, ready),
+                name=f"edgeveil-{self.site.name}",
+                daemon=True,
+            )
+            self._thread.start()
+            ready.wait()
+            if self._error is not None:
+                self._thread.join()
+                raise self._error
+            return self
 
     def stop(self) -> None:
         """Say good-bye, end the computing process, close the files. May be called twice. Waits for

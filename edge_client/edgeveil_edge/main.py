@@ -244,7 +244,7 @@ class DeviceProcess:
             await self._page.start()  # before the socket that tells where it is
         await self._control.start()
         await self.inference.start()
-        await self.session.attach(self.runtime, _state_line())
+        await self.session.attach(self.runtime, _on_state)
         await asyncio.gather(
             self.session.run(),
             self.runtime.run(),
@@ -371,9 +371,6 @@ def _page(at: LoopbackHttp, device: DeviceProcess) -> DevicePage:
     return DevicePage(at, device)
 
 
-def _state_line() -> Callable[[bool, str], None]:
-    def on_state(connected: bool, reason: str) -> None:
-        level = logging.INFO if connected or reason.endswith("closed") else logging.WARNING
-        LOG.log(level, "broker_connected" if connected else "broker_lost", extra={"reason": reason})
-
-    return on_state
+def _on_state(connected: bool, reason: str) -> None:
+    level = logging.INFO if connected or reason.endswith("closed") else logging.WARNING
+    LOG.log(level, "broker_connected" if connected else "broker_lost", extra={"reason": reason})

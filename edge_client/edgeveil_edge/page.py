@@ -19,12 +19,10 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.sites.edge import LoopbackHttp
-from edgeveil.storage import file_mark
 from edgeveil.tokens import ExpiringSecrets
 from edgeveil.transport.http import (
     EventStream,
@@ -192,24 +190,19 @@ class DevicePage:
         return {job: name for job, name in found.items() if name}
 
     def _release_told(self) -> dict[str, Any] | None:
-        """The release in use; read again when it, or `current.json`, changes."""
+        """The release in use; read again when `current.json` changes."""
         releases = self._device.device.host.releases
-        pointer = releases.folder / "current.json"
-        _, told = self._release
-        if self._release[0] != self._release_marks(pointer, told):
+        mark = releases.mark()
+        if mark != self._release[0]:
             try:
                 told = _of_release(releases.current(), releases.history())
             except EdgeVeilError as error:
                 told = {"problem": f"{error.what}; {error.fix}"}
-            self._release = self._release_marks(pointer, told), told
-        if told is None or "path" not in told:
+            self._release = mark, told
+        told = self._release[1]
+        if told is None or "problem" in told:
             return told
-        shown = {key: value for key, value in told.items() if key != "path"}
-        return {**shown, "stale": 0 < told["expires_s"] <= time.time()}
-
-    def _release_marks(self, pointer: Path, told: dict[str, Any] | None) -> tuple[object, object]:
-        path = Path(told["path"]) if told and "path" in told else pointer
-        return file_mark(pointer), file_mark(path)
+        return {**told, "stale": 0 < told["expires_s"] <= time.time()}
 
     # --- what it takes ---
 
@@ -236,5 +229,4 @@ def _of_release(release: Any, history: list[str]) -> dict[str, Any] | None:
         "installed_s": release.path.stat().st_mtime,
         "expires_s": release.expires_s,
         "earlier": history[:-1],
-        "path": str(release.path),
     }

@@ -164,8 +164,12 @@ class Predictions:
     def plain_rows(self) -> Iterator[dict[str, Any]]:
         if self.scores is not None:
             for score, label, sound in zip(self.scores, self.labels, self._sound, strict=True):
-                verdict = _verdict(int(label)) if self.alarms else {}
-                yield {"score": float(score) if sound else None, **verdict}
+                told: dict[str, Any] = {"score": float(score) if sound else None}
+                if self.alarms:
+                    known = label >= 0
+                    told["label"] = int(label) if known else None
+                    told["name"] = NAMES[label] if known else None
+                yield told
             return
         if self.values is not None:
             for value, sound in zip(self.values, self._sound, strict=True):
@@ -180,11 +184,6 @@ class Predictions:
         if not self.classes:
             return {}
         return {"name": self.classes[label] if label >= 0 else None}
-
-
-def _verdict(label: int) -> dict[str, Any]:
-    known = label >= 0
-    return {"label": label if known else None, "name": NAMES[label] if known else None}
 
 
 @needs_extra("infer")

@@ -19,7 +19,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgeveil.errors import ConfigError, ConfigProblem
-from edgeveil.registry import nearest
 
 MIX = "impossible_mix"
 RESTS_ON_ANOTHER = "rests_on_another_key"  # which is faulty itself, and told
@@ -105,6 +104,8 @@ def named_in(family: str, names: Iterable[str]) -> Callable[[str], str]:
 
     def check(name: str) -> str:
         if name not in known:
+            from edgeveil.registry import nearest
+
             raise ValueError(f"unknown {family} '{name[:64]}', {nearest(name[:64], known)}")
         return name
 

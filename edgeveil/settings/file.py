@@ -7,15 +7,17 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from edgeveil.errors import ConfigError, SystemFault, of_environment
 from edgeveil.settings import yaml_tree
 from edgeveil.settings.base import ImpossibleMixError
-from edgeveil.settings.explain import Explainer, Schema, SchemaWalk
 from edgeveil.settings.yaml_tree import Problem, Tree, path_text, read_tree
+
+if TYPE_CHECKING:
+    from edgeveil.settings.explain import Explainer, Schema
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
@@ -111,6 +113,8 @@ def judged(
     try:
         result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
+        from edgeveil.settings.explain import Explainer, SchemaWalk  # a sound file needs none
+
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
         problems += _mixes_behind(reading, explain, error)

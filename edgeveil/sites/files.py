@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeveil import plugins
 from edgeveil.errors import SystemFault
 from edgeveil.settings.file import only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem, Tree
@@ -56,6 +55,7 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
     """Read with the plug-ins that its owner allows, and no others."""
     from pydantic import TypeAdapter, ValidationError
 
+    from edgeveil import plugins
     from edgeveil.sites.edge import EdgeSite
     from edgeveil.sites.policy import AllowedPlugin, Policy
 

@@ -13,13 +13,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgeveil.audit_log import OwnAuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import EdgeVeilError, SystemFault, UsageError, of_environment
 from edgeveil.heap import keep_heap
 from edgeveil.transport.listener import raise_file_limit
+
+if TYPE_CHECKING:
+    from edgeveil.audit_log import OwnAuditLog
 
 EXIT_S = 3.0
 FOLDER_LOOK_S = 5.0
@@ -149,6 +151,8 @@ def own_signing_key(state_dir: Path, role: str) -> SigningKey:
 
 def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
     """What administrators do at this process, signed with its key of the day."""
+    from edgeveil.audit_log import OwnAuditLog  # the cloud has one
+
     return OwnAuditLog(state_dir, lambda: own_signing_key(state_dir, role))
 
 

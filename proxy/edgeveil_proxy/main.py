@@ -44,7 +44,6 @@ from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, 
 from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
-from edgeveil.trust.watch import TrustWatch
 from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from edgeveil.sites.links import BrokerLink
     from edgeveil.transport.blob_client import BlobClient
     from edgeveil.transport.blob_store import StoreBeside
+    from edgeveil.trust.bundle import HeldTrust
+    from edgeveil.trust.watch import TrustWatch
     from edgeveil_proxy.claims import ClaimLink
 
 ROSTER_CHECK_S = 1.0
@@ -93,7 +94,7 @@ class _ProxyProcess:
         self.metrics.registry.register(Linked(self.runtime, self.links))
         self.metrics.registry.register(StateDisk(site.state_dir))
         self.claims = self._claim_desk(site.claims) if site.claims else None
-        self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG) if self.proxy.trust else None
+        self.trust = self._trust_watch(self.proxy.trust) if self.proxy.trust else None
         if self.trust is not None:
             self.metrics.registry.register(self.trust)
         self.health = Health(
@@ -142,6 +143,11 @@ class _ProxyProcess:
         from edgeveil.transport.blob_client import BlobClient
 
         return BlobClient(store.ca_file, proxy.spool.sink)
+
+    def _trust_watch(self, trust: HeldTrust) -> TrustWatch:
+        from edgeveil.trust.watch import TrustWatch
+
+        return TrustWatch(self.proxy, trust, LOG)
 
     def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
         from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded

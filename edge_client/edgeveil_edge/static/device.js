@@ -242,11 +242,14 @@
     showRollback();
   });
   $("rollback-no").addEventListener("click", () => { sure = false; showRollback(); $("rollback").focus(); });
-  const ticket = /^#ticket=(.+)$/.exec(location.hash);
-  if (ticket) {
+
+  function byTicket() {
+    const ticket = /^#ticket=(.+)$/.exec(location.hash);
+    if (!ticket) return false;
     history.replaceState(null, "", location.pathname); // used up at once, and not kept in the history
     logIn({ ticket: ticket[1] });
-  } else {
-    ev.ask("session").then((told) => logged(told.logged_in), () => logged(false));
+    return true;
   }
+  window.addEventListener("hashchange", byTicket); // an address that is pasted while the page is open
+  if (!byTicket()) ev.ask("session").then((told) => logged(told.logged_in), () => logged(false));
 })(window.EdgeVeil);
