@@ -36,9 +36,9 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation, told_federated
-from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
+from edgeveil_cloud.round_report import model_card, weights_file
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 from edgeveil_cloud.validate_batch import kept_unmasks
@@ -177,8 +177,7 @@ def seal_round(
 
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
-    """The most bytes, without stanzas, of a sealed round's package or release of this job. Every
-    state of a job has the shapes of its initial one; a release may hold what an upload holds."""
+    """The most bytes, without stanzas, of a sealed round's package or release of this job."""
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
@@ -391,10 +390,8 @@ class Sealer:
         return fitting(self._choose(keys, len(keys)))
 
     def _enrolled(self, cells: Sequence[str]) -> dict[str, tuple[bytes, ...]]:
-        """Who is enrolled in those of the cells that can say it.
-
-        Raises UnknownAdmissions, TooFewDevices where none can.
-        """
+        """Enrolled devices of those cells that can say it. Raises UnknownAdmissions,
+        TooFewDevices."""
         problems = {cell: self._store.roster_problem(cell) for cell in cells}
         found = {cell: self._store.enrolled(cell) for cell in cells if not problems[cell]}
         if not found:
@@ -419,8 +416,7 @@ class Sealer:
         recipients: Cohorts,
         **terms_of_it: Any,
     ) -> tuple[Manifest, bytes, bytes]:
-        """Manifest, blob and membership tag of what is sealed once for all cells, beside the
-        rounds."""
+        """Manifest, blob and membership tag of a broadcast sealed once for all cells."""
         bucketed = self._bucketed(recipients)
         everybody = self._fitting(_all_of(recipients), bucketed=bucketed)
         keys = [SealingKey(raw) for raw in everybody]

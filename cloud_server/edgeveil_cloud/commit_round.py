@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.evaluation.figures import GUESSING, guessing
 from edgeveil.jobs.federated_evaluation import COUNTS
-from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
@@ -163,8 +163,7 @@ def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
 
 
 def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
-    """The exact sums of all cells, set by set; None is a sum that does not count. A set of which
-    none does is left out."""
+    """The exact sums of all cells, set by set; None is a sum that does not count."""
     result: list[CellSum] = []
     for of_all in zip(*by_cell, strict=True):
         of_set = [one for one in of_all if one is not None]
@@ -234,8 +233,9 @@ def tell_round(
     figures = tested.figures if tested and not again else None
     beside = guessing(tested.figures) if tested else {}
     kept = {**(evaluated or {}), **({GUESSING: beside} if beside else {})}
-    if figures:  # without any label there are none
-        figures = {**figures, **_class_names(context.plan)}
+    schema = context.plan.job.data.schema_
+    if figures and schema is not None and schema.label.names:  # without any label there are none
+        figures = {**figures, "classes": list(schema.label.names)}
     record = ExchangeRecord(
         index=exchange.index,
         phase=exchange.phase,
@@ -267,8 +267,7 @@ def tell_round(
 
 
 def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
-    """Sums beyond their public bound: how many uploads are in them, and their price all the
-    same."""
+    """Sums beyond their public bound: uploads in them, and their price all the same."""
     quote = price(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
@@ -278,15 +277,9 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     }
 
 
-def _class_names(plan: Plan) -> dict[str, list[str]]:
-    schema = plan.job.data.schema_
-    names = [] if schema is None else list(schema.label.names)
-    return {"classes": names} if names else {}
-
-
 @dataclass(frozen=True)
 class OpenedBatches:
-    """An attempt's batches, opened, of `asked` devices; `files` are those whose masks are yet to be
+    """An attempt's opened batches, of `asked` devices; `files`: those whose masks are to be
     checked."""
 
     at: ExchangeId
@@ -338,6 +331,10 @@ class RoundCommitter:
         self.in_pieces = False  # whether the proxy hands out records in pieces
         self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
+    def _round(self, at: ExchangeId) -> tuple[JobEntry, RoundContext]:
+        entry = self._jobs.entry(at.job_id)
+        return entry, RoundContext.of(self._jobs.plan(entry), at.exchange)
+
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError.
 
@@ -348,11 +345,10 @@ class RoundCommitter:
             return  # another one came
         if data.front is None or data.front.broken:
             at = batch.at
-            entry = self._jobs.entry(at.job_id)
+            entry, context = self._round(at)
             secret = self._store.round_key(entry.id, at.exchange, at.attempt, cell)
             if secret is None:
                 return
-            context = RoundContext.of(self._jobs.plan(entry), at.exchange)
             opened = RoundSecret.from_bytes(secret)
             data.front = MaskedUploads(context, opened, at, self._sealing, self._workers)
         data.front.open_front(data, data.front_bytes, batch.counts)
@@ -366,8 +362,7 @@ class RoundCommitter:
         Raises JobFailed or StoreError.
         """
         started_s, at = self._clock(), next(iter(batches.values())).at
-        entry = self._jobs.entry(at.job_id)
-        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        entry, context = self._round(at)
         kept = self._store.kept_sums(entry.id, at.exchange)
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
@@ -416,7 +411,7 @@ class RoundCommitter:
         """Leave out uploads whose masks are not those of their seeds, and keep the sums of the
         others. Raises JobFailed, StoreError or ProtocolError `wrong_mask_checks`."""
         at = task.at
-        entry = self._jobs.entry(at.job_id)
+        entry, context = self._round(at)
         opened = self._opened.pop(at.job_id, None)
         if opened is None or opened.at != at:
             raise JobFailed("what was opened of this attempt is gone")
@@ -425,7 +420,6 @@ class RoundCommitter:
             if of_it.uploads is not None and cell in task.checks:
                 of_it.uploads.compare(of_it, task.checks[cell], data)
         valid = {cell: one for cell, one in opened.valid.items() if one.uploads is None}
-        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
         return self._keep_sums(entry, context, replace(opened, valid=valid))
 
     def forget(self, job_id: bytes) -> None:
@@ -453,8 +447,7 @@ class RoundCommitter:
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
         started_s, at = self._clock(), task.at
-        entry = self._jobs.entry(at.job_id)
-        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        entry, context = self._round(at)
         raw = self._store.kept_sums(entry.id, at.exchange)
         secrets = self._store.round_keys(entry.id, at.exchange, at.attempt)
         if raw is None or not secrets:

@@ -69,8 +69,7 @@ class Control:
         self._rehearsed = b""  # the job that was found possible last
 
     def check(self, job_yaml: str) -> None:
-        """Raise what `submit` would of the job itself. On any thread: it is played on made-up
-        records, which takes seconds."""
+        """Raise what `submit` would of the job itself; takes seconds, on any thread."""
         self._read(job_yaml)
 
     def quote(self, job_yaml: str) -> dict[str, Any]:
@@ -226,7 +225,7 @@ class Control:
     def _go_on(self) -> None:
         """Resume what paused for want of a link, the machine, the store or a fresh roster, once
         that is back; a proxy that is silent is asked for a sign."""
-        now_s, waiting = time.monotonic(), self._store.paused_jobs()
+        now_s, waiting = time.monotonic(), self._store.jobs("paused")
         tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
         due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
         unreached = self._machine.unreached
@@ -244,8 +243,7 @@ class Control:
         self._tried_s = tried_s
 
     def _reaches_enough(self, entry: JobEntry) -> bool:
-        """Whether the cells that are reached are all, or have devices enough. A stale roster's
-        cell counts once its roster is fresh."""
+        """Whether all cells are reached, or those that are have devices enough."""
         cells = set(self._machine.keys).difference(self._machine.unreached)
         if STALE_ROSTER in entry.reason:
             cells = {cell for cell in cells if not self._store.roster_problem(cell)}

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy.pool import StaticPool
 
-from edgeveil.storage import lacks_room
+from edgeveil.storage import copy_database, lacks_room
+from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.store_tables import StoreAway, StoreError
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -215,3 +220,67 @@ def _told(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
     return StoreAway(
         f"the store failed ({cause(error)})", fix="check its disk and its database server"
     )
+
+
+# --- the schema: Alembic, in one transaction ---
+
+REVISIONS = Path(__file__).parent / "migrations"
+FIRST = "0001"
+_ALONE = threading.Lock()  # Alembic keeps what it works on in its module
+_EARLIER = {"0001": 2, "0002": 3, "0003": 4, "0004": 5}  # `info.version` of earlier programs
+
+
+def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
+    """Upgrade within the caller's transaction; `folder` holds the revisions.
+
+    A database without a revision is empty, or older than revisions: its tables are those of the
+    first one. A SQLite file is copied beside it before it is changed; of a server its operator
+    makes the copy. Raises StoreError for a database of a later program, and where the copy
+    cannot be made.
+    """
+    config = Config()
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    config.attributes["connection"] = db
+    with _ALONE:
+        scripts = ScriptDirectory.from_config(config)
+        head, known = scripts.get_current_head(), {one.revision for one in scripts.walk_revisions()}
+        heads = MigrationContext.configure(db).get_current_heads()
+        if len(heads) > 1 or not known.issuperset(heads):
+            raise _other(", ".join(heads), str(head))
+        found = heads[0] if heads else None
+        if sa.inspect(db).has_table(tables.info.name):
+            version = db.scalar(sa.select(tables.info.c.version))
+            if version != _EARLIER.get(found or FIRST, tables.VERSION):
+                raise _other(str(version), str(tables.VERSION))
+            if found is None:
+                command.stamp(config, FIRST)
+                found = FIRST
+            if found != head:
+                _copy(db, str(head))
+        if found != head:
+            command.upgrade(config, "head")
+
+
+def _other(found: str, known: str) -> StoreError:
+    return StoreError(
+        f"the store has version {found}, this program knows {known}",
+        where="the cloud's database",
+        fix="install the version of edgeveil that wrote it, or choose another store_url",
+    )
+
+
+def _copy(db: sa.Connection, head: str) -> None:
+    name = db.engine.url.database
+    if db.dialect.name != "sqlite" or name in (None, "", ":memory:"):
+        return
+    copy = Path(f"{name}.before-{head}")
+    try:
+        # Of what was committed: the connection's own transaction is not seen from outside.
+        copy_database(Path(str(name)), copy)
+    except OSError as error:
+        raise StoreError(
+            f"the store cannot be copied before its upgrade: {error.strerror}",
+            where=str(copy),
+            fix="free some space on its disk, and check its folder's rights",
+        ) from error

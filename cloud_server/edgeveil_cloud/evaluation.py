@@ -90,8 +90,7 @@ def _labelled(records: Records) -> Records:
 
 
 def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None) -> Records:
-    """The records in this shape; DataError for another number of values, or a label beyond
-    `classes`."""
+    """Records in this shape; DataError for another number of values or a label beyond `classes`."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
         if classes is not None:
             others = records.y[(records.y < 0) | (records.y >= classes)]
@@ -120,9 +119,7 @@ class Evaluation:
         self._test = test
         # By data set, schema, shape and classes.
         self._found: dict[object, Records | DataError | None] = {}
-        self._held: dict[
-            tuple[bytes, int | None, int | None], HeldOutTest
-        ] = {}  # by graph and records
+        self._held: dict[object, HeldOutTest] = {}  # by graph and records
 
     def untested(self, plan: Plan) -> str:
         """Why models of a job are tested on nothing, though the cloud has test records; else ""."""
@@ -136,8 +133,8 @@ class Evaluation:
         )
 
     def check(self, plan: Plan) -> None:
-        """Raise JobFailed where the test records of the job's data set do not fit the job, or its
-        rule has none to score uploads on."""
+        """Raise JobFailed where the test records do not fit the job, or its rule has none to
+        score on."""
         found = self._looked_up(plan)
         if isinstance(found, DataError) and isinstance(self._test, HeldTests):
             raise JobFailed(
@@ -194,9 +191,9 @@ class Evaluation:
         self, test: Records, graph: bytes, part: slice, target: TargetRange | None = None
     ) -> HeldOutTest:
         key = graph, part.start, part.stop
-        if key not in self._held and len(self._held) >= _TESTS_KEPT:
-            self._held.clear()
         if key not in self._held:
+            if len(self._held) >= _TESTS_KEPT:
+                self._held.clear()
             self._held[key] = HeldOutTest(graph, test.x[part], test.y[part], target)
         return self._held[key]
 
@@ -205,8 +202,7 @@ class Evaluation:
         return None if isinstance(found, DataError) else found
 
     def _looked_up(self, plan: Plan) -> Records | DataError | None:
-        """The cloud's records of the job's data set and form, or why they do not fit; read once
-        for each form."""
+        """The cloud's records of the job's data set and form, or why they do not fit."""
         data = plan.job.data
         classes = data.classes if plan.job.measure == ACCURACY else None
         key = data.source, data.schema_, data.input_shape, classes
@@ -234,8 +230,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class MeanSoftmax:
-    """The mean (classes,) of the inferences of so many devices, and the standard deviation of what
-    their noise adds to each entry; 0 without noise."""
+    """Mean (classes,) of the inferences of `uploads` devices, and the deviation of its noise."""
 
     mean: tuple[float, ...]
     uploads: int

@@ -186,7 +186,7 @@ class CloudHost:
         self._store.set_status(entry.id, left.status, left.reason, data)  # type: ignore[arg-type]
 
     def _why(self, reason: str) -> str:
-        paused = [entry.id for entry in self._store.jobs() if entry.status == "paused"]
+        paused = [entry.id for entry in self._store.jobs("paused")]
         if "cache_full" not in reason or not paused:
             return reason
         named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
@@ -222,8 +222,7 @@ class CloudHost:
         return masked and not self.checks_masks(task.cells)
 
     def checks_masks(self, cells: Iterable[str]) -> bool:
-        """Whether the proxies of these cells, and all their devices, know checks of single masks,
-        as far as a roster has said."""
+        """Whether all proxies and devices of these cells know checks of single masks."""
         return all(self._sealer.checks.get(cell, True) for cell in cells)
 
     def _spool_of(self, job_id: bytes, cell: str) -> BatchSpool:

@@ -152,8 +152,7 @@ class _Routes:
         return Response.of_json({"id": job}, 201)
 
     async def backbone(self, request: Request) -> Response:
-        """Keep a feature extractor (ONNX) or first weights (safetensors) under their digest,
-        before the job that names them."""
+        """Keep a feature extractor (ONNX) or first weights (safetensors) under their digest."""
         graph = bytearray()
         async for chunk in request.chunks():
             graph += chunk
@@ -245,8 +244,7 @@ class _Routes:
     async def _change(
         self, request: Request, action: str, change: Callable[[], T], **what: str
     ) -> T:
-        """Write down who is about to do what, then do it: both, also where the client leaves
-        between. Raises AuditLogError."""
+        """Write down who is about to do what, then do both, also where the client leaves."""
 
         async def both() -> T:
             await asyncio.to_thread(self._audit, action, {**what, "by": request.by})
@@ -263,8 +261,7 @@ def _unknown_model(entry: JobEntry) -> EdgeVeilError:
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
-    """A job for JSON; with shared noise also its planned `privacy`, whose two ε no single figure
-    gives."""
+    """A job for JSON; with shared noise also its planned `privacy`."""
     shown = {**entry.__dict__, "digest": entry.digest.hex()}
     shown |= planned_of_shared(entry.canonical)
     del shown["canonical"]

@@ -178,8 +178,7 @@ class Asker:
 
 
 class RequestGuard:
-    """Lets each request through to a route of the scope that it has. `clients` are known by the
-    names in their certificates."""
+    """Lets requests through by scope. `clients` are names in certificates."""
 
     def __init__(self, tokens: Tokens, clients: Mapping[str, Scope], at: ListenAt) -> None:
         self._tokens, self._clients, self._at = tokens, clients, at

@@ -44,7 +44,6 @@ from edgeveil.pages.parts import (
     counted,
     events,
     figure_text,
-    gantt,
     heat,
     least,
     lines,
@@ -84,7 +83,6 @@ PANELS = 6
 NUMBERED = 60  # points of a panel with their cluster's number
 FIRST_ROWS = 25  # of a table, until more are asked for
 MOST_ROWS = 200  # of the table of rounds
-MOST_BARS = 40  # of the picture of time
 COLLUSION = "collusion"  # training's ε if all others collude
 TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 HOPS = (
@@ -314,8 +312,7 @@ def job_view(
     events: Iterable[Mapping[str, Any]] | JobHistory,
     records: Sequence[ExchangeRecord] = (),
 ) -> Json:
-    """The page of one job. `events` in their order, or their JobHistory; `records` where a store
-    has forgotten some of them."""
+    """The page of one job; `records` where a store has forgotten some of the events."""
     if isinstance(events, JobHistory):
         return _View(facts, events).whole()
     course = JobHistory()
@@ -798,13 +795,17 @@ class _View:
     # --- time and bytes ---
 
     def _time(self) -> Json | None:
-        timed = [row for row in self._rows if row["timeline"]]
+        timed = [(k, row["timeline"]) for k, row in enumerate(self._rows, 1) if row["timeline"]]
         if not timed:
             return None
-        some = f" of the last {MOST_BARS} exchanges" if len(timed) > MOST_BARS else ""
-        text = f"When each exchange{some} ran, and what it waited for."
-        picture = _time_picture(timed[-MOST_BARS:])
-        return section("time", "Where the time went", [picture], before=[said(text)])
+        shown = [
+            series(name, [rounded(one.get(key) or 0.0) for _, one in timed], colour, "seconds")
+            for key, name, colour in STEPS
+        ]
+        label, x, before = "Seconds by exchange", [k for k, _ in timed], self._before
+        picture = lines(label, x, shown, x_name="exchange", before=before, low=0.0)
+        text = said("What each exchange took, by what it waited for.")
+        return section("time", "Where the time went", [picture], before=[text])
 
     def _bytes(self) -> Json | None:
         if self._simulated:
@@ -1047,34 +1048,6 @@ def _cluster_sums(scores: Sequence[Mapping[str, Any]]) -> Json:
     head = ["round", *names, "clusters seen", "records"]
     parts = [table("Scores", head, rows, first=FIRST_ROWS)]
     return section("clusters", "Clusters of the devices' records", parts, before=[said(text)])
-
-
-def _time_picture(rows: Sequence[Mapping[str, Any]]) -> Json:
-    """Bars from the moments of the commits; an idle time longer than the longest exchange, as of a
-    paused job, is cut short."""
-    steps = [
-        [round(float(row["timeline"].get(key) or 0.0), 4) for key, _, _ in STEPS] for row in rows
-    ]
-    longest = max(map(sum, steps))
-    first_s = real_s = rows[0]["ended_at"] - sum(steps[0])
-    found, whole, drawn_s = list[Json](), True, 0.0
-    for row, parts in zip(rows, steps, strict=True):
-        begun_s = row["ended_at"] - sum(parts)
-        idle_s = max(0.0, begun_s - real_s)
-        whole &= idle_s <= longest
-        drawn_s += min(idle_s, longest)
-        found.append(
-            {
-                "name": short_label(row["phase"], row["number"]),
-                "start_s": round(drawn_s, 4),
-                "begun_s": round(max(0.0, begun_s - first_s), 4),
-                "parts_s": parts,
-            }
-        )
-        drawn_s += sum(parts)
-        real_s = row["ended_at"]
-    kinds = [(name, colour) for _, name, colour in STEPS]
-    return gantt("Seconds by exchange, in time", kinds, found, whole=whole)
 
 
 def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:

@@ -60,8 +60,7 @@ class RoundSecret:
 
 @dataclass(frozen=True)
 class RoundOpening:
-    """What opens the segments of one round. Its key refuses to be pickled; `told` is how it goes to
-    a worker, through memory alone."""
+    """Opens the segments of one round. Its key refuses to be pickled: see `told`."""
 
     key: OpeningKey
     membership: bytes = field(repr=False)
@@ -139,8 +138,7 @@ def sealed_bytes(group: Group) -> int:
 
 
 class Found(NamedTuple):
-    """What a segment is: why it does not count, or its L2 norm and its largest absolute value; the
-    tensor where it is kept."""
+    """Why a segment does not count, or its norms; the tensor where it is kept."""
 
     refused: str
     norm: float = 0.0
@@ -207,8 +205,7 @@ class PlainSlice:
 
 
 class FoundUpload(NamedTuple):
-    """Why an upload under masks does not count, or ""; the checks of its masks (`MaskChecks`)
-    where they are compared."""
+    """Why an upload under masks does not count, or ""; the checks of its masks."""
 
     refused: str
     checks: bytes = b""
@@ -216,8 +213,7 @@ class FoundUpload(NamedTuple):
 
 @dataclass(frozen=True)
 class AddedUploads:
-    """For each whole upload what was found; for each set of uploads the sums of those that were
-    added, one of each masked group."""
+    """For each upload what was found; for each set the sums, one of each masked group."""
 
     found: list[FoundUpload]
     totals: list[list[Vector]]

@@ -7,13 +7,11 @@ used. No device, ledger or record of anybody is involved, so that it costs no bu
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from edgeveil.crypto.sealing import stanza_area_bytes
@@ -35,7 +33,7 @@ from edgeveil.jobs.rehearsal import (
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
+from edgeveil.jobs.round_traffic import RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import match_artifacts
@@ -55,7 +53,7 @@ from edgeveil_cloud.evaluation import (
     federated_figures,
     mean_softmax,
 )
-from edgeveil_cloud.model_card import model_card, weights_file
+from edgeveil_cloud.round_report import model_card, weights_file
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
@@ -81,22 +79,16 @@ def rehearse_job(
     """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
     job.
 
-    Without `devices` uploads of the public form are made up in place of a device's half: nothing
-    then needs torch, unless the model is a user's own, which is always tried, in a process of
-    its own.
+    Without `devices` uploads are made up, so that nothing needs torch, unless the model is a
+    user's own, which is always tried, in a process of its own.
     """
     if not runs_python(plan.job.model) or is_own():
         _Rehearsal(plan, limits, devices, processor).play()
         return
-    asked = {
-        "job": base64.b64encode(plan.job.canonical()).decode(),
-        "artifacts": [base64.b64encode(one).decode() for one in plan.artifacts.values()],
-        "limits": asdict(limits),
-        "processor": processor,
-    }
-    key = "model.function"
+    key, artifacts = "model.function", list(plan.artifacts.values())
+    asked = msgspec.msgpack.encode(_Asked(plan.job.canonical(), artifacts, limits, processor))
     try:
-        run_apart(f"{__name__}:play_apart", json.dumps(asked).encode(), REHEARSAL_S, key)
+        run_apart(f"{__name__}:play_apart", asked, REHEARSAL_S, key)
     except DataError as error:
         known = error.where.split(".")[0] in _KEYS
         raise RefusedJobError(
@@ -104,14 +96,18 @@ def rehearse_job(
         ) from error
 
 
+class _Asked(msgspec.Struct):
+    job: bytes
+    artifacts: list[bytes]
+    limits: BroadcastLimits
+    processor: str
+
+
 def play_apart(request: bytes) -> bytes:
-    asked = json.loads(request)
-    plan = compile_canonical(base64.b64decode(asked["job"]))
-    graphs = [base64.b64decode(one) for one in asked["artifacts"]]
-    plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), graphs))
-    brokers = tuple(BrokerUse(**one) for one in asked["limits"].pop("brokers"))
-    limits = BroadcastLimits(**asked["limits"], brokers=brokers)
-    _Rehearsal(plan, limits, True, asked["processor"]).play()
+    asked = msgspec.msgpack.decode(request, type=_Asked)
+    plan = compile_canonical(asked.job)
+    plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), asked.artifacts))
+    _Rehearsal(plan, asked.limits, True, asked.processor).play()
     return b""
 
 

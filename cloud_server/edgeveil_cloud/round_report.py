@@ -12,15 +12,20 @@ does not see anyway: no name, no order of arrival, no time.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeveil.data.anomaly import ALARM_RATE
+from edgeveil.data.schema import without_location
 from edgeveil.errors import JobFailed
 from edgeveil.evaluation.clustering import ClusterScores
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
@@ -55,6 +60,10 @@ def exchange_event(
 ) -> dict[str, Any]:
     """A committed exchange with ε by plan up to it."""
     quote = plan.quote(record.index)
+    beside = (
+        ("collusion", quote.training.plain, "collusion_epsilon"),
+        ("inference_record", quote.inference.plain, "record_epsilon"),
+    )
     names = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
     return {
         "exchange": record.index,
@@ -64,17 +73,9 @@ def exchange_event(
         "epsilon": {
             "training": _finite(quote.training),
             "inference": _finite(quote.inference),
-            **_said_beside(quote.training, quote.inference),
+            **{name: part[key] for name, part, key in beside if key in part},
         },
     }
-
-
-def _said_beside(training: Guarantee, inference: Guarantee) -> dict[str, Any]:
-    parts = (
-        ("collusion", training.plain, "collusion_epsilon"),
-        ("inference_record", inference.plain, "record_epsilon"),
-    )
-    return {name: part[key] for name, part, key in parts if key in part}
 
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
@@ -84,8 +85,7 @@ def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Scores with the noised rows they were made from, at most `SHOWN_ROWS`; None without
-    evaluation."""
+    """Scores with at most `SHOWN_ROWS` of the noised rows they were made from."""
     if scores is None:
         return None
     rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
@@ -122,12 +122,56 @@ def _finite(guarantee: Guarantee) -> float | None:
     return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
 
 
+# --- a released model: the metadata in its ONNX file, and the file of its weights ---
+
+STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
+
+
+def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Entries of the model of a completed job; what is no plain text is JSON.
+
+    `edgeveil.privacy` has both guarantees with δ, unit and status; `edgeveil.federated` the
+    single numbers of the last exchange on the devices' own records.
+    """
+    job = plan.job
+    told: dict[str, Any] = {
+        "input_shape": list(job.data.input_shape),
+        "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
+    }
+    if federated:
+        told["federated"] = {
+            key: value
+            for key, value in federated.items()
+            if isinstance(value, int | float) or key == "leading"
+        }
+        if "threshold" in federated:
+            told[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
+    if job.measure == ACCURACY:
+        told["labels"] = [str(label) for label in range(job.data.classes)]
+    found = {
+        "edgeveil.version": metadata.version("edgeveil"),
+        "edgeveil.job": job.job,
+        "edgeveil.job_sha256": job.digest().hex(),
+        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in told.items()},
+        **plan.model_metadata,  # names in place of numbers
+    }
+    return {key: without_location(text) for key, text in found.items()}
+
+
+def weights_file(plan: Plan, weights: Tensors) -> bytes:
+    """The graph's weights as safetensors: of a `model` a state_dict of PyTorch, dense weights
+    (out, in); of a head as the graph takes them."""
+    network = plan.setting.network
+    if network is None:
+        return pack_tensors(weights)
+    return pack_tensors(network.saved(weights), STATE_DICT)
+
+
 # --- recordings ---
 
 
 class Recorder:
-    """Writes one job into `folder`: the one that began last, whose first exchange clears what
-    was there."""
+    """Writes the job that began last into `folder`; its first exchange clears what was there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -26,8 +26,7 @@ from edgeveil.jobs.job import Priority
 from edgeveil.protocol.cloud import RosterMark
 from edgeveil.protocol.cloud_reasons import STALE_ROSTER
 from edgeveil_cloud import store_tables as tables
-from edgeveil_cloud.database import MEMORY, Database, forget_old_pages, transaction
-from edgeveil_cloud.migrate import migrate
+from edgeveil_cloud.database import MEMORY, Database, forget_old_pages, migrate, transaction
 from edgeveil_cloud.rollout_store import RolloutStore
 from edgeveil_cloud.store_tables import (
     ENDED,
@@ -118,8 +117,7 @@ class Store:
 
     @transaction
     def next_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
-        """The jobs to work on: those that run, then those queued, the most urgent first, of equally
-        urgent ones the oldest."""
+        """Running jobs, then queued ones: the most urgent first, of equally urgent the oldest."""
         table = tables.jobs
         urgency = sa.case({"high": 0, "normal": 1}, value=table.c.priority, else_=2)
         query = (
@@ -130,15 +128,11 @@ class Store:
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
-    def paused_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
-        table = tables.jobs
-        query = sa.select(table).where(table.c.status == "paused").order_by(table.c.number)
+    def jobs(self, db: sa.Connection, status: Status | None = None) -> tuple[JobEntry, ...]:
+        """All jobs, or those of a status, oldest first."""
+        query = sa.select(tables.jobs).order_by(tables.jobs.c.number)
+        query = query if status is None else query.where(tables.jobs.c.status == status)
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
-
-    @transaction
-    def jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
-        rows = db.execute(sa.select(tables.jobs).order_by(tables.jobs.c.number)).mappings()
-        return tuple(_entry_of(row) for row in rows)
 
     @transaction
     def job_names(self, db: sa.Connection) -> tuple[str, ...]:
@@ -283,10 +277,8 @@ class Store:
     def events_after(
         self, db: sa.Connection, seq: int, job: str | None = None, limit: int = 1000
     ) -> tuple[StoredEvent, ...]:
-        """Up to `limit` events with a larger number than `seq`, of one job or of all.
-
-        Of a job the newest `EVENTS_KEPT` are kept.
-        """
+        """Up to `limit` events numbered above `seq`, of one job (its newest `EVENTS_KEPT`) or
+        all."""
         table = tables.events
         query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
         if job is not None:
@@ -351,8 +343,7 @@ class Store:
 
     @transaction
     def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
-        """The first attempt at an exchange whose key was not made yet, from 1; or that whose sums
-        are kept, as there is no other after it."""
+        """The first attempt without a key, from 1; or that whose sums are kept: the last one."""
         of_it, kept, keys = {"job": job, "exchange": exchange}, tables.unmaskings, tables.round_keys
         summed = db.scalar(sa.select(kept.c.attempt).filter_by(**of_it))
         if summed is not None:
@@ -370,8 +361,7 @@ class Store:
         batch_digest: bytes,
         cell: str = "",
     ) -> BatchOpening | None:
-        """Note a cell's batch before it is opened, and return what opens it; None where a
-        committed exchange has absorbed it."""
+        """Note a batch before it is opened, and return what opens it; None once it was absorbed."""
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
         secret = _round_keys(db, job, exchange, attempt).get(cell)

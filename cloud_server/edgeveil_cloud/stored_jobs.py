@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.protocol.tensors import tensor_views
-from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ class StoredJobs:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names: dict[bytes, str] = {}  # wire id -> id
-        self._weights: dict[bytes, float] = {}
         self._plan_of = lru_cache(maxsize=8)(self._made)
         self._graph_of = lru_cache(maxsize=8)(lambda canonical: self._plan_of(canonical).graph())
 
@@ -44,15 +42,6 @@ class StoredJobs:
 
     def entry(self, job_id: bytes) -> JobEntry:
         return self._store.job(self.name(job_id))
-
-    def weight(self, job_id: bytes) -> float:
-        """Share of the cloud's time; from any thread."""
-        if job_id not in self._weights:
-            try:
-                self._weights[job_id] = WEIGHTS[self.entry(job_id).priority]
-            except EdgeVeilError:
-                return WEIGHTS["normal"]
-        return self._weights[job_id]
 
     def plan(self, entry: JobEntry) -> Plan:
         """The plan of a stored job; raises ProtocolError for bytes that are none."""
@@ -94,10 +83,7 @@ class StateWhenAsked(Mapping[str, Array]):
 
 
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
-    """The method's state after a commit, to be read alone; None: before the first.
-
-    Raises DataError where the weights that it begins with are not here any more.
-    """
+    """The state after a commit (None: before the first). Raises DataError without its weights."""
     if last is not None:
         return tensor_views(last.state)
     plan.check_artifacts()

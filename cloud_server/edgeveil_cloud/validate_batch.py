@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -79,10 +79,7 @@ Result = TypeVar("Result")
 
 
 class SpooledBatch:
-    """One batch in a file without a name: it is gone with the process, or with its last reader.
-
-    An `edgeveil.protocol.transfer.Data`: only what is sliced is read.
-    """
+    """One batch in a file without a name, a `Data`: gone with the process or its last reader."""
 
     def __init__(self, digest: bytes, folder: Path | None) -> None:
         self.digest = digest
@@ -210,10 +207,7 @@ class Reader:
         return max(1, often, min(_LEAST_ADDED, -(-count // workers.count)))
 
     def run(self, slices: Sequence[Slice[Result]], take: Callable[[int, Result], None]) -> None:
-        """Open all of them; `take` gets each one's number and result, in any order.
-
-        Raises ComputeError.
-        """
+        """Open all; `take` gets each one's number and result, in any order. Raises ComputeError."""
         if len(slices) > 1 and self.workers is not None and isinstance(self.data, BatchFile):
             self.workers.run(self.opening, self.data, slices, take)
             return
@@ -255,8 +249,7 @@ class PlainGroup:
         return OpenedSegments([one for part in found for one in part], total)
 
     def likely_grids(self, offsets: Sequence[int]) -> Grids | None:
-        """On which a sum of all these is likely to be exact, by a look at the first ones; the
-        grids of a mean are known when all were opened."""
+        """Grids on which a sum of all is likely to be exact, by a look at the first ones."""
         if np.issubdtype(np.dtype(self.spec.dtype), np.integer):
             return None
         looked_at = (self.opener.looked_at(offset)[0].largest for offset in offsets[:_LOOKED_AT])
@@ -314,14 +307,9 @@ class GroupArrays(Sequence[Array]):
     def __iter__(self) -> Iterator[Array]:
         return map(self._array, self._found)
 
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> GroupArrays: ...
-    def __getitem__(self, index: int | slice) -> Array | GroupArrays:
-        if isinstance(index, slice):
-            return GroupArrays(self._group, self._found[index])
-        return self._array(self._found[index])
+    def __getitem__(self, index: Any) -> Any:
+        found = self._found[index]
+        return list(map(self._array, found)) if isinstance(index, slice) else self._array(found)
 
     def _array(self, found: ValidSegment) -> Array:
         return self._opener.again(found.offset) if found.array is None else found.array
@@ -357,18 +345,9 @@ class JoinedArrays(Sequence[Array]):
     def __iter__(self) -> Iterator[Array]:
         return chain.from_iterable(self._parts)
 
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Array]: ...
-    def __getitem__(self, index: int | slice) -> Array | Sequence[Array]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            start, stop, _ = index.indices(len(self))
-            found, begin = [], 0
-            for part in self._parts:
-                found.append(part[max(0, start - begin) : max(0, stop - begin)])
-                begin += len(part)
-            return JoinedArrays(found)
+            return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         for part in self._parts:
             if place < len(part):
@@ -459,8 +438,7 @@ def validate_batch(
 
 
 def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
-    """Whether a segment's mean over all uploads is all that is asked for: by the job's rule, or in
-    an exchange for which its rule is not defined."""
+    """Whether a segment's mean over all uploads is all that the job's rule asks for."""
     return spec.name != SOFTMAX and (looks_at_none(context) or not under_rule(context))
 
 
@@ -641,17 +619,13 @@ def _valid(
             refused[one.refused] += 1
         else:
             valid.append(ValidSegment(offset, name, one.norm, one.largest, one.array))
-    usual = _of_usual_size(valid, refused)
-    return usual, opened.total if len(usual) == len(valid) else None
-
-
-def _of_usual_size(found: list[ValidSegment], refused: Counter[str]) -> list[ValidSegment]:
-    """Drop arrays whose norm is far above the group's median: no honest noise reaches there."""
-    limit = norm_limit([one.norm for one in found])
-    kept = [one for one in found if one.norm <= limit]
-    if len(kept) < len(found):
-        refused["norm"] += len(found) - len(kept)
-    return kept
+    # No honest noise reaches a norm far above the group's median.
+    limit = norm_limit([one.norm for one in valid])
+    usual = [one for one in valid if one.norm <= limit]
+    if len(usual) == len(valid):
+        return usual, opened.total
+    refused["norm"] += len(valid) - len(usual)
+    return usual, None
 
 
 def norm_limit(norms: Sequence[float]) -> float:
@@ -711,8 +685,7 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
     def sums(
         self, context: RoundContext, masks: bytes, secret: RoundSecret
     ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
-        """Number of uploads and exact sums, in the segments' shapes, of each set. Raises
-        ProtocolError `wrong_mask_sums`."""
+        """Uploads and exact sums of each set. Raises ProtocolError `wrong_mask_sums`."""
         vectors = masked_vectors(self.batch.at, context.groups, context.masked)
         check = RoundCheck.of(self.batch.at, secret.membership, disclosed=secret.checked)
         shapes = {spec.name: spec.shape for spec in context.segments}

@@ -318,9 +318,7 @@ class Job(Block):
     )
     """Who gets the final model first."""
     priority: Priority = Field(default="normal", exclude=True)
-    """Which of several jobs the cloud starts first, and whose work it does more of: a `high` one
-    has twice the share of a `normal` one, that twice the share of a `low` one. Devices hear nothing
-    of it."""
+    """Which of several queued jobs the cloud starts first. Devices hear nothing of it."""
 
     @model_validator(mode="after")
     def _scaled_by_schema(self) -> Self:

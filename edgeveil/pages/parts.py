@@ -161,15 +161,6 @@ def scatter(label: str, panels: Sequence[Json], limits: Sequence[tuple[float, fl
     return {"kind": "scatter", "label": label, **shown}
 
 
-def gantt(
-    label: str, steps: Sequence[tuple[str, str]], rows: Sequence[Json], *, whole: bool
-) -> Json:
-    """Bars in time, a row each: {name, start_s, begun_s, parts_s}, a part for each of `steps`
-    (name, colour). `whole`: nothing between them was cut out, so that there is a time axis."""
-    kinds = [{"name": name, "colour": colour} for name, colour in steps]
-    return {"kind": "gantt", "label": label, "steps": kinds, "rows": list(rows), "whole": whole}
-
-
 def events(rows: Sequence[Json], before: int) -> Json:
     """{time, text, tone}, newest first; `before`: how many older ones are not among them."""
     return {"kind": "events", "label": "Events", "rows": list(rows), "before": before}

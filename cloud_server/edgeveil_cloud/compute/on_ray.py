@@ -85,8 +85,7 @@ def _task(own: str) -> Callable[..., object]:
 
 
 class RayTasks:
-    """The cluster, as far as the cloud needs it. Raises UsageError as `join_cluster` does, or where
-    the first machine that answers has another EdgeVeil."""
+    """The cluster. Raises UsageError as `join_cluster`, or for another EdgeVeil there."""
 
     def __init__(self, count: int, address: str | None) -> None:
         self._ray = join_cluster(address, "cloud.compute", count)

@@ -125,8 +125,7 @@ class WorkerProcesses:
         return [one.process.pid for one in self._there]
 
     def start(self) -> None:
-        """Start them ahead of the first slice. Raises UsageError where they cannot work, and
-        ClusterAway where they may later."""
+        """Start them ahead. Raises UsageError, or ClusterAway where they may work later."""
         with self._turn:
             self._start()
 
@@ -157,10 +156,8 @@ class WorkerProcesses:
             self._end()
 
     def started(self) -> Sequence[_Process]:
-        """All of them, those that are missing newly started; waits for a cluster that is away.
-
-        Raises ComputeError.
-        """
+        """All, the missing ones newly started; waits for a cluster that is away. Raises
+        ComputeError."""
         begun_s, pause_s, told = time.monotonic(), 0.5, False
         while True:
             if self._stopping.is_set():

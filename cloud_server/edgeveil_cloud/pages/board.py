@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from edgeveil_cloud.job_history import JobHistory
@@ -183,13 +182,6 @@ class JobViews:
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
-        self._loaded: asyncio.Task[object] | None = None
-
-    def begin(self) -> None:
-        """Load ahead what the first job's page would wait a second for."""
-        if self._loaded is None:
-            load = asyncio.to_thread(import_module, "scipy.special")
-            self._loaded = asyncio.create_task(load)
 
     async def view(self, job: str, room: tuple[int, int]) -> bytes:
         """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0

@@ -1,71 +1,28 @@
-"""The files of the cloud's pages, its own and those that all share, by names with a digest."""
+"""The files that the cloud's pages are made of."""
 
 from __future__ import annotations
 
-import hashlib
 import html
 import re
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from collections.abc import Mapping
 
-from edgeveil.pages.assets import asset, content_type
+from edgeveil.pages.assets import asset
 
-_OWN = ("cloud.css", "cloud.js", "jobs.js", "submit.js", "fleet.js", "start.js")
-_SHARED = (
-    *("base.css", "charts.css", "uPlot.min.css"),
-    *("base.js", "charts.js", "job_view.js", "uPlot.iife.min.js"),
-)
-NAMES = frozenset({*_OWN, *_SHARED})
-_DIGEST = re.compile(r"(?P<digest>[0-9a-f]{16})-(?P<name>[\w.]+)")
-_PLACE = re.compile(r"\{\{(\w+):([\w.]+)\}\}|\{\{(\w+)\}\}")
-
-
-@dataclass(frozen=True)
-class PageFile:
-    """One file; `for_long`: its name says its content, so a browser may keep it."""
-
-    content: bytes
-    content_type: str
-    for_long: bool
-
-
-def asset_of(name: str) -> PageFile | None:
-    """The file that a page loads as `/pages/NAME`; None where there is none."""
-    named = _DIGEST.fullmatch(name)
-    plain = named["name"] if named else name
-    if plain not in NAMES:
-        return None
-    if named and named["digest"] != _digest(plain):
-        return None  # of another version
-    return PageFile(_content(plain), content_type(plain), for_long=named is not None)
+_OWN, _SHARED = "edgeveil_cloud.pages", "edgeveil.pages"
+NAMES: Mapping[str, str] = {  # that a page loads as `/pages/NAME`, and the package that has them
+    **dict.fromkeys(
+        ("cloud.css", "cloud.js", "jobs.js", "submit.js", "fleet.js", "start.js"), _OWN
+    ),
+    **dict.fromkeys(("base.css", "charts.css", "uPlot.min.css", "base.js", "charts.js"), _SHARED),
+    **dict.fromkeys(("job_view.js", "uPlot.iife.min.js"), _SHARED),
+}
 
 
 def page(name: str, **values: str) -> str:
-    """An HTML file with its places filled: `{{file:NAME}}` by an address, `{{value}}` by text."""
-
-    def filled(place: re.Match[str]) -> str:
-        if place[1]:
-            return f"/pages/{_digest(place[2])}-{place[2]}"
-        return html.escape(values[place[3]])
-
-    return _PLACE.sub(filled, text(name))
+    """An HTML file with each `{{value}}` filled by text."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: html.escape(values[place[1]]), text(name))
 
 
-@cache
 def text(name: str) -> str:
-    return _own(name).decode("utf-8")
-
-
-@cache
-def _content(name: str) -> bytes:
-    return asset(name) if name in _SHARED else _own(name)
-
-
-@cache
-def _digest(name: str) -> str:
-    return hashlib.sha256(_content(name)).hexdigest()[:16]
-
-
-def _own(name: str) -> bytes:
-    return (resources.files("edgeveil_cloud.pages") / "static" / name).read_bytes()
+    """A file of the cloud's own pages."""
+    return asset(name, _OWN).decode("utf-8")

@@ -49,8 +49,7 @@ class CloudFacts:
         return {"free": whole.free, "total": whole.total, "own": own}
 
     def endings(self) -> list[dict[str, Any]]:
-        """When certificates of this process and the trust metadata end. It reads files: in a
-        thread."""
+        """When certificates and trust metadata end. It reads files: in a thread."""
         found = [_certificate(what, path) for what, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
         found += [{"what": f"trust: {one}", "ends_at": at.timestamp()} for one, at in trust.items()]

@@ -2,7 +2,7 @@
 
     GET  /                          the page, or the log-in
     POST /login, /logout            a token for a cookie, and its end
-    GET  /pages/NAME                files of the pages; with a digest in the name kept for a year
+    GET  /pages/NAME                files of the pages
     GET  /v1/page/me                what the asker may do
     GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
     GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from edgeveil.errors import ConfigError
+from edgeveil.pages.assets import asset, content_type
 from edgeveil.transport.http import EventStream, HttpError, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
 from edgeveil_cloud.job_view import job_text
@@ -108,11 +109,10 @@ class PageRoutes:
         return Response.of_json({}, headers={"Set-Cookie": self._guard.log_out(request)})
 
     async def file(self, request: Request) -> Response:
-        found = files.asset_of(request.parameters["name"])
-        if found is None:
+        name = request.parameters["name"]
+        if name not in files.NAMES:
             raise HttpError(404)
-        keep = "public, max-age=31536000, immutable" if found.for_long else "no-cache"
-        return Response(found.content, found.content_type, headers={"Cache-Control": keep})
+        return Response(asset(name, files.NAMES[name]), content_type(name))
 
     # --- reading ---
 
@@ -123,7 +123,6 @@ class PageRoutes:
 
     async def stream(self, request: Request) -> EventStream:
         """All rows first, then those that change, until either side hangs up."""
-        self._views.begin()
         return EventStream(self._rows(request))
 
     async def _rows(self, request: Request) -> AsyncGenerator[bytes, None]:

@@ -210,41 +210,6 @@
       }));
   }, (part) => [["", "value"], part.rows.map((one) => [one[0], one[2]]), { caption: part.label, text: [0] }]);
 
-  const gantt = (first) => drawn(first, (part, width) => {
-    const row = part.rows.length > 20 ? 16 : 22, left = widest(part.rows.map((one) => one.name)), foot = part.whole ? 24 : 4, head = 4;
-    const sum = (one) => one.parts_s.reduce((a, b) => a + b, 0);
-    const end = Math.max(...part.rows.map((one) => one.start_s + sum(one)), 1e-9), scale = (width - left - 24) / end;
-    const height = head + row * part.rows.length + foot, every = Math.ceil(14 / row);
-    const marks = part.rows.map((one, k) => {
-      let x = left + one.start_s * scale;
-      const y = head + k * row;
-      return [k % every ? null : words(0, y + row / 2 + 4, cut(one.name, left - 6)),
-        part.steps.map((step, n) => {
-          const long = one.parts_s[n] * scale, from = x;
-          x += long;
-          return long <= 0 ? null : titled("rect", { x: from, y: y + 2, width: Math.max(0.5, long), height: row - 4, fill: paint(step.colour) },
-            `${one.name}: ${step.name} ${ev.seconds(one.parts_s[n])}, begun ${ev.seconds(one.begun_s)} after the first`);
-        })];
-    });
-    const ticks = part.whole ? steps(end, Math.max(2, Math.floor((width - left) / 90))).map((t) => {
-      const x = left + t * scale;
-      return [ev.svg("line", { x1: x, x2: x, y1: 0, y2: height - foot, stroke: "var(--line)" }),
-        words(x, height - 7, t ? ev.seconds(t) : "0", { class: "soft", "text-anchor": t ? "middle" : "start" })];
-    }) : null;
-    const said = `${part.label}: ${part.rows.length} exchanges; each one's seconds are in the table`;
-    return [ev.el("ul", { class: "legend" }, part.steps.map((one) => ev.el("li", {}, swatch(one), one.name))),
-      drawing(width, height, said, ticks, marks),
-      part.whole ? null : ev.el("p", { class: "soft small" }, "Idle times longer than the longest exchange are cut short.")];
-  }, (part) => [["exchange", ...part.steps.map((one) => one.name), "begun after"],
-    part.rows.map((one) => [one.name, ...one.parts_s.map(ev.seconds), ev.seconds(one.begun_s)]), { caption: part.label, text: [0] }]);
-
-  // Round numbers from 0 to `end`, about `count` of them.
-  function steps(end, count) {
-    const raw = end / count, ten = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((k) => k * ten).find((k) => k >= raw);
-    return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, k) => k * step);
-  }
-
   const heat = (first) => drawn(first, (part, width) => {
     const columns = part.columns.length, rows = part.rows.length, top = part.top.length ? 64 : 0;
     const left = Math.max(26, widest(part.rows) - 6) + 16, foot = 40, few = rows * columns <= 400;
@@ -292,5 +257,5 @@
     return [...counts].sort((a, b) => a[0] - b[0]).map(([label, count]) => [panel.title, label < 0 ? "not used" : label, count]);
   }), { caption: part.label, text: [0, 1] }]);
 
-  ev.charts = { lines, bars, gantt, heat, scatter };
+  ev.charts = { lines, bars, heat, scatter };
 })(EdgeVeil);

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from played import in_loop
 from round_kit import job, public_keys
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, RepeatEnd, RosterMark
+from edgeveil.protocol.cloud import CloudMachine, RosterMark
 from edgeveil.protocol.cloud_job import CloudState, JobCourse
 from edgeveil.protocol.cloud_reasons import DISK, EDGE_LINK, OWN_LINK, SILENT, STORE
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
@@ -26,7 +28,7 @@ from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway, StoreError, UnknownJob
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
 
 YAML = """
@@ -78,19 +80,17 @@ class Cloud:
         wanted = wanted or job()
         return self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest()).id
 
-    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        async def body() -> None:
-            tasks = [asyncio.create_task(t) for t in (self.control.run(), self.runtime.run())]
-            try:
-                async with asyncio.timeout(20):
-                    await scene()
-                    assert not any(task.done() for task in tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-
-        asyncio.run(body())
+    @asynccontextmanager
+    async def plays(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(t) for t in (self.control.run(), self.runtime.run())]
+        try:
+            async with asyncio.timeout(20):
+                yield
+                assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -126,6 +126,11 @@ def store(tmp_path: Path) -> Store:
     return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
 
 
+@pytest.fixture
+def cloud(store: Store) -> Cloud:
+    return Cloud(store)
+
+
 def commit(cloud: Cloud, entry: str, index: int) -> None:
     plan = cloud.host.jobs.plan(cloud.store.job(entry))
     exchange = plan.exchange(index)
@@ -136,8 +141,7 @@ def commit(cloud: Cloud, entry: str, index: int) -> None:
 # --- submitting -------------------------------------------------------------------------------
 
 
-def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(store: Store) -> None:
-    cloud = Cloud(store)
+def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(cloud: Cloud) -> None:
     entry = cloud.store.job(cloud.control.submit(YAML))
     assert (entry.name, entry.status) == ("queued", "queued")
     assert Job.from_canonical(entry.canonical).rounds == 2
@@ -147,8 +151,8 @@ def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(store: Store) ->
     assert len(cloud.store.jobs()) == 1
 
 
-def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_the_status_counts_and_names_the_running_job(cloud: Cloud) -> None:
     first, _ = cloud.submit(), cloud.submit()
     status = dict(cloud.control.status())
     assert status.pop("time_s") > 0
@@ -163,8 +167,7 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
         "paused": 0,
         "refused": {},
     }
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(
             lambda: cloud.runs(first) and cloud.course().state is CloudState.ANNOUNCING
         )
@@ -174,17 +177,14 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
         one = {"job": first, "state": "announcing", "round": 1, "attempt": 1}
         assert said["jobs"] == [one]
 
-    cloud.play(scene)
-
 
 # --- one after the other ----------------------------------------------------------------------
 
 
-def test_jobs_run_in_the_order_they_came(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_jobs_run_in_the_order_they_came(cloud: Cloud) -> None:
     first, second = cloud.submit(), cloud.submit()
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(first))
         assert cloud.status(second) == "queued"
         cloud.control.cancel(first)
@@ -194,86 +194,49 @@ def test_jobs_run_in_the_order_they_came(store: Store) -> None:
         await cloud.until(lambda: cloud.status(second) == "cancelled")
         third = cloud.control.submit(YAML)
         await cloud.until(lambda: cloud.runs(third))
-
-    cloud.play(scene)
     ends = dict.fromkeys(close.job_id for close in cloud.closed())
     assert list(ends) == [wire_id(first), wire_id(second)]
     assert {close.status for close in cloud.closed()} == {"cancelled"}
 
 
-def test_a_job_is_started_once_however_often_the_queue_is_looked_at(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_job_is_started_once_however_often_the_queue_is_looked_at(cloud: Cloud) -> None:
     first = cloud.submit()
-
-    async def scene() -> None:
-        looking = asyncio.create_task(cloud.control.run())  # and the machine is busy elsewhere
-        await cloud.until(lambda: cloud.status(first) == "running")
-        await cloud.looked_again()
-        looking.cancel()
-        await asyncio.wait([looking])
-        assert cloud.runtime._events.qsize() == 1
-
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    looking = asyncio.create_task(cloud.control.run())  # and the machine is busy elsewhere
+    await cloud.until(lambda: cloud.status(first) == "running")
+    await cloud.looked_again()
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert cloud.runtime._events.qsize() == 1
     assert cloud.types(first).count("job_running") == 1
 
 
-def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(cloud: Cloud) -> None:
     first = cloud.submit()
-
-    async def scene() -> None:
-        looking = asyncio.create_task(cloud.control.run())
-        await cloud.until(lambda: cloud.status(first) == "running")
-        cloud.control.cancel(first)
-        machine = asyncio.create_task(cloud.runtime.run())
-        await cloud.until(lambda: cloud.status(first) == "cancelled")
-        await cloud.until(cloud.closed)
-        for task in (looking, machine):
-            task.cancel()
-        await asyncio.wait([looking, machine])
-
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    looking = asyncio.create_task(cloud.control.run())
+    await cloud.until(lambda: cloud.status(first) == "running")
+    cloud.control.cancel(first)
+    machine = asyncio.create_task(cloud.runtime.run())
+    await cloud.until(lambda: cloud.status(first) == "cancelled")
+    await cloud.until(cloud.closed)
+    for task in (looking, machine):
+        task.cancel()
+    await asyncio.wait([looking, machine])
     assert not cloud.machine.courses
-
-
-def test_a_queued_job_is_cancelled_without_touching_the_running_one(store: Store) -> None:
-    cloud = Cloud(store)
-    first, second = cloud.submit(), cloud.submit()
-
-    async def scene() -> None:
-        await cloud.until(lambda: cloud.runs(first))
-        cloud.control.cancel(second)
-        assert cloud.status(second) == "cancelled"
-        await cloud.looked_again()
-        cloud.runtime.post(fx.Command(RepeatEnd(bytes(16), "failed")))  # heard after all before
-        await cloud.until(cloud.closed)
-        assert cloud.runs(first)
-
-    cloud.play(scene)
-    assert cloud.closed() == [Close(bytes(16), "failed")]
-
-
-def test_what_is_over_or_unknown_cannot_be_cancelled(store: Store) -> None:
-    cloud = Cloud(store)
-    entry = cloud.submit()
-    cloud.control.cancel(entry)
-    with pytest.raises(StoreError):
-        cloud.control.cancel(entry)
-    with pytest.raises(UnknownJob):
-        cloud.control.cancel("none")
 
 
 # --- beside each other ---
 
 
-def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> None:
+@in_loop
+async def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> None:
     cloud = Cloud(store, running=2)
     low, normal, high = (
         store.submit_job(p, job().canonical(), job().digest(), priority=p).id  # type: ignore[arg-type]
         for p in ("low", "normal", "high")
     )
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(high) and cloud.runs(normal))
         await cloud.looked_again()
         assert cloud.status(low) == "queued" and len(cloud.control.status()["jobs"]) == 2
@@ -281,35 +244,29 @@ def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> None:
         await cloud.until(lambda: cloud.runs(low))
         assert cloud.runs(normal)
 
-    cloud.play(scene)
 
-
-def test_a_job_that_waits_for_devices_holds_up_none_behind_it(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_job_that_waits_for_devices_holds_up_none_behind_it(cloud: Cloud) -> None:
     large, small = cloud.submit(job(selection={"devices": 5})), cloud.submit()
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(small))
         assert cloud.status(large) == "queued"
-
-    cloud.play(scene)
     assert "job_waiting" in cloud.types(large)
 
 
-def test_all_that_ran_when_the_process_ended_go_on(store: Store) -> None:
+@in_loop
+async def test_all_that_ran_when_the_process_ended_go_on(store: Store) -> None:
     entries = [Cloud(store).submit() for _ in range(3)]
     for entry in entries:
         store.set_status(entry, "running")
     again = Cloud(store, devices=0)
-
-    async def scene() -> None:
+    async with again.plays():
         await again.until(lambda: all(map(again.runs, entries)))
 
-    again.play(scene)
 
-
-def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store: Store) -> None:
-    cloud = Cloud(store)
+def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(
+    store: Store, cloud: Cloud
+) -> None:
     urgent = store.job(cloud.control.submit(YAML + "priority: high\n"))
     usual = store.job(cloud.control.submit(YAML))
     assert (urgent.priority, usual.priority) == ("high", "normal")
@@ -333,37 +290,33 @@ def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store
         },
     ],
 )
-def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
-    store: Store, changes: dict[str, Any]
+@in_loop
+async def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
+    store: Store, cloud: Cloud, changes: dict[str, Any]
 ) -> None:
-    cloud = Cloud(store)
     entry = cloud.submit(job(**changes))
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: "job_waiting" in cloud.types(entry))
         await cloud.looked_again()
         assert cloud.types(entry).count("job_waiting") == 1
         assert cloud.status(entry) == "queued"
         store.set_enrolled([*store.enrolled(), *public_keys(1)])
         await cloud.until(lambda: cloud.runs(entry))
-
-    cloud.play(scene)
     waiting = [e for e in store.events_after(0, entry) if e.type == "job_waiting"]
     assert [dict(event.data) for event in waiting] == [{"enrolled": 4, "wanted": 5}]
 
 
-def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(
+    store: Store, cloud: Cloud
+) -> None:
     entry = cloud.submit(job(selection={"devices": 5}))
     store.set_status(entry, "running")
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: "job_waiting" in cloud.types(entry))
         cloud.control.cancel(entry)
         assert cloud.status(entry) == "cancelled"
         await cloud.until(cloud.closed)
-
-    cloud.play(scene)
     assert cloud.closed()[0] == Close(wire_id(entry), "cancelled")
 
 
@@ -378,11 +331,12 @@ def pause(cloud: Cloud, entry: str) -> None:
             cloud.host.store(effect.item)
 
 
-def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(
+    store: Store, cloud: Cloud
+) -> None:
     first, second = cloud.submit(), cloud.submit()
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(first))
         pause(cloud, first)
         assert cloud.status(first) == "paused"
@@ -394,49 +348,29 @@ def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store: Store) -
         cloud.control.cancel(second)
         await cloud.until(lambda: cloud.runs(first))
         await cloud.until(cloud.closed)  # sent after the step that said so
-
-    cloud.play(scene)
     assert cloud.types(first)[-1] != "job_paused"
     assert {close.job_id for close in cloud.closed()} == {wire_id(second)}
 
 
-def test_a_job_that_was_given_last_can_be_resumed_too(store: Store) -> None:
-    cloud = Cloud(store)
-    entry = cloud.submit()
-
-    async def scene() -> None:
-        for attempt in (1, 2, 3):
-            store.put_round_key(entry, 1, attempt, bytes(64))
-            await cloud.until(lambda: cloud.runs(entry))
-            pause(cloud, entry)
-            cloud.control.resume(entry)
-        await cloud.until(lambda: cloud.runs(entry))
-        assert cloud.course().attempt == 4
-
-    cloud.play(scene)
-    assert cloud.types(entry).count("job_resumed") == 3
-
-
-def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_paused_job_stays_so_over_a_restart(store: Store, cloud: Cloud) -> None:
     entry = cloud.submit()
     store.set_status(entry, "running")
     store.set_status(entry, "paused", "no device answered")
     again = Cloud(store)
-
-    async def scene() -> None:
+    async with again.plays():
         await again.looked_again()
         assert store.job(entry).status == "paused"
         assert not again.machine.courses
         again.control.resume(entry)
         await again.until(lambda: again.runs(entry))
-
-    again.play(scene)
     assert again.closed() == []
 
 
-def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(
+    store: Store, cloud: Cloud
+) -> None:
     entries = [cloud.submit(), cloud.submit()]
     for entry in entries:
         store.set_status(entry, "running")
@@ -444,100 +378,71 @@ def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(store: Store
     store.resume(entries[1])
     for entry in entries:
         cloud.control.cancel(entry)
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: len(cloud.closed()) >= 2)
-
-    cloud.play(scene)
     told = {(close.job_id, close.status) for close in cloud.closed()}
     assert told == {(wire_id(entry), "cancelled") for entry in entries}
 
 
-def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(cloud: Cloud) -> None:
     entry = cloud.submit()
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(entry))
         cloud.control.cancel(entry)  # the machine has not heard of it when it pauses
         pause(cloud, entry)
         await cloud.until(lambda: cloud.status(entry) == "cancelled")
         await cloud.until(cloud.closed)
 
-    cloud.play(scene)
-
-
-def test_only_a_paused_job_is_resumed(store: Store) -> None:
-    cloud = Cloud(store)
-    with pytest.raises(StoreError, match="only a paused one"):
-        cloud.control.resume(cloud.submit())
-    with pytest.raises(UnknownJob):
-        cloud.control.resume("none")
-
 
 # --- resuming ---------------------------------------------------------------------------------
 
 
-def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
+@in_loop
+async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
     store: Store,
+    cloud: Cloud,
 ) -> None:
-    cloud = Cloud(store)
     entry, waiting = cloud.submit(), cloud.submit()
     store.set_status(entry, "running")
     commit(cloud, entry, 1)
     for attempt in (1, 2):
         store.put_round_key(entry, 2, attempt, bytes([attempt]) * 64)
     again = Cloud(store, devices=0)
-
-    async def scene() -> None:
+    async with again.plays():
         await again.until(lambda: again.runs(entry))
-
-    again.play(scene)
     start = again.course().start
     assert (start.exchange, start.attempt, start.exchanges) == (2, 3, 4)
     assert again.status(waiting) == "queued"
 
 
-def test_a_job_whose_rounds_are_all_committed_lacks_only_its_release(store: Store) -> None:
-    cloud = Cloud(store)
-    entry = cloud.submit()
-    store.set_status(entry, "running")
-    for index in (1, 2, 3, 4):
-        commit(cloud, entry, index)
-    start = cloud.control._start(store.job(entry))
-    assert (start.exchange, start.attempt, start.exchanges) == (5, 1, 4)
-
-
-def test_the_ends_of_jobs_are_told_again(store: Store) -> None:
+@in_loop
+async def test_the_ends_of_jobs_are_told_again(store: Store) -> None:
     first = Cloud(store)
     entries = [first.submit(), first.submit()]
     for entry, status in zip(entries, ("failed", "cancelled"), strict=True):
         store.set_status(entry, status)  # type: ignore[arg-type]
     again = Cloud(store)
-
-    async def scene() -> None:
+    async with again.plays():
         await again.until(lambda: len(again.closed()) >= 2)
-
-    again.play(scene)
     told = {(close.job_id, close.status) for close in again.closed()}
     assert told == {(wire_id(entries[0]), "failed"), (wire_id(entries[1]), "cancelled")}
 
 
-def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store, cloud: Cloud) -> None:
     strange = store.submit_job("old", b'{"of": "another version"}', bytes(32)).id
     good = cloud.submit()
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(good))
-
-    cloud.play(scene)
     assert cloud.status(strange) == "failed"
     assert "cannot be read" in store.job(strange).reason
 
 
-def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store: Store) -> None:
-    cloud = Cloud(store)
+@in_loop
+async def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(
+    store: Store, cloud: Cloud
+) -> None:
     entry = cloud.submit()
     perform = cloud.host.perform
 
@@ -546,16 +451,14 @@ def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store: Store
         return perform(task)
 
     cloud.host.perform = lose  # type: ignore[method-assign]
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.status(entry) == "paused")
-
-    cloud.play(scene)
     assert "no device is enrolled" in store.job(entry).reason
 
 
 @pytest.mark.parametrize("reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)"])
-def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
+@in_loop
+async def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
     store: Store, reason: str
 ) -> None:
     cloud, able = Cloud(store, running=4), [False]
@@ -564,8 +467,7 @@ def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
     for entry, why in ((named, reason), (other, "the proxy refused the broadcast: closed_job")):
         cloud.store.set_status(entry, "running")
         cloud.store.set_status(entry, "paused", why)
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.looked_again()
         assert cloud.status(named) == "paused"  # the proxy has said nothing yet
         assert cloud.sent  # and was asked to
@@ -577,8 +479,6 @@ def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
         cloud.control._tried_s.clear()
         await cloud.until(lambda: cloud.runs(named))
         assert cloud.status(other) == "paused"
-
-    cloud.play(scene)
 
 
 @pytest.mark.parametrize("devices", [3, "all"])
@@ -607,57 +507,51 @@ def paused(cloud: Cloud, reason: str, wanted: Job | None = None) -> str:
     return entry
 
 
-def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_enough(
+@in_loop
+async def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_enough(
     store: Store,
 ) -> None:
     cloud = Cloud(store, running=4, cells=("", "north"))
     here, both = paused(cloud, OWN_LINK), paused(cloud, OWN_LINK, job(selection={"devices": 6}))
     store.set_enrolled(set(public_keys(7)[4:]), "north")
     cloud.machine.heard.add("")
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.until(lambda: cloud.runs(here))
         assert cloud.status(both) == "paused"  # the devices of one cell are too few for it
         cloud.machine.heard.add("north")
         cloud.control._tried_s.clear()
         await cloud.until(lambda: cloud.runs(both))
 
-    cloud.play(scene)
 
-
-def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh() -> None:
+@in_loop
+async def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh() -> None:
     store = Store(now_s=lambda: 1000.0)
     cloud = Cloud(store)
     cloud.machine.heard.add("")
     store.take_roster(RosterMark("5e" * 16, 1), 999.0)
     entry = paused(cloud, store.roster_problem())
-
-    async def scene() -> None:
+    async with cloud.plays():
         await cloud.looked_again()
         assert cloud.status(entry) == "paused"
         store.take_roster(RosterMark("5e" * 16, 2), 2000.0)
         cloud.control._tried_s.clear()
         await cloud.until(lambda: cloud.runs(entry))
 
-    cloud.play(scene)
 
-
-def test_a_store_that_still_takes_nothing_leaves_the_job_paused_and_the_cloud_alive(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@in_loop
+async def test_a_store_that_still_takes_nothing_leaves_the_job_paused_and_the_cloud_alive(
+    store: Store, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud = Cloud(store)
     cloud.machine.heard.add("")
     entry = paused(cloud, f"{STORE} (the store failed (disk I/O error))")
 
     def away(_job: str) -> None:
         raise StoreAway("the store failed (disk I/O error)")
 
-    async def scene() -> None:
+    async with cloud.plays():
         with monkeypatch.context() as patched:
             patched.setattr(store, "resume", away)
             await cloud.looked_again()
         assert cloud.status(entry) == "paused"
         cloud.control._tried_s.clear()
         await cloud.until(lambda: cloud.runs(entry))
-
-    cloud.play(scene)

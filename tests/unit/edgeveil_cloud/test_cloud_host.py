@@ -47,7 +47,7 @@ from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
-from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices
+from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.database import _told
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundSecret
@@ -243,22 +243,7 @@ def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
     assert desk.perform("anything") == fx.WorkFailed("unknown task")
 
 
-def test_wire_ids_tell_neither_the_name_nor_each_other(desk: Desk) -> None:
-    assert len(desk.wire) == 16
-    assert wire_id(desk.id + "x") != desk.wire
-
-
 # --- sealing ----------------------------------------------------------------------------------
-
-
-def test_sequences_grow_over_jobs_and_kinds(desk: Desk) -> None:
-    sequences = []
-    for _ in range(2):
-        sealed = desk.perform(SealJob(desk.wire))
-        assert isinstance(sealed, Broadcast)
-        sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
-        desk.id = desk.run(job(job="next"))
-    assert sequences == sorted(set(sequences))
 
 
 def test_sequences_grow_where_the_clock_steps_back(tmp_path: Path) -> None:
@@ -424,19 +409,6 @@ def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk)
     assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
 
 
-def test_a_job_about_records_of_another_form_is_not_tested(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    data = {"source": "bench", "classes": 3, "input_shape": (6,), "nominal_records": 30}
-    desk = Desk(Store(), job(data=data))
-    for index in (1, 2, 3, 4):
-        desk.commit(index)
-    assert [event["accuracy"] for event in desk.events("exchange_committed")] == [None] * 4
-    assert isinstance(desk.perform(SealRelease(desk.wire)), Broadcast)
-    said = [record for record in caplog.records if "does_not_fit" in record.message]
-    assert len(said) == 1
-
-
 def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
     desk = Desk(Store(), job(round={"min_batch": 1}))
     for index in (1, 2):
@@ -518,18 +490,6 @@ def test_a_paused_job_says_what_to_do(desk: Desk, reason: str, step: str) -> Non
     by_a_person &= step != "cancel it and submit it anew"
     assert told.endswith(f"then: edgeveil job resume {desk.id}") == by_a_person
     assert desk.events("job_paused")[0]["reason"] == told
-
-
-def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
-    def few(_task: object) -> object:
-        raise TooFewDevices("no device is enrolled", fix="admit devices at the proxy")
-
-    desk.host._perform = few
-    blocked = desk.host.perform(SealJob(desk.wire))
-    desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
-    assert desk.store.job(desk.id).reason == (
-        "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
-    )
 
 
 @pytest.mark.parametrize(
@@ -617,14 +577,6 @@ def test_stanzas_are_in_buckets_once_every_device_looks_there(knows: int) -> Non
         assert isinstance(asked, Broadcast)
         assert (asked.manifest.buckets > 1) == bool(knows)
         assert asked.manifest.selected == 100
-
-
-def test_a_packet_too_small_for_a_bucket_has_one_area() -> None:
-    desk = Desk(Store())
-    desk.host.store(RosterKept(2, b"".join(public_keys(100)), knows=KNOWS_BUCKETS))
-    asked = desk.perform(SealJob(desk.wire))
-    assert isinstance(asked, Broadcast)
-    assert asked.manifest.buckets == 1
 
 
 def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay() -> None:

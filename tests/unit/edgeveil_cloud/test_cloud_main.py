@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import BrokerError, SystemFault, UsageError
+from edgeveil.errors import BrokerError, SystemFault
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.process import make_signing_key
 from edgeveil_cloud.main import _run_alone
@@ -54,14 +54,6 @@ def test_a_missing_key_of_the_proxy_is_named_before_anything_listens(site: Cloud
     site.proxy_key_file.unlink()
     with pytest.raises(SystemFault, match=r"public key of the proxy.*\.pub"):
         start(site)
-
-
-def test_a_taken_port_is_named(site: CloudSite) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", site.http.port))
-        taken.listen()
-        with pytest.raises(UsageError, match=f"{site.http.port} is taken"):
-            start(site)
 
 
 def test_the_state_folder_holds_the_cloud_alone_for_its_owner(site: CloudSite) -> None:

@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from edgeveil.sites.cloud import ComputeAt
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import joined
 from edgeveil_cloud.compute import on_ray, processes
-from edgeveil_cloud.compute.on_ray import Excerpt, RayTasks, _task
+from edgeveil_cloud.compute.on_ray import Excerpt, RayTasks
 from edgeveil_cloud.compute.processes import ComputeError, WorkerProcesses, workers_of
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundOpening
@@ -211,24 +210,6 @@ def test_what_a_worker_leaves_undone_is_done_by_another(
     assert OPENING.key.to_bytes().hex() not in caplog.text
 
 
-def test_a_worker_that_ends_while_another_answers_leaves_nothing_undone(tmp_path: Path) -> None:
-    found: dict[int, bytes] = {}
-    slices = [Deadly(tmp_path, number, int(number == 1), waits=True) for number in range(6)]
-    with pool(2) as workers:
-
-        def take(number: int, result: bytes) -> None:
-            if not found:  # the first worker answers, the other one waits to be ended
-                while not (tmp_path / "1-0").exists():
-                    time.sleep(0.01)
-                os.kill(workers.pids[1], signal.SIGKILL)
-                while alive(workers.pids[1]):
-                    time.sleep(0.01)
-            found[number] = result
-
-        workers.run(OPENING, in_file(DATA), slices, take)
-    assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
-
-
 def in_file(data: bytes) -> SpooledBatch:
     found = SpooledBatch(b"", None)
     found.write(0, data)
@@ -274,16 +255,6 @@ class StruckAtStart(WorkerProcesses):
             self.left -= 1
             one.process.kill()
         return one
-
-
-def test_workers_that_are_killed_while_they_start_are_started_again(tmp_path: Path) -> None:
-    found: dict[int, bytes] = {}
-    workers = StruckAtStart(2)
-    try:
-        workers.run(OPENING, in_file(DATA), deadly(tmp_path, {}), found.__setitem__)
-    finally:
-        workers.close()
-    assert len(found) == 6
 
 
 def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(
@@ -355,10 +326,6 @@ def test_a_task_is_given_its_own_places_and_no_others() -> None:
     assert found[10:30] == DATA[10:30]
     with pytest.raises(KeyError):
         found[0:10]
-
-
-def test_a_machine_with_another_version_says_so_before_it_opens_anything() -> None:
-    assert _task("9.9.9")("told", b"not looked at", b"") == metadata.version("edgeveil")
 
 
 def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(

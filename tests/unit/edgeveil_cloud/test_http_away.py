@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgeveil.errors import UsageError
 from edgeveil.transport.health import Health
 from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
@@ -113,30 +112,6 @@ def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_ba
         assert said["fix"], path
 
 
-def test_who_asked_before_it_went_away_is_told_too(server: PostgresServer) -> None:
-    store = Store(server.url)
-    asked = threading.Event()
-    answers: list[tuple[int, dict[str, object]]] = []
-
-    def held_up(url: str) -> None:
-        def ask() -> None:
-            asked.set()
-            answers.append(get(f"{url}/jobs"))
-            server.start()
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        asked.wait()
-        server.stop()
-        assert store.counts().enrolled == 0
-        asking.join()
-
-    play(store, held_up)
-    store.close()
-    ((status, said),) = answers
-    assert (status, said["what"]) == (503, "the database does not answer")
-
-
 def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,20 +129,3 @@ def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
     ((status, said),) = answers
     assert status == 503
     assert "did not answer" in str(said["what"])
-
-
-def test_a_port_that_is_taken_is_named_and_the_thread_ends() -> None:
-    async def run() -> None:
-        store = Store()
-        desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
-        apps = [make_app(store, Control(store), tokens, ask=desk) for _ in range(2)]  # type: ignore[arg-type]
-        first, second = HttpThread(), HttpThread()
-        await first.start(apps[0], "127.0.0.1", 0)
-        port = int(first.url.rpartition(":")[2])
-        with pytest.raises(UsageError, match=f"{port} is taken"):
-            await second.start(apps[1], "127.0.0.1", port)
-        await first.stop()
-        store.close()
-
-    asyncio.run(run())
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgeveil-http"]

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-import threading
+from contextlib import asynccontextmanager
+from functools import partial
 from unittest.mock import Mock
 
 import aiohttp
 import pytest
 import sqlalchemy as sa
+from played import in_loop, played
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil_cloud import database
@@ -28,15 +30,13 @@ class Control:
     """A runner that accepts YAML with a `job:` line."""
 
     def __init__(self, store):
-        self.store, self.threads = store, []
+        self.store = store
 
     def check(self, job_yaml):
-        self.threads.append(threading.get_ident())
         if not job_yaml.startswith("job:"):
             raise ConfigError(["job.yaml:1 job: missing", "job.yaml:2 x: unknown key"])
 
     def submit(self, job_yaml):
-        self.threads.append(threading.get_ident())
         return self.store.submit_job("quickstart", job_yaml.encode(), bytes(32)).id
 
     def cancel(self, job):
@@ -58,214 +58,183 @@ class Control:
         return {"running": None}
 
 
-def play(scenario):
-    """Run `scenario(ask, store)` against a served application."""
+@asynccontextmanager
+async def served(tokens=tokens):
+    """`ask(method, path)` of a served application, and its store."""
+    store = Store()
+    server = await make_app(store, Control(store), tokens).start()
+    async with aiohttp.ClientSession(server.url) as session:
 
-    async def run():
-        store = Store()
-        server = await make_app(store, Control(store), tokens).start()
-        async with aiohttp.ClientSession(server.url) as session:
+        async def ask(method, path, token=TOKEN, **options):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with session.request(method, path, headers=headers, **options) as answer:
+                return answer.status, await answer.read()
 
-            async def ask(method, path, token=TOKEN, **options):
-                headers = {"Authorization": f"Bearer {token}"} if token else {}
-                async with session.request(method, path, headers=headers, **options) as answer:
-                    return answer.status, await answer.read()
+        yield {"ask": ask, "store": store}
+    await server.stop()
+    store.close()
 
-            await scenario(ask, store)
-        await server.stop()
-        store.close()
 
-    asyncio.run(run())
+served.gives = ("ask", "store")
+played = partial(played, served)
 
 
 def body(answer):
     return json.loads(answer[1])
 
 
-def test_a_job_from_submission_to_model():
-    async def scenario(ask, store):
-        status, content = await ask("POST", "/jobs", data=b"job: quickstart\n")
-        assert status == 201
-        job = json.loads(content)["id"]
-        listed = body(await ask("GET", "/jobs"))["jobs"]
-        assert [(one["id"], one["status"]) for one in listed] == [(job, "queued")]
-        assert (await ask("GET", f"/jobs/{job}/model.onnx"))[0] == 404
-        store.set_status(job, "running")
-        store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 20, 0.9, bytes={"up": 4}), b"")
-        store.put_release(job, b"ONNX", b"TENSORS")
-        store.set_status(job, "completed")
-        shown = body(await ask("GET", f"/jobs/{job}"))
-        assert shown["status"] == "completed"
-        assert shown["exchanges"][0]["accuracy"] == 0.9
-        assert shown["exchanges"][0]["figure"] == "accuracy 0.900"
-        assert await ask("GET", f"/jobs/{job}/model.onnx") == (200, b"ONNX")
-        assert await ask("GET", f"/jobs/{job}/model.safetensors") == (200, b"TENSORS")
-        assert body(await ask("GET", "/status")) == {"running": None}
-
-    play(scenario)
+@played
+async def test_a_job_from_submission_to_model(ask, store):
+    status, content = await ask("POST", "/jobs", data=b"job: quickstart\n")
+    assert status == 201
+    job = json.loads(content)["id"]
+    listed = body(await ask("GET", "/jobs"))["jobs"]
+    assert [(one["id"], one["status"]) for one in listed] == [(job, "queued")]
+    assert (await ask("GET", f"/jobs/{job}/model.onnx"))[0] == 404
+    store.set_status(job, "running")
+    store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 20, 0.9, bytes={"up": 4}), b"")
+    store.put_release(job, b"ONNX", b"TENSORS")
+    store.set_status(job, "completed")
+    shown = body(await ask("GET", f"/jobs/{job}"))
+    assert shown["status"] == "completed"
+    assert shown["exchanges"][0]["accuracy"] == 0.9
+    assert shown["exchanges"][0]["figure"] == "accuracy 0.900"
+    assert await ask("GET", f"/jobs/{job}/model.onnx") == (200, b"ONNX")
+    assert await ask("GET", f"/jobs/{job}/model.safetensors") == (200, b"TENSORS")
+    assert body(await ask("GET", "/status")) == {"running": None}
 
 
-def test_what_may_take_long_is_checked_beside_the_loop():
-    async def run():
-        store = Store()
-        control = Control(store)
-        server = await make_app(store, control, tokens).start()
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with (
-            aiohttp.ClientSession(server.url, headers=headers) as session,
-            session.post("/jobs", data=b"job: quickstart\n") as answer,
-        ):
-            assert answer.status == 201
-        await server.stop()
-        store.close()
-        return control.threads
-
-    checked, submitted = asyncio.run(run())
-    assert submitted == threading.get_ident() != checked
-
-
-def test_every_problem_of_a_refused_job_is_returned():
-    async def scenario(ask, store):
-        status, content = await ask("POST", "/jobs", data=b"nonsense")
-        assert status == 422
-        assert len(json.loads(content)["problems"]) == 2
-        assert (await ask("POST", "/jobs", data=b"\xff\xfe"))[0] == 422
-        assert store.jobs() == ()
-
-    play(scenario)
+@played
+async def test_every_problem_of_a_refused_job_is_returned(ask, store):
+    status, content = await ask("POST", "/jobs", data=b"nonsense")
+    assert status == 422
+    assert len(json.loads(content)["problems"]) == 2
+    assert (await ask("POST", "/jobs", data=b"\xff\xfe"))[0] == 422
+    assert store.jobs() == ()
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ü" * 43])
-def test_nothing_but_health_is_told_without_the_token(token):
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        for method, path in [
-            ("GET", "/jobs"),
-            ("POST", "/jobs"),
-            ("GET", "/status"),
-            ("GET", f"/jobs/{job}"),
-            ("GET", "/jobs/none"),
-            ("GET", f"/jobs/{job}/events"),
-            ("GET", f"/jobs/{job}/job.json"),
-            ("POST", f"/jobs/{job}/cancel"),
-            ("POST", f"/jobs/{job}/resume"),
-            ("GET", f"/jobs/{job}/model.onnx"),
-            ("GET", "/no/such/page"),
-        ]:
-            status, content = await ask(method, path, token=token)
-            assert status == 401, path
-            assert job.encode() not in content
-        assert store.job(job).status == "queued"
-        assert await ask("GET", "/healthz", token=token) == (200, b'{"status": "ok"}')
-
-    play(scenario)
+@played
+async def test_nothing_but_health_is_told_without_the_token(ask, store, token):
+    job = store.submit_job("a", b"", bytes(32)).id
+    for method, path in [
+        ("GET", "/jobs"),
+        ("POST", "/jobs"),
+        ("GET", "/status"),
+        ("GET", f"/jobs/{job}"),
+        ("GET", "/jobs/none"),
+        ("GET", f"/jobs/{job}/events"),
+        ("GET", f"/jobs/{job}/job.json"),
+        ("POST", f"/jobs/{job}/cancel"),
+        ("POST", f"/jobs/{job}/resume"),
+        ("GET", f"/jobs/{job}/model.onnx"),
+        ("GET", "/no/such/page"),
+    ]:
+        status, content = await ask(method, path, token=token)
+        assert status == 401, path
+        assert job.encode() not in content
+    assert store.job(job).status == "queued"
+    assert await ask("GET", "/healthz", token=token) == (200, b'{"status": "ok"}')
 
 
-def test_a_token_reaches_as_far_as_its_scope(tmp_path):
+@in_loop
+async def test_a_token_reaches_as_far_as_its_scope(tmp_path):
     reading, submitting = (Scope.READ, "http-read.token"), (Scope.SUBMIT, "http-submit.token")
-
-    async def run():
-        store, tokens = Store(), TokenFolder(tmp_path)
-        job = store.submit_job("a", b"", bytes(32)).id
-        store.put_release(job, b"ONNX", b"TENSORS")
-        server = await make_app(store, Control(store), tokens).start()
-        wanted = {
-            ("GET", "/jobs"): reading,
-            ("HEAD", "/jobs"): reading,
-            ("GET", f"/jobs/{job}"): reading,
-            ("GET", f"/jobs/{job}/events"): reading,
-            ("GET", f"/jobs/{job}/job.json"): reading,
-            ("GET", "/status"): reading,
-            ("GET", "/metrics"): reading,
-            ("GET", f"/jobs/{job}/model.onnx"): submitting,
-            ("HEAD", f"/jobs/{job}/model.onnx"): submitting,
-            ("GET", f"/jobs/{job}/model.safetensors"): submitting,
-            ("POST", "/jobs"): submitting,
-            ("PUT", "/backbones"): submitting,
-            ("POST", f"/jobs/{job}/cancel"): submitting,
-            ("POST", f"/jobs/{job}/resume"): submitting,
-            ("GET", "/releases"): reading,
-            ("GET", f"/releases/{job}"): reading,
-            ("POST", f"/releases/{job}/withdraw"): submitting,
-            ("POST", f"/releases/{job}/promote"): submitting,
-        }
-        async with aiohttp.ClientSession(server.url) as session:
-            for scope, token in sorted(tokens().items()):
-                headers = {"Authorization": f"Bearer {token}"}
-                for (method, path), (least, file) in wanted.items():
-                    async with session.request(method, path, headers=headers) as answer:
-                        content = await answer.read()
-                    if scope >= least:
-                        assert answer.status not in (401, 403), (scope, method, path)
-                        continue
-                    assert answer.status == 403, (scope, method, path)
-                    assert store.job(job).status == "queued"
-                    if method != "HEAD":
-                        assert f"scope '{least.label}'" in json.loads(content)["what"]
-                        assert file in json.loads(content)["fix"]
-        await server.stop()
-        store.close()
-
-    asyncio.run(run())
+    store, tokens = Store(), TokenFolder(tmp_path)
+    job = store.submit_job("a", b"", bytes(32)).id
+    store.put_release(job, b"ONNX", b"TENSORS")
+    server = await make_app(store, Control(store), tokens).start()
+    wanted = {
+        ("GET", "/jobs"): reading,
+        ("HEAD", "/jobs"): reading,
+        ("GET", f"/jobs/{job}"): reading,
+        ("GET", f"/jobs/{job}/events"): reading,
+        ("GET", f"/jobs/{job}/job.json"): reading,
+        ("GET", "/status"): reading,
+        ("GET", "/metrics"): reading,
+        ("GET", f"/jobs/{job}/model.onnx"): submitting,
+        ("HEAD", f"/jobs/{job}/model.onnx"): submitting,
+        ("GET", f"/jobs/{job}/model.safetensors"): submitting,
+        ("POST", "/jobs"): submitting,
+        ("PUT", "/backbones"): submitting,
+        ("POST", f"/jobs/{job}/cancel"): submitting,
+        ("POST", f"/jobs/{job}/resume"): submitting,
+        ("GET", "/releases"): reading,
+        ("GET", f"/releases/{job}"): reading,
+        ("POST", f"/releases/{job}/withdraw"): submitting,
+        ("POST", f"/releases/{job}/promote"): submitting,
+    }
+    async with aiohttp.ClientSession(server.url) as session:
+        for scope, token in sorted(tokens().items()):
+            headers = {"Authorization": f"Bearer {token}"}
+            for (method, path), (least, file) in wanted.items():
+                async with session.request(method, path, headers=headers) as answer:
+                    content = await answer.read()
+                if scope >= least:
+                    assert answer.status not in (401, 403), (scope, method, path)
+                    continue
+                assert answer.status == 403, (scope, method, path)
+                assert store.job(job).status == "queued"
+                if method != "HEAD":
+                    assert f"scope '{least.label}'" in json.loads(content)["what"]
+                    assert file in json.loads(content)["fix"]
+    await server.stop()
+    store.close()
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
-    async def run():
-        store, tokens = Store(), TokenFolder(tmp_path)
-        server = await make_app(store, Control(store), tokens).start()
-        async with aiohttp.ClientSession(server.url) as session:
+@in_loop
+async def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
+    store, tokens = Store(), TokenFolder(tmp_path)
+    server = await make_app(store, Control(store), tokens).start()
+    async with aiohttp.ClientSession(server.url) as session:
 
-            async def status(token):
-                headers = {"Authorization": f"Bearer {token}"}
-                async with session.get("/jobs", headers=headers) as answer:
-                    return answer.status
+        async def status(token):
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.get("/jobs", headers=headers) as answer:
+                return answer.status
 
-            before = dict(tokens())
-            assert await status(before[scope]) == 200
-            path = rotate_token(tmp_path, scope)
-            assert path.stat().st_mode & 0o777 == 0o600
-            assert [one.name for one in tmp_path.iterdir() if one.name.endswith(".new")] == []
-            assert await status(before[scope]) == 401
-            for other in set(Scope) - {scope}:
-                assert await status(before[other]) == 200
-            after = load_or_make_token(tmp_path, scope)
-            assert after != before[scope]
-            assert await status(after) == 200
-            path.chmod(0o644)
-            assert await status(after) == 401
-            path.chmod(0o600)
-            assert await status(after) == 200
-            path.unlink()
-            assert await status(after) == 401
-        await server.stop()
-        store.close()
-
-    asyncio.run(run())
+        before = dict(tokens())
+        assert await status(before[scope]) == 200
+        path = rotate_token(tmp_path, scope)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert [one.name for one in tmp_path.iterdir() if one.name.endswith(".new")] == []
+        assert await status(before[scope]) == 401
+        for other in set(Scope) - {scope}:
+            assert await status(before[other]) == 200
+        after = load_or_make_token(tmp_path, scope)
+        assert after != before[scope]
+        assert await status(after) == 200
+        path.chmod(0o644)
+        assert await status(after) == 401
+        path.chmod(0o600)
+        assert await status(after) == 200
+        path.unlink()
+        assert await status(after) == 401
+    await server.stop()
+    store.close()
 
 
-def test_unknown_addresses_and_jobs_and_late_cancels_are_json_errors():
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        assert body(await ask("POST", f"/jobs/{job}/cancel"))["status"] == "cancelled"
-        for method, path, wanted in [
-            ("GET", "/jobs/none", 404),
-            ("GET", "/jobs/none/events", 404),
-            ("POST", "/jobs/none/cancel", 404),
-            ("POST", f"/jobs/{job}/cancel", 409),
-            ("POST", "/jobs/none/resume", 404),
-            ("POST", f"/jobs/{job}/resume", 409),
-            ("GET", "/nowhere", 404),
-            ("DELETE", "/jobs", 405),
-            ("GET", f"/jobs/{job}/events?after=x", 422),
-            ("GET", f"/jobs/{job}/events?wait_s=31", 422),
-            ("GET", f"/jobs/{job}/events?wait_s=nan", 422),
-        ]:
-            status, content = await ask(method, path)
-            assert status == wanted, path
-            assert json.loads(content).keys() & {"what", "problems"}
-
-    play(scenario)
+@played
+async def test_unknown_addresses_and_jobs_and_late_cancels_are_json_errors(ask, store):
+    job = store.submit_job("a", b"", bytes(32)).id
+    assert body(await ask("POST", f"/jobs/{job}/cancel"))["status"] == "cancelled"
+    for method, path, wanted in [
+        ("GET", "/jobs/none", 404),
+        ("GET", "/jobs/none/events", 404),
+        ("POST", "/jobs/none/cancel", 404),
+        ("POST", f"/jobs/{job}/cancel", 409),
+        ("POST", "/jobs/none/resume", 404),
+        ("POST", f"/jobs/{job}/resume", 409),
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/jobs", 405),
+        ("GET", f"/jobs/{job}/events?after=x", 422),
+        ("GET", f"/jobs/{job}/events?wait_s=31", 422),
+        ("GET", f"/jobs/{job}/events?wait_s=nan", 422),
+    ]:
+        status, content = await ask(method, path)
+        assert status == wanted, path
+        assert json.loads(content).keys() & {"what", "problems"}
 
 
 def looked_again(store):
@@ -282,43 +251,37 @@ def looked_again(store):
     return again
 
 
-def test_a_long_poll_answers_with_the_first_event_and_pages_on():
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        first = body(await ask("GET", f"/jobs/{job}/events"))["events"]
-        assert [event["type"] for event in first] == ["job_submitted"]
-        after = first[0]["seq"]
+@played
+async def test_a_long_poll_answers_with_the_first_event_and_pages_on(ask, store):
+    job = store.submit_job("a", b"", bytes(32)).id
+    first = body(await ask("GET", f"/jobs/{job}/events"))["events"]
+    assert [event["type"] for event in first] == ["job_submitted"]
+    after = first[0]["seq"]
+    again = looked_again(store)
+    waiting = asyncio.create_task(ask("GET", f"/jobs/{job}/events?after={after}&wait_s=30"))
+    await asyncio.wait_for(again.wait(), 20)
+    assert not waiting.done()
+    store.append_event(job, "note", {"k": 1})
+    (event,) = body(await waiting)["events"]
+    assert (event["type"], event["data"]) == ("note", {"k": 1})
+    after = event["seq"]
+    assert body(await ask("GET", f"/jobs/{job}/events?after={after}&wait_s=0.1"))["events"] == []
+
+
+@in_loop
+async def test_a_long_poll_does_not_hold_up_the_end():
+    store = Store()
+    job = store.submit_job("a", b"", bytes(32)).id
+    server = await make_app(store, Control(store), tokens).start()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(server.url, headers=headers) as session:
         again = looked_again(store)
-        waiting = asyncio.create_task(ask("GET", f"/jobs/{job}/events?after={after}&wait_s=30"))
+        poll = asyncio.create_task(session.get(f"/jobs/{job}/events?after=9&wait_s=30"))
         await asyncio.wait_for(again.wait(), 20)
-        assert not waiting.done()
-        store.append_event(job, "note", {"k": 1})
-        (event,) = body(await waiting)["events"]
-        assert (event["type"], event["data"]) == ("note", {"k": 1})
-        after = event["seq"]
-        assert (
-            body(await ask("GET", f"/jobs/{job}/events?after={after}&wait_s=0.1"))["events"] == []
-        )
-
-    play(scenario)
-
-
-def test_a_long_poll_does_not_hold_up_the_end():
-    async def run():
-        store = Store()
-        job = store.submit_job("a", b"", bytes(32)).id
-        server = await make_app(store, Control(store), tokens).start()
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with aiohttp.ClientSession(server.url, headers=headers) as session:
-            again = looked_again(store)
-            poll = asyncio.create_task(session.get(f"/jobs/{job}/events?after=9&wait_s=30"))
-            await asyncio.wait_for(again.wait(), 20)
-            await server.stop()
-            answer = await asyncio.wait_for(poll, 20)  # an answer, not a broken connection
-            assert await answer.json() == {"events": []}
-        store.close()
-
-    asyncio.run(run())
+        await server.stop()
+        answer = await asyncio.wait_for(poll, 20)  # an answer, not a broken connection
+        assert await answer.json() == {"events": []}
+    store.close()
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
@@ -337,55 +300,35 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
         load_or_make_token(tmp_path / "state")
 
 
-def test_a_paused_job_shows_its_reason_and_is_resumed():
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        store.set_status(job, "running")
-        store.set_status(job, "paused", "2 uploads, below the minimum")
-        shown = body(await ask("GET", f"/jobs/{job}"))
-        assert (shown["status"], shown["reason"]) == ("paused", "2 uploads, below the minimum")
-        assert shown["ended_at"] is None
-        assert body(await ask("POST", f"/jobs/{job}/resume"))["status"] == "queued"
-        events = body(await ask("GET", f"/jobs/{job}/events"))["events"]
-        assert [e["type"] for e in events][-2:] == ["job_paused", "job_resumed"]
-        assert events[-2]["data"] == {"reason": "2 uploads, below the minimum"}
-
-    play(scenario)
+@played
+async def test_a_store_that_is_away_is_no_conflict(ask, store, monkeypatch):
+    job = store.submit_job("a", b"", bytes(32)).id
+    gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
+    monkeypatch.setattr(database, "AWAY_S", 0.0)
+    monkeypatch.setattr(store._database.engine, "begin", Mock(side_effect=gone))
+    for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
+        status, content = await ask(method, path)
+        assert status == 503
+        assert json.loads(content)["fix"]
 
 
-def test_a_store_that_is_away_is_no_conflict(monkeypatch):
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
-        monkeypatch.setattr(database, "AWAY_S", 0.0)
-        monkeypatch.setattr(store._database.engine, "begin", Mock(side_effect=gone))
-        for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
-            status, content = await ask(method, path)
-            assert status == 503
-            assert json.loads(content)["fix"]
-
-    play(scenario)
-
-
-def test_a_release_is_shown_by_counts_and_withdrawn_for_good():
-    async def scenario(ask, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        assert (await ask("GET", f"/releases/{job}"))[0] == 404
-        assert body(await ask("GET", f"/jobs/{job}"))["release"] is None
-        store.rollouts.begin(job, "digits", [b"k" * 32], 9.0)
-        store.rollouts.sent(job, 5, "canary", 1, b"secret" * 11)
-        store.rollouts.count(5, {b"d" * 32: "failed_trial"})
-        (shown,) = body(await ask("GET", "/releases"))["releases"]
-        assert shown["stage"] == "canary"
-        assert shown["reports"] == {"canary": {"failed_trial": 1}}
-        assert "kkkk" not in str(shown)
-        assert "secret" not in str(shown)
-        assert body(await ask("GET", f"/jobs/{job}"))["release"] == shown
-        withdrawn = body(await ask("POST", f"/releases/{job}/withdraw"))
-        assert withdrawn["stage"] == "withdrawn"
-        status, content = await ask("POST", f"/releases/{job}/promote")
-        assert status == 409
-        assert b"was withdrawn" in content
-        assert (await ask("POST", "/releases/none/withdraw"))[0] == 404
-
-    play(scenario)
+@played
+async def test_a_release_is_shown_by_counts_and_withdrawn_for_good(ask, store):
+    job = store.submit_job("a", b"", bytes(32)).id
+    assert (await ask("GET", f"/releases/{job}"))[0] == 404
+    assert body(await ask("GET", f"/jobs/{job}"))["release"] is None
+    store.rollouts.begin(job, "digits", [b"k" * 32], 9.0)
+    store.rollouts.sent(job, 5, "canary", 1, b"secret" * 11)
+    store.rollouts.count(5, {b"d" * 32: "failed_trial"})
+    (shown,) = body(await ask("GET", "/releases"))["releases"]
+    assert shown["stage"] == "canary"
+    assert shown["reports"] == {"canary": {"failed_trial": 1}}
+    assert "kkkk" not in str(shown)
+    assert "secret" not in str(shown)
+    assert body(await ask("GET", f"/jobs/{job}"))["release"] == shown
+    withdrawn = body(await ask("POST", f"/releases/{job}/withdraw"))
+    assert withdrawn["stage"] == "withdrawn"
+    status, content = await ask("POST", f"/releases/{job}/promote")
+    assert status == 409
+    assert b"was withdrawn" in content
+    assert (await ask("POST", "/releases/none/withdraw"))[0] == 404

@@ -6,13 +6,15 @@ import ssl
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
+from played import in_loop, played
 
 from edgeveil.jobs import parse_job
-from edgeveil.pages.assets import CONTENT_POLICY
+from edgeveil.pages.assets import CONTENT_POLICY, asset
 from edgeveil.transport.listener import ListenAt, server_context
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import (
@@ -26,7 +28,7 @@ from edgeveil_cloud.http_guard import (
     TokenFolder,
     rotate_token,
 )
-from edgeveil_cloud.pages import board, files, routes
+from edgeveil_cloud.pages import files, routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.local.local_run import load_job
@@ -80,18 +82,14 @@ async def served(tokens=lambda: TOKENS, at=None):
     jar = aiohttp.CookieJar(unsafe=True)  # also from an address without a name
     try:
         async with aiohttp.ClientSession(server.url, cookie_jar=jar) as session:
-            yield Page(session, server.url), store
+            yield {"page": Page(session, server.url), "store": store}
     finally:
         await server.stop()
         store.close()
 
 
-def play(scenario, **options):
-    async def run():
-        async with served(**options) as (page, store):
-            await scenario(page, store)
-
-    asyncio.run(run())
+served.gives = ("page", "store")
+played = partial(played, served)
 
 
 @asynccontextmanager
@@ -114,80 +112,71 @@ async def stream(page):
 # --- log-in, log-out ---
 
 
-def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_sees():
-    async def scenario(page, store):
-        store.submit_job("secret-name", b"", bytes(32))
-        before = await page.ask("GET", "/")
-        assert b"Log in" in before.body
-        assert b"secret-name" not in before.body
-        answer = await page.log_in()
-        assert (answer.status, answer.headers["Location"]) == (303, "/")
-        cookie = answer.headers["Set-Cookie"]
-        for part in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="):
-            assert part in cookie
-        assert "Secure" not in cookie  # plain HTTP on this machine
-        assert TOKENS[Scope.SUBMIT] not in cookie
-        assert b"cloud.js" in (await page.ask("GET", "/")).body
-        me = await page.json("GET", "/v1/page/me")
-        assert me == {"scope": "submit", "may_submit": True}
-        assert (await page.ask("GET", "/jobs")).status == 200  # the other addresses too
-
-    play(scenario)
+@played
+async def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_sees(page, store):
+    store.submit_job("secret-name", b"", bytes(32))
+    before = await page.ask("GET", "/")
+    assert b"Log in" in before.body
+    assert b"secret-name" not in before.body
+    answer = await page.log_in()
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    cookie = answer.headers["Set-Cookie"]
+    for part in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="):
+        assert part in cookie
+    assert "Secure" not in cookie  # plain HTTP on this machine
+    assert TOKENS[Scope.SUBMIT] not in cookie
+    assert b"cloud.js" in (await page.ask("GET", "/")).body
+    me = await page.json("GET", "/v1/page/me")
+    assert me == {"scope": "submit", "may_submit": True}
+    assert (await page.ask("GET", "/jobs")).status == 200  # the other addresses too
 
 
-def test_a_wrong_token_lets_nobody_in_and_soon_none_is_looked_at():
-    async def scenario(page, _store):
-        for _ in range(TRIES):
-            answer = await page.log_in(token="wrong")
-            assert answer.status == 401
-            assert "Set-Cookie" not in answer.headers
-            assert b"none of the cloud" in answer.body
-        late = await page.log_in(token="wrong")
-        assert late.status == 429
-        assert int(late.headers["Retry-After"]) > 0
-        assert (await page.ask("GET", "/v1/page/me")).status == 401
-        assert (await page.log_in()).status == 303  # a good one is not locked out by others' tries
-
-    play(scenario)
+@played
+async def test_a_wrong_token_lets_nobody_in_and_soon_none_is_looked_at(page):
+    for _ in range(TRIES):
+        answer = await page.log_in(token="wrong")
+        assert answer.status == 401
+        assert "Set-Cookie" not in answer.headers
+        assert b"none of the cloud" in answer.body
+    late = await page.log_in(token="wrong")
+    assert late.status == 429
+    assert int(late.headers["Retry-After"]) > 0
+    assert (await page.ask("GET", "/v1/page/me")).status == 401
+    assert (await page.log_in()).status == 303  # a good one is not locked out by others' tries
 
 
-def test_a_log_in_is_small_and_of_the_clouds_own_page():
-    async def scenario(page, _store):
-        assert (await page.log_in(token="x" * 5000)).status == 413
-        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-            answer = await page.log_in(headers=headers)
-            assert answer.status == 403
-            assert "Set-Cookie" not in answer.headers
-        assert (await page.log_in(headers={"Origin": page.url})).status == 303
-
-    play(scenario)
+@played
+async def test_a_log_in_is_small_and_of_the_clouds_own_page(page):
+    assert (await page.log_in(token="x" * 5000)).status == 413
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = await page.log_in(headers=headers)
+        assert answer.status == 403
+        assert "Set-Cookie" not in answer.headers
+    assert (await page.log_in(headers={"Origin": page.url})).status == 303
 
 
-def test_who_logs_out_is_out():
-    async def scenario(page, _store):
-        await page.log_in()
-        assert (await page.ask("POST", "/logout")).status == 403  # any site's form could
-        assert (await page.ask("GET", "/v1/page/me")).status == 200
-        held = {one.key: one.value for one in page._session.cookie_jar}
-        assert (await page.ask("POST", "/logout", headers=OWN)).status == 200
-        assert (await page.ask("GET", "/v1/page/me", cookies=held)).status == 401
-        assert b"Log in" in (await page.ask("GET", "/")).body
-
-    play(scenario)
+@played
+async def test_who_logs_out_is_out(page):
+    await page.log_in()
+    assert (await page.ask("POST", "/logout")).status == 403  # any site's form could
+    assert (await page.ask("GET", "/v1/page/me")).status == 200
+    held = {one.key: one.value for one in page._session.cookie_jar}
+    assert (await page.ask("POST", "/logout", headers=OWN)).status == 200
+    assert (await page.ask("GET", "/v1/page/me", cookies=held)).status == 401
+    assert b"Log in" in (await page.ask("GET", "/")).body
 
 
-def test_a_session_ends_when_its_token_is_rotated(tmp_path):
+@in_loop
+async def test_a_session_ends_when_its_token_is_rotated(tmp_path):
     tokens = TokenFolder(tmp_path)
-
-    async def scenario(page, _store):
+    async with served(tokens=tokens) as given:
+        page = given["page"]
         assert (await page.log_in(token=tokens()[Scope.READ])).status == 303
         assert (await page.ask("GET", "/jobs")).status == 200
         rotate_token(tmp_path, Scope.SUBMIT)
         assert (await page.ask("GET", "/jobs")).status == 200
         rotate_token(tmp_path, Scope.READ)
         assert (await page.ask("GET", "/jobs")).status == 401
-
-    play(scenario, tokens=tokens)
 
 
 def test_sessions_expire_and_are_bounded():
@@ -225,29 +214,27 @@ def test_wrong_tries_are_counted_by_address_and_forgotten():
 # --- what a cookie may ---
 
 
-def test_a_cookie_reaches_as_far_as_its_token():
-    async def scenario(page, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        store.put_release(job, b"ONNX", b"TENSORS")
-        await page.log_in(Scope.READ)
-        me = await page.json("GET", "/v1/page/me")
-        assert me == {"scope": "read", "may_submit": False}
-        for method, path in [
-            ("POST", "/jobs"),
-            ("POST", "/v1/page/check"),
-            ("GET", "/v1/page/example"),
-            ("GET", f"/v1/page/jobs/{job}/text"),
-            ("POST", f"/jobs/{job}/cancel"),
-            ("POST", f"/jobs/{job}/resume"),
-            ("GET", f"/jobs/{job}/model.onnx"),
-            ("PUT", "/backbones"),
-        ]:
-            answer = await page.ask(method, path, headers=OWN)
-            assert answer.status == 403, path
-            assert "scope 'submit'" in json.loads(answer.body)["what"]
-        assert store.job(job).status == "queued"
-
-    play(scenario)
+@played
+async def test_a_cookie_reaches_as_far_as_its_token(page, store):
+    job = store.submit_job("a", b"", bytes(32)).id
+    store.put_release(job, b"ONNX", b"TENSORS")
+    await page.log_in(Scope.READ)
+    me = await page.json("GET", "/v1/page/me")
+    assert me == {"scope": "read", "may_submit": False}
+    for method, path in [
+        ("POST", "/jobs"),
+        ("POST", "/v1/page/check"),
+        ("GET", "/v1/page/example"),
+        ("GET", f"/v1/page/jobs/{job}/text"),
+        ("POST", f"/jobs/{job}/cancel"),
+        ("POST", f"/jobs/{job}/resume"),
+        ("GET", f"/jobs/{job}/model.onnx"),
+        ("PUT", "/backbones"),
+    ]:
+        answer = await page.ask(method, path, headers=OWN)
+        assert answer.status == 403, path
+        assert "scope 'submit'" in json.loads(answer.body)["what"]
+    assert store.job(job).status == "queued"
 
 
 @pytest.mark.parametrize(
@@ -262,102 +249,83 @@ def test_a_cookie_reaches_as_far_as_its_token():
         (OWN, 200),
     ],
 )
-def test_what_changes_a_job_comes_from_the_clouds_own_page(headers, status):
-    async def scenario(page, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        await page.log_in()
-        assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == status
-        assert store.job(job).status == ("cancelled" if status == 200 else "queued")
-
-    play(scenario)
+@played
+async def test_what_changes_a_job_comes_from_the_clouds_own_page(page, store, headers, status):
+    job = store.submit_job("a", b"", bytes(32)).id
+    await page.log_in()
+    assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == status
+    assert store.job(job).status == ("cancelled" if status == 200 else "queued")
 
 
-def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_use(tmp_path):
+@in_loop
+async def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_use(tmp_path):
     authority = Authority(tmp_path)
     server, desk = authority.issue("127.0.0.1"), authority.issue("desk")
     context = server_context(*server, authority.cert_file)
     at = ListenAt("127.0.0.1", tls=context)
     mine = ssl.create_default_context(cafile=authority.cert_file)
     mine.load_cert_chain(*desk)
-
-    async def run():
-        store = Store()
-        job = store.submit_job("a", b"", bytes(32)).id
-        clients = {"desk": Scope.SUBMIT}
-        server = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
-        await server.start(at)
-        jar, connector = aiohttp.CookieJar(unsafe=True), aiohttp.TCPConnector(ssl=mine)
-        async with aiohttp.ClientSession(
-            server.url, cookie_jar=jar, connector=connector
-        ) as session:
-            page = Page(session, server.url)
-            assert b"cloud.js" in (await page.ask("GET", "/")).body  # it needs no log-in
-            assert (await page.json("GET", "/v1/page/me"))["scope"] == "submit"
-            foreign = {"Origin": "https://evil.example"}
-            path = f"/jobs/{job}/cancel"
-            assert (await page.ask("POST", path, headers=foreign)).status == 403
-            assert (await page.ask("POST", path)).status == 200  # of a program with a certificate
-            cookie = (await page.log_in()).headers["Set-Cookie"]
-            assert cookie.startswith("__Host-edgeveil-cloud-")
-            assert "Secure" in cookie
-        await server.stop()
-        store.close()
-
-    asyncio.run(run())
+    store = Store()
+    job = store.submit_job("a", b"", bytes(32)).id
+    clients = {"desk": Scope.SUBMIT}
+    server = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
+    await server.start(at)
+    jar, connector = aiohttp.CookieJar(unsafe=True), aiohttp.TCPConnector(ssl=mine)
+    async with aiohttp.ClientSession(server.url, cookie_jar=jar, connector=connector) as session:
+        page = Page(session, server.url)
+        assert b"cloud.js" in (await page.ask("GET", "/")).body  # it needs no log-in
+        assert (await page.json("GET", "/v1/page/me"))["scope"] == "submit"
+        foreign = {"Origin": "https://evil.example"}
+        path = f"/jobs/{job}/cancel"
+        assert (await page.ask("POST", path, headers=foreign)).status == 403
+        assert (await page.ask("POST", path)).status == 200  # of a program with a certificate
+        cookie = (await page.log_in()).headers["Set-Cookie"]
+        assert cookie.startswith("__Host-edgeveil-cloud-")
+        assert "Secure" in cookie
+    await server.stop()
+    store.close()
 
 
-def test_another_sites_name_that_leads_to_this_machine_shows_nothing():
-    async def scenario(page, store):
-        store.submit_job("secret-name", b"", bytes(32))
-        await page.log_in()
-        held = {one.key.rpartition("-")[0]: one.value for one in page._session.cookie_jar}
-        (value,) = held.values()
-        other = {"Host": "evil.example", "Cookie": f"edgeveil-cloud={value}"}
-        for path in ("/", "/v1/page/stream", "/pages/cloud.js", "/jobs"):
-            answer = await page.ask("GET", path, headers=other)
-            assert answer.status in (401, 403), path
-            assert b"secret-name" not in answer.body
-        assert (await page.log_in(headers={"Host": "evil.example"})).status == 403
-        for host in ("localhost:1", "127.0.0.1", "[::1]:1"):
-            assert (await page.ask("GET", "/", headers={"Host": host})).status == 200
-
-    play(scenario)
+@played
+async def test_another_sites_name_that_leads_to_this_machine_shows_nothing(page, store):
+    store.submit_job("secret-name", b"", bytes(32))
+    await page.log_in()
+    held = {one.key.rpartition("-")[0]: one.value for one in page._session.cookie_jar}
+    (value,) = held.values()
+    other = {"Host": "evil.example", "Cookie": f"edgeveil-cloud={value}"}
+    for path in ("/", "/v1/page/stream", "/pages/cloud.js", "/jobs"):
+        answer = await page.ask("GET", path, headers=other)
+        assert answer.status in (401, 403), path
+        assert b"secret-name" not in answer.body
+    assert (await page.log_in(headers={"Host": "evil.example"})).status == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:1"):
+        assert (await page.ask("GET", "/", headers={"Host": host})).status == 200
 
 
-def test_beyond_this_machine_the_cloud_goes_by_any_name():
-    async def scenario(page, _store):
-        assert (await page.ask("GET", "/", headers={"Host": "cloud.example"})).status == 200
-
-    play(scenario, at=ListenAt("0.0.0.0"))
+@played(at=ListenAt("0.0.0.0"))
+async def test_beyond_this_machine_the_cloud_goes_by_any_name(page):
+    assert (await page.ask("GET", "/", headers={"Host": "cloud.example"})).status == 200
 
 
-def test_every_answer_says_what_a_browser_may_do_with_it():
-    async def scenario(page, _store):
-        await page.log_in()
-        name = files.page("cloud.html").split('src="/pages/')[1].split('"')[0]
-        for path in ("/", "/pages/base.css", f"/pages/{name}", "/jobs", "/v1/page/me", "/none"):
-            answer = await page.ask("GET", path)
-            assert answer.headers["Content-Security-Policy"] == CONTENT_POLICY, path
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            for_long = "immutable" in answer.headers["Cache-Control"]
-            assert for_long == (path == f"/pages/{name}")
-
-    play(scenario)
+@played
+async def test_every_answer_says_what_a_browser_may_do_with_it(page):
+    await page.log_in()
+    for path in ("/", "/pages/base.css", "/jobs", "/v1/page/me", "/none"):
+        answer = await page.ask("GET", path)
+        assert answer.headers["Content-Security-Policy"] == CONTENT_POLICY, path
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["../http.py", "cloud.html", "none.js", "0" * 16 + "-cloud.js"])
-def test_only_the_pages_own_files_are_served(name):
-    async def scenario(page, _store):
-        assert (await page.ask("GET", f"/pages/{name}")).status in (401, 404)
-
-    play(scenario)
+@pytest.mark.parametrize("name", ["../http.py", "cloud.html", "none.js"])
+@played
+async def test_only_the_pages_own_files_are_served(page, name):
+    assert (await page.ask("GET", f"/pages/{name}")).status in (401, 404)
 
 
 def test_what_a_page_loads_is_there():
-    names = {one.rpartition("-")[2] for one in files.page("cloud.html").split('"')[1::2]}
+    names = {one.rpartition("/")[2] for one in files.page("cloud.html").split('"')[1::2]}
     assert {"cloud.js", "start.js", "base.css", "job_view.js"} <= names
-    for name in files.NAMES:
-        assert files.asset_of(name).content
+    assert all(asset(name, package) for name, package in files.NAMES.items())
     assert "style=" not in files.text("cloud.html") + files.text("login.html")
     assert "&lt;b&gt;" in files.page("login.html", problem="<b>")
 
@@ -391,177 +359,139 @@ def of_a_number():
     return load_job("configs/jobs/diabetes.yaml").alone
 
 
-def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
-    async def scenario(page, store):
-        first, second = run_job(store), run_job(store, "other")
-        await page.log_in(Scope.READ)
-        async with stream(page) as (told, _):
-            rows = {row["id"]: row for row in (await told())["rows"]}
-            assert rows.keys() == {first, second}
-            row = rows[first]
-            assert (row["status"], row["round"], row["rounds"]) == ("running", 2, 15)
-            assert row["figure"] == {"name": "accuracy", "text": "0.200"}
-            training, inference = row["guarantees"]
-            assert (training["name"], training["value"]) == ("ε training", "8")
-            assert "as planned" in training["note"]
-            assert "per device" in inference["note"]
-            store.set_status(first, "paused", "2 uploaded: below the minimum; mend it")
-            change = await told()
-            assert [(one["id"], one["status"]) for one in change["rows"]] == [(first, "paused")]
-            assert "below the minimum" in change["rows"][0]["reason"]
-
-    play(scenario)
+@played
+async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, store):
+    first, second = run_job(store), run_job(store, "other")
+    await page.log_in(Scope.READ)
+    async with stream(page) as (told, _):
+        rows = {row["id"]: row for row in (await told())["rows"]}
+        assert rows.keys() == {first, second}
+        row = rows[first]
+        assert (row["status"], row["round"], row["rounds"]) == ("running", 2, 15)
+        assert row["figure"] == {"name": "accuracy", "text": "0.200"}
+        training, inference = row["guarantees"]
+        assert (training["name"], training["value"]) == ("ε training", "8")
+        assert "as planned" in training["note"]
+        assert "per device" in inference["note"]
+        store.set_status(first, "paused", "2 uploaded: below the minimum; mend it")
+        change = await told()
+        assert [(one["id"], one["status"]) for one in change["rows"]] == [(first, "paused")]
+        assert "below the minimum" in change["rows"][0]["reason"]
 
 
-def test_a_job_about_a_number_is_led_by_its_rmse():
-    async def scenario(page, store):
-        job = run_job(store, "sick", job=of_a_number())
-        fresh = run_job(store, "fresh", rounds=0, job=of_a_number())
-        await page.log_in(Scope.READ)
-        async with stream(page) as (told, _):
-            rows = {row["id"]: row for row in (await told())["rows"]}
-        assert rows[job]["figure"] == {"name": "RMSE", "text": "35"}  # 175, half its range, × 0.2
-        assert rows[fresh]["figure"] == {"name": "RMSE", "text": None}
-
-    play(scenario)
+@played
+async def test_a_job_about_a_number_is_led_by_its_rmse(page, store):
+    job = run_job(store, "sick", job=of_a_number())
+    fresh = run_job(store, "fresh", rounds=0, job=of_a_number())
+    await page.log_in(Scope.READ)
+    async with stream(page) as (told, _):
+        rows = {row["id"]: row for row in (await told())["rows"]}
+    assert rows[job]["figure"] == {"name": "RMSE", "text": "35"}  # 175, half its range, × 0.2
+    assert rows[fresh]["figure"] == {"name": "RMSE", "text": None}
 
 
-def test_a_waiting_job_says_why_and_what_to_do():
-    async def scenario(page, store):
-        queued = store.submit_job("a", example().canonical(), bytes(32)).id
-        store.append_event(queued, "job_waiting", {"enrolled": 3, "wanted": 5})
-        await page.log_in(Scope.READ)
-        async with stream(page) as (told, _):
-            (row,) = (await told())["rows"]
-        assert row["reason"] == "3 devices are enrolled, the job wants 5"
-        assert "edgeveil proxy admit" in row["advice"]
-
-    play(scenario)
+@played
+async def test_a_waiting_job_says_why_and_what_to_do(page, store):
+    queued = store.submit_job("a", example().canonical(), bytes(32)).id
+    store.append_event(queued, "job_waiting", {"enrolled": 3, "wanted": 5})
+    await page.log_in(Scope.READ)
+    async with stream(page) as (told, _):
+        (row,) = (await told())["rows"]
+    assert row["reason"] == "3 devices are enrolled, the job wants 5"
+    assert "edgeveil proxy admit" in row["advice"]
 
 
-def test_who_watched_and_left_costs_nothing(monkeypatch):
+@in_loop
+async def test_who_watched_and_left_costs_nothing(monkeypatch):
     monkeypatch.setattr(routes, "BEAT_S", 0.05)
     boards, made = [], routes.JobBoard
     monkeypatch.setattr(
         routes, "JobBoard", lambda *given: boards.append(made(*given)) or boards[-1]
     )
-
-    async def scenario(page, _store):
+    async with served() as given, asyncio.timeout(20):
+        page = given["page"]
         await page.log_in(Scope.READ)
         async with stream(page) as (told, _), stream(page) as (also, _):
             await told(), await also()
             assert boards[0]._watchers == 2
-        async with asyncio.timeout(20):
-            while boards[0]._watchers or boards[0]._keeping:
-                await asyncio.sleep(0.05)
-
-    play(scenario)
+        while boards[0]._watchers or boards[0]._keeping:
+            await asyncio.sleep(0.05)
 
 
-def test_a_stream_ends_with_the_session_that_it_was_opened_by(monkeypatch):
+@played
+async def test_a_stream_ends_with_the_session_that_it_was_opened_by(page, monkeypatch):
     monkeypatch.setattr(routes, "BEAT_S", 0.05)
-
-    async def scenario(page, _store):
-        await page.log_in(Scope.READ)
-        async with stream(page) as (told, answer):
-            await told()
-            await page.ask("POST", "/logout", headers=OWN)
-            await asyncio.wait_for(answer.content.read(), 20)
-
-    play(scenario)
+    await page.log_in(Scope.READ)
+    async with stream(page) as (told, answer):
+        await told()
+        await page.ask("POST", "/logout", headers=OWN)
+        await asyncio.wait_for(answer.content.read(), 20)
 
 
-def test_a_job_is_told_as_a_page_and_again_when_it_changed():
-    async def scenario(page, store):
-        job = run_job(store, HOSTILE[:60])
-        await page.log_in(Scope.READ)
-        path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
-        view = (await page.json("GET", path))["view"]
-        assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
-        assert view["badge"]["text"] == "running"
-        assert {"accuracy", "rounds", "events"} <= {one["id"] for one in view["sections"]}
-        store.set_status(job, "failed", "it broke")
-        async with asyncio.timeout(60):  # it is not made anew at once, and says when
-            while (again := await page.json("GET", path))["again_s"]:
-                assert again["view"] == view
-                await asyncio.sleep(again["again_s"])
-        assert again["view"]["badge"]["text"] == "failed"
-        assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
-
-    play(scenario)
+@played
+async def test_a_job_is_told_as_a_page_and_again_when_it_changed(page, store):
+    job = run_job(store, HOSTILE[:60])
+    await page.log_in(Scope.READ)
+    path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
+    view = (await page.json("GET", path))["view"]
+    assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
+    assert view["badge"]["text"] == "running"
+    assert {"accuracy", "rounds", "events"} <= {one["id"] for one in view["sections"]}
+    store.set_status(job, "failed", "it broke")
+    async with asyncio.timeout(60):  # it is not made anew at once, and says when
+        while (again := await page.json("GET", path))["again_s"]:
+            assert again["view"] == view
+            await asyncio.sleep(again["again_s"])
+    assert again["view"]["badge"]["text"] == "failed"
+    assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
 
 
-def test_a_jobs_text_makes_the_same_job_again():
-    async def scenario(page, store):
-        of = of_a_number()
-        named = store.submit_job("sick", of.canonical(), of.digest(), priority="high").id
-        await page.log_in()
-        text = (await page.json("GET", f"/v1/page/jobs/{named}/text"))["text"]
-        again = parse_job(text)
-        assert (again.canonical(), again.priority) == (of.canonical(), "high")
-        assert text.startswith("job: diabetes\n")
-        strange = store.submit_job("old", b'{"job": "old", "magic": "\xc3\xbc"}', bytes(32)).id
-        text = (await page.json("GET", f"/v1/page/jobs/{strange}/text"))["text"]
-        assert text == "job: old\nmagic: ü\n"  # as it stands, where this version knows it no more
-        assert (await page.ask("GET", "/v1/page/jobs/none/text")).status == 404
-
-    play(scenario)
+@played
+async def test_a_jobs_text_makes_the_same_job_again(page, store):
+    of = of_a_number()
+    named = store.submit_job("sick", of.canonical(), of.digest(), priority="high").id
+    await page.log_in()
+    text = (await page.json("GET", f"/v1/page/jobs/{named}/text"))["text"]
+    again = parse_job(text)
+    assert (again.canonical(), again.priority) == (of.canonical(), "high")
+    assert text.startswith("job: diabetes\n")
+    strange = store.submit_job("old", b'{"job": "old", "magic": "\xc3\xbc"}', bytes(32)).id
+    text = (await page.json("GET", f"/v1/page/jobs/{strange}/text"))["text"]
+    assert text == "job: old\nmagic: ü\n"  # as it stands, where this version knows it no more
+    assert (await page.ask("GET", "/v1/page/jobs/none/text")).status == 404
 
 
-def test_the_fleet_is_told_in_counts():
-    async def scenario(page, store):
-        store.set_enrolled({bytes([k]) * 32 for k in range(3)}, "north")
-        run_job(store)
-        await page.log_in(Scope.READ)
-        found = await page.json("GET", "/v1/page/fleet")
-        (cell,) = found["cells"]
-        assert (cell["cell"], cell["enrolled"]) == ("north", 3)
-
-    play(scenario)
+@played
+async def test_the_fleet_is_told_in_counts(page, store):
+    store.set_enrolled({bytes([k]) * 32 for k in range(3)}, "north")
+    run_job(store)
+    await page.log_in(Scope.READ)
+    found = await page.json("GET", "/v1/page/fleet")
+    (cell,) = found["cells"]
+    assert (cell["cell"], cell["enrolled"]) == ("north", 3)
 
 
 # --- submitting ---
 
 
-def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
-    async def scenario(page, store):
-        await page.log_in()
-        text = (await page.json("GET", "/v1/page/example"))["text"]
-        wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 6,", "rouds: 6,")
-        found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
-        lines = {one["line"]: one["key"] for one in found["problems"]}
-        assert lines[1 + wrong[: wrong.index("two")].count("\n")] == "privacy.epsilon"
-        assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
-        found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
-        assert found["problems"] == []
-        rows = dict(map(tuple, found["price"]["guarantees"]))
-        assert rows["  training"].startswith("ε = 2 per record")
-        assert "per device" in rows["  inference"]
-        assert found["price"]["rounds"] == 6
-        assert found["price"]["upload_bytes"] > 0
-        assert store.jobs() == ()  # nothing is submitted by a check
-        assert (await page.ask("POST", "/jobs", data=text.encode(), headers=OWN)).status == 201
-        assert [one.name for one in store.jobs()] == ["digits"]
-        huge = b"#" * (1 << 20) + b"#"
-        assert (await page.ask("POST", "/v1/page/check", data=huge, headers=OWN)).status == 413
-
-    play(scenario)
-
-
-def test_a_list_that_cannot_be_read_for_want_of_a_thread_is_read_at_the_next_tick(monkeypatch):
-    monkeypatch.setattr(board, "TICK_S", 0.01)
-
-    async def scene() -> None:
-        fails = iter([RuntimeError("can't start new thread")] * 3)
-
-        async def ask(question):
-            if error := next(fails, None):
-                raise error
-            return question()
-
-        shown = board.JobBoard(Store(), lambda: STATUS, ask)
-        with shown:
-            assert await shown.moved(0, 5)
-            assert not shown._keeping.done()
-
-    asyncio.run(scene())
+@played
+async def test_a_job_is_checked_line_by_line_then_priced_then_submitted(page, store):
+    await page.log_in()
+    text = (await page.json("GET", "/v1/page/example"))["text"]
+    wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 6,", "rouds: 6,")
+    found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
+    lines = {one["line"]: one["key"] for one in found["problems"]}
+    assert lines[1 + wrong[: wrong.index("two")].count("\n")] == "privacy.epsilon"
+    assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
+    found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
+    assert found["problems"] == []
+    rows = dict(map(tuple, found["price"]["guarantees"]))
+    assert rows["  training"].startswith("ε = 2 per record")
+    assert "per device" in rows["  inference"]
+    assert found["price"]["rounds"] == 6
+    assert found["price"]["upload_bytes"] > 0
+    assert store.jobs() == ()  # nothing is submitted by a check
+    assert (await page.ask("POST", "/jobs", data=text.encode(), headers=OWN)).status == 201
+    assert [one.name for one in store.jobs()] == ["digits"]
+    huge = b"#" * (1 << 20) + b"#"
+    assert (await page.ask("POST", "/v1/page/check", data=huge, headers=OWN)).status == 413

@@ -200,16 +200,6 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert part(view, "figures", "heat")["rows"] == ["cat", "dog"]
 
 
-def test_an_idle_time_of_days_does_not_flatten_the_picture_of_rounds(planned):
-    events = [committed(1, 0, 1), committed(2, 1, 2), committed(3, 2, 3)]
-    for one, time_s in zip(events, (1.0, 2.0, 200_000.0), strict=True):
-        one["time"] = time_s
-    picture = part(job_view(planned, events), "time", "gantt")
-    assert picture["whole"] is False
-    assert [row["start_s"] for row in picture["rows"]] == [0.0, 1.0, 2.0]
-    assert picture["rows"][2]["begun_s"] == pytest.approx(199_999.0)
-
-
 def test_the_view_of_an_entry_of_the_store(planned):
     job = load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml")
     store = Store()

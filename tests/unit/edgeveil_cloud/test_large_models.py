@@ -19,8 +19,8 @@ from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.sealed import ReleasePackage, encode_package
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast, seal_round
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.rehearsal import rehearse_job
+from edgeveil_cloud.round_report import model_card
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_cloud.validate_batch import validate_batch

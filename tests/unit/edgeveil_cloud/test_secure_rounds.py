@@ -307,15 +307,6 @@ def test_more_uploads_than_were_selected_are_all_void(desk: SecureDesk) -> None:
     assert desk.kept() is None
 
 
-def test_a_batch_whose_masked_groups_differ_in_number_is_void(desk: SecureDesk) -> None:
-    """The proxy's mistake: places of one group would not be those of the other."""
-    broadcast = desk.sealed(CENTRE)
-    good = desk.answers(broadcast)
-    wrong = msgspec.structs.replace(good.batches[""], counts=(2,))
-    desk.batches[wrong.blob.digest] = desk.batches[good.batches[""].blob.digest]
-    assert isinstance(desk.perform(Absorb({"": wrong})), TooFewUploads)
-
-
 def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
     for before in (1, 2):
         broadcast, _ = desk.asked(before)
@@ -325,11 +316,6 @@ def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
     assert kept is not None
     rows = kept.valid().arrays["softmax"]
     assert sorted(float(np.asarray(row).flat[0]) for row in rows) == [0.0, 1.0, 2.0]
-
-
-def test_the_manifest_says_what_is_masked(desk: SecureDesk) -> None:
-    (one,) = desk.sealed(CENTRE).manifest.masked
-    assert (one.group, one.count) == (0, 4)
 
 
 def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several() -> None:
@@ -608,10 +594,3 @@ def test_an_answer_of_another_size_or_to_another_process_keeps_nothing() -> None
         with pytest.raises(EdgeVeilError):
             host.perform(task)
         assert host.kept() is None
-
-
-def test_a_cell_that_is_of_before_is_not_asked() -> None:
-    desk = SecureDesk()
-    broadcast, found = desk.asked()
-    assert broadcast.manifest.check == b""
-    assert not found.misfits

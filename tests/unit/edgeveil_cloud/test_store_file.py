@@ -2,14 +2,13 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 
 import pytest
 
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import VERSION, ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
 
 SECRET = b"\xa5SECRET-ROUND-KEY-0123456789ABCDE"
 
@@ -107,15 +106,6 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "cloud.db").write_bytes(b"this is no database at all" * 100)
     with pytest.raises(StoreError, match="not a database"):
-        Store(url(tmp_path))
-
-
-def test_a_newer_store_is_refused(tmp_path):
-    Store(url(tmp_path)).close()
-    with sqlite3.connect(tmp_path / "state" / "cloud.db") as db:
-        db.execute("UPDATE info SET version = ?", (VERSION + 1,))
-    db.close()
-    with pytest.raises(StoreError, match=f"version {VERSION + 1}"):
         Store(url(tmp_path))
 
 

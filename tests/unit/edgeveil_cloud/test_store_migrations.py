@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from edgeveil_cloud.database import open_engine
-from edgeveil_cloud.migrate import REVISIONS, migrate
+from edgeveil_cloud.database import REVISIONS, migrate, open_engine
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import VERSION, StoreError, metadata
 
@@ -65,17 +64,6 @@ def test_the_revisions_lead_to_the_tables_of_the_models(path: Path) -> None:
         assert compare_metadata(context, metadata) == []
     engine.dispose()
     assert rows(path, "SELECT version FROM info") == [(VERSION,)]
-
-
-def test_an_autogenerate_diff_would_be_seen(path: Path) -> None:
-    store_at(path).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE jobs DROP COLUMN reason")
-        db.commit()
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.connect() as db:
-        assert compare_metadata(MigrationContext.configure(db), metadata)
-    engine.dispose()
 
 
 LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py", "v0005_cells.py"]

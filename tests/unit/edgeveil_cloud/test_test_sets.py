@@ -79,13 +79,6 @@ def test_a_job_of_the_cloud_s_own_data_set_is_tested_and_nothing_is_said(control
     assert "untested" not in dict(events(store, job))
 
 
-def test_a_job_by_a_schema_of_another_data_set_is_tested_on_nothing(control):
-    """It was accepted, priced on every device, and failed on shapes in its last exchange."""
-    cloud, store = control(DIGITS)
-    job = cloud.submit(a_job(**OF_PEOPLE))
-    assert "untested" in dict(events(store, job))
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -172,13 +165,3 @@ def test_a_site_file_names_one_test_set_or_several(tmp_path):
     assert CloudSite.model_validate(plain).test_sets == ()
     with pytest.raises(ValueError, match="npz is read from a file"):
         CloudSite.model_validate({**plain, "test_data": (one, {"name": "own", "source": "npz"})})
-
-
-def test_records_of_another_arrangement_are_tested_as_the_job_arranges_them(tmp_path):
-    x = np.arange(32, dtype=np.float32).reshape(8, 4)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(8) % 2)
-    own = HeldTests([DataSource(name="own", source="npz", path=tmp_path / "own.npz")])
-    data = small_job().data.model_copy(update={"source": "own", "input_shape": (2, 2)})
-    found = own.of(data)
-    assert found is not None
-    assert found.x.tolist() == x.reshape(8, 2, 2).tolist()

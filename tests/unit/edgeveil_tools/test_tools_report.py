@@ -174,6 +174,16 @@ def test_without_scripts_the_figures_of_the_run_stand_there(page):
 # --- what it says ---
 
 
+def test_all_pictures_are_there():
+    found = view(events())
+    assert len(parts(found, "accuracy", "lines")) == 1
+    assert len(parts(found, "epsilon", "lines")) == 2
+    assert len(parts(found, "clusters", "scatter")) == 1
+    assert len(parts(found, "bytes", "bars")) == 1
+    assert len(parts(found, "time", "lines")) == 1
+    assert len(parts(found, "answers", "lines")) == 1
+
+
 def test_both_guarantees_stand_together_with_their_units():
     found = view(events())
     text = text_of(found)

@@ -39,8 +39,7 @@ from edgeveil_cloud.commit_round import (
     tell_round,
 )
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.model_card import model_card, weights_file
-from edgeveil_cloud.round_report import Recorder, summary_of
+from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weights_file
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
