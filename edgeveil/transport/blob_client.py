@@ -1,9 +1,7 @@
-"""Blobs over HTTP, for whoever goes to another's store: GET with resumption, PUT, no redirects.
+"""Blobs over HTTP from and to another's store: GET with resumption, PUT, no redirects.
 
-Of the standard library alone, so that a device loads nothing for it, and in threads, since TLS,
-hashing and disks block. A connection goes to the URL's own host and to no other: a redirect is a
-failure. What comes is counted and hashed on its way; more than was said is not read, and what was
-broken off goes on where it ended.
+By the standard library alone, so that a device loads nothing for it, and in threads, since TLS,
+hashing and disks block. Bytes are counted and hashed as they come; more than announced is not read.
 """
 
 from __future__ import annotations
@@ -46,18 +44,16 @@ class Sink(Protocol):
     """Takes a blob's bytes in their order."""
 
     def restart(self) -> None:
-        """What came counts no more: it comes again from the beginning."""
+        """Begin anew."""
 
     def write(self, data: memoryview, /) -> object:
-        """The next bytes."""
+        """Take the next bytes."""
 
     def finish(self) -> bytes:
-        """All is there, and it is the blob; the whole, or nothing where that lies in a file."""
+        """Return the whole blob, which is verified; nothing where it lies in a file."""
 
 
 class MemorySink:
-    """In memory, which grows with what comes."""
-
     def __init__(self) -> None:
         self._held = io.BytesIO()
 
@@ -68,7 +64,6 @@ class MemorySink:
         return self._held.write(data)
 
     def finish(self) -> bytes:
-        """The whole, not copied."""
         return self._held.getvalue()
 
 
@@ -87,8 +82,8 @@ class BlobClient:
         silent_s: float = SILENT_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """`ca_file` as in a broker's block; raises BrokerError where it cannot be read. `sink`
-        makes what takes a blob that is fetched."""
+        """`sink` takes a blob that is fetched. Raises BrokerError for a `ca_file` that cannot be
+        read."""
         self._context = client_context(ca_file, None, None) if ca_file is not None else None
         self._sink, self._silent_s, self._first_pause_s = sink, silent_s, first_pause_s
         self.executor = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="edgeveil-blobs")
@@ -103,7 +98,7 @@ class BlobClient:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     def carry(self, task: Carriage) -> FetchedBeside | LaidDown | WorkFailed:
-        """Do one; a failure has one of a few reasons, none of which quotes a URL."""
+        """Carry one blob; a failure has one of a few reasons, none of which quotes a URL."""
         until_s = time.monotonic() + task.within_s
         try:
             if isinstance(task, FetchBeside):
@@ -115,8 +110,6 @@ class BlobClient:
         except (OSError, ValueError, HTTPException):  # of the disk, or of what the other side says
             return WorkFailed("failed")
 
-    # --- getting ---
-
     def _fetch(self, task: FetchBeside, until_s: float) -> bytes:
         size_bytes, sink = task.blob.size_bytes, self._sink(task.blob)
         digest, got, failed = hashlib.sha256(), 0, 0
@@ -124,11 +117,12 @@ class BlobClient:
         while got < size_bytes:
             before = got
             try:
-                with self._answer("GET", task.url, _range(got)) as answer:
+                asked = {"Range": f"bytes={got}-"} if got else {}
+                with self._answer("GET", task.url, asked) as answer:
                     if _begins_anew(answer, got, size_bytes):
                         sink.restart()
                         digest, got, before = hashlib.sha256(), 0, 0
-                    while count := _read(answer, block):
+                    while count := answer.readinto(block):
                         if got + count > size_bytes:
                             raise ProtocolError("wrong_size")
                         digest.update(block[:count])
@@ -144,8 +138,6 @@ class BlobClient:
             raise ProtocolError("wrong_bytes")
         return sink.finish()
 
-    # --- putting ---
-
     def _put(self, task: PutBeside, until_s: float) -> None:
         failed = 0
         while True:
@@ -156,8 +148,6 @@ class BlobClient:
                 failed += 1
                 self._pause(failed, until_s)
 
-    # --- one request ---
-
     @contextmanager
     def _answer(
         self,
@@ -167,7 +157,7 @@ class BlobClient:
         body: PutBeside | None = None,
         until_s: float = 0.0,
     ) -> Iterator[HTTPResponse]:
-        """What the store says. Raises _Broken, or ProtocolError for what is said for good."""
+        """The store's answer. Raises _Broken, or ProtocolError for a lasting refusal."""
         parts = urlsplit(url)
         connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
@@ -220,15 +210,6 @@ class BlobClient:
     def _check_time(self, until_s: float) -> None:
         if self._ended.is_set() or time.monotonic() > until_s:
             raise ProtocolError("ended")
-
-
-def _range(got: int) -> dict[str, str]:
-    return {"Range": f"bytes={got}-"} if got else {}
-
-
-def _read(answer: HTTPResponse, block: memoryview) -> int:
-    """Bytes of the next block; 0 at the end, also at one that came too early."""
-    return answer.readinto(block)
 
 
 def _begins_anew(answer: HTTPResponse, got: int, size_bytes: int) -> bool:

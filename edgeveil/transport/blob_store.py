@@ -1,7 +1,6 @@
 """A party's own store of blobs beside the broker: files that it serves itself, or a bucket.
 
-Others reach either by URLs alone, each a capability: 32 random bytes that name nobody, or a
-signature of the store's that ends by itself. What lies there is ciphertext.
+URLs are capabilities: 32 random bytes, or a signature that expires. Blobs are ciphertext.
 """
 
 from __future__ import annotations
@@ -47,25 +46,24 @@ class StoreBeside(Protocol):
     """Where blobs lie for others. Every method may take long, and may be called in any thread."""
 
     def show(self, task: ShowBlob) -> BlobShown:
-        """Let the blob be had."""
+        """Return a URL of the blob."""
 
     def grant(self, task: GrantPut) -> PutGranted:
-        """Let a blob be put there."""
+        """Return a URL that takes a blob."""
 
     def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
-        """What was put there as `name`. Raises ProtocolError `not_there` or `wrong_size`."""
+        """The blob that was put as `name`. Raises ProtocolError `not_there` or `wrong_size`."""
 
     def forget(self, name: str) -> None:
-        """What was put there as `name` is of no use any more."""
+        """Remove what was put as `name`."""
 
     def sweep(self) -> None:
-        """Remove what nobody will ask for."""
+        """Remove what is expired."""
 
     async def start(self) -> None:
-        """Be there for others. Raises UsageError."""
+        """Serve. Raises UsageError."""
 
-    async def stop(self) -> None:
-        """Be there no more."""
+    async def stop(self) -> None: ...
 
 
 def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
@@ -129,11 +127,8 @@ class _Capability:
 
 
 class ServedStore:
-    """GET with ranges from where blobs lie anyway, and PUT into a folder, over HTTP(S).
-
-    The URLs are known to this process alone: after a restart there are none, what was put is
-    removed, and whoever asks is given another.
-    """
+    """GET with ranges from where blobs lie, and PUT into a folder, over HTTP(S). URLs end with the
+    process."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""Reaching a broker: dialling, WebSockets, TLS, and in words why a broker cannot be used.
+"""Reaching a broker: dialling in a thread, WebSockets, TLS, and why a broker cannot be used.
 
-Dialling (DNS, TCP, a proxy's tunnel, TLS, the WebSocket handshake) blocks: it runs in a thread,
-and is given up after a time. Whatever goes wrong on the way to a working connection is one
-`BrokerError` that says what, where and the fix.
+Whatever goes wrong on the way to a working connection is one `BrokerError`.
 """
 
 from __future__ import annotations
@@ -72,7 +70,10 @@ def open_stream(
     Raises BrokerError where the proxy does not open the way, OSError for the rest.
     """
     deadline_s = time.monotonic() + timeout_s
-    sock = _tunnel(address, proxy, timeout_s) if proxy else _connected(address, timeout_s)
+    if proxy:
+        sock = _tunnel(address, proxy, timeout_s)
+    else:
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
     try:
         with suppress(OSError):  # without it, two-way traffic crawls (Nagle and delayed ACK)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,10 +86,6 @@ def open_stream(
     except BaseException:
         sock.close()
         raise
-
-
-def _connected(address: BrokerAddress, timeout_s: float) -> socket.socket:
-    return socket.create_connection((address.host, address.port), timeout=timeout_s)
 
 
 def _tunnel(address: BrokerAddress, proxy: HttpProxy, timeout_s: float) -> socket.socket:
@@ -137,10 +134,10 @@ class WebSocketRefused(ConnectionError):  # noqa: N818 - an outcome
 
 
 class WebSocketStream:
-    """Has of a socket what an MQTT client and an event loop use; bytes in and out are MQTT's.
+    """What an MQTT client and an event loop use of a socket; bytes in and out are MQTT's.
 
-    A frame counts as sent once all of its bytes are: until then `send` raises BlockingIOError and
-    must be called again with the same bytes, as for a TLS socket.
+    Until all bytes of a frame are sent, `send` raises BlockingIOError and must be called again
+    with the same bytes, as for a TLS socket.
     """
 
     def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
@@ -279,40 +276,25 @@ def client_context(
     for path in (ca_file, cert_file, key_file):
         if path is not None and not Path(path).is_file():
             raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
-    _refuse_open_key(key_file or cert_file)
+    if private := key_file or cert_file:  # without key_file, cert_file holds the key
+        with Path(private).open("rb") as file:
+            if open_to_others(file.fileno()):
+                what = "other users of this machine may read this private key"
+                raise BrokerError(what, where=str(private), fix=f"chmod 600 {private}")
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:
-        raise BrokerError(
-            "no CA certificate can be read from this file",
-            where=str(ca_file),
-            fix="give a PEM file",
-        ) from None
+        what = "no CA certificate can be read from this file"
+        raise BrokerError(what, where=str(ca_file), fix="give a PEM file") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if cert_file is not None:
         try:
             context.load_cert_chain(cert_file, key_file)
         except ssl.SSLError:
-            raise BrokerError(
-                "the client certificate and its key do not fit together",
-                where=str(cert_file),
-                fix="give the certificate's own unencrypted key as key_file",
-            ) from None
+            what = "the client certificate and its key do not fit together"
+            fix = "give the certificate's own unencrypted key as key_file"
+            raise BrokerError(what, where=str(cert_file), fix=fix) from None
     return context
-
-
-def _refuse_open_key(path: Path | None) -> None:
-    """BrokerError where others may read a private key; without key_file, cert_file holds it."""
-    if path is None:
-        return
-    with Path(path).open("rb") as file:
-        open_to_all = open_to_others(file.fileno())
-    if open_to_all:
-        raise BrokerError(
-            "other users of this machine may read this private key",
-            where=str(path),
-            fix=f"chmod 600 {path}",
-        )
 
 
 # --- why a broker cannot be used, in words --------------------------------------------------

@@ -187,7 +187,6 @@ class Connection(asyncio.Protocol):
         self.task = asyncio.get_running_loop().create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the handler: nobody waits for its answer."""
         self.server.leave(self)
         for waiting in (self._data, self._room):
             if waiting is not None and not waiting.done():
@@ -207,7 +206,6 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """Let answers wait: the client takes nothing."""
         self._room = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:

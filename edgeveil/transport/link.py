@@ -1,7 +1,6 @@
-"""What the processes see of a connection, over MQTT or in memory, and where they speak on it.
+"""A connection as processes see it, and the topics of the two broker domains.
 
-Topics belong to two broker domains. A device's topics carry its id, never its name. They have at
-most seven levels; no message is retained, and no device subscribes with a wildcard.
+A device's topics carry its id, never its name; no message is retained, no device uses a wildcard.
 """
 
 from __future__ import annotations
@@ -55,14 +54,12 @@ class LinkSettings:
     """How to reach a broker and what bounds to keep.
 
     `url` is one address or several, tried in turn, all through `http_proxy` where there is one.
-    `client_suffix` follows the client id; where there is one, the link draws another after a broker
-    took the connection and not the client: it may hold what a lost node left of the one before.
-    `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
-    bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
-    is received and not handled; `profile` narrows both, and paces. After the n-th failure the
-    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). After `silence_s`
-    without a message it is looked whether the link still hears (`Hearing`). It does without
-    those of `optional_topics` whose subscription the broker refuses.
+    `client_suffix` follows the client id; the link draws another where a broker took the connection
+    and not the client. `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by
+    itself. `packet_bytes` bounds one whole packet, the window what is unacknowledged, the inbox
+    what is unhandled; `profile` narrows both, and paces. After the n-th failure the link waits a
+    random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). After `silence_s` without a
+    message see `Hearing`. Refused subscriptions of `optional_topics` are no error.
     """
 
     url: str | tuple[str, ...]
@@ -118,12 +115,10 @@ class SendWindow:
 
     @property
     def messages(self) -> int:
-        """How many messages are unacknowledged."""
         return self._messages - self._free_messages
 
     @property
     def size_bytes(self) -> int:
-        """How much they hold."""
         return self._bytes - self._free_bytes
 
     async def acquire(self, size: int) -> None:
@@ -152,7 +147,6 @@ class SendWindow:
             raise
 
     def release(self, size: int) -> None:
-        """Give the room of one message back."""
         self._free_messages += 1
         self._free_bytes += size
         if self.messages == 0:
@@ -160,7 +154,6 @@ class SendWindow:
         self._serve()
 
     async def idle(self) -> None:
-        """Wait until nothing is unacknowledged."""
         await self._idle.wait()
 
     def fail(self, error: Exception) -> None:
@@ -197,11 +190,8 @@ ROOT = "edgeveil/v1"
 
 
 class Topics:
-    """Where the parties of one cell speak; `cell` is empty where the fleet has no named cells.
-
-    No name of a cell has a dot, so a proxy's client id (`proxy_id`) is never that of a further
-    connection, `proxy-1`.
-    """
+    """Topics of one cell; `cell` is empty where the fleet has no named cells, and never has a dot,
+    so that `proxy_id` is never a further connection's `proxy-1`."""
 
     def __init__(self, cell: str = "") -> None:
         self.cell = cell

@@ -1,8 +1,5 @@
-"""Listening sockets: TCP or a Unix socket, the TLS context, and how many connections they may hold.
-
-Connections are files of the process. So each server holds a bounded number of them, well below what
-the process may open: whoever opens thousands leaves the process its files for broker, store and
-others' requests.
+"""Listening sockets: TCP or a Unix socket, the TLS context, and how many connections they may hold:
+well below the files that the process may open, which broker and stores need too.
 """
 
 from __future__ import annotations
@@ -96,7 +93,6 @@ class ListenAt:
         return self.tls is None and not self.is_local
 
     def url(self, port: int) -> str:
-        """Address for clients on this machine."""
         if self.socket is not None:
             return f"unix:{self.socket}"
         scheme = "http" if self.tls is None else "https"

@@ -1,9 +1,7 @@
 """A whole fleet in one process and in virtual time: the same machines, hosts and frames.
 
-Deterministic: events run in the order of their time, then of their creation. `faults` decides
-what becomes of each frame: the list of delays at which it arrives (empty: lost, two: repeated).
-With an executor, work that is under way at one virtual moment is done at one real one; a node's own
-tasks follow each other, and its outcome comes at the same virtual time as without.
+Deterministic: events run in the order of their time, then of creation. `faults` returns the delays
+at which a frame arrives (empty: lost). With an executor, work of one virtual moment runs together.
 """
 
 from __future__ import annotations
@@ -46,14 +44,11 @@ class Node:
     working: Future[object] | None = None  # the task given to the executor last
 
     def post(self, event: fx.Event) -> None:
-        """Let an event of its own happen to it, now."""
         self.net.post(self, event)
 
 
 @dataclass(frozen=True)
 class PendingWork:
-    """The outcome of a task that an executor may still be at."""
-
     task: object
     outcome: Future[object]
 
@@ -92,7 +87,6 @@ class MemoryNet:
     def post(
         self, node: Node, event: fx.Event | PendingWork, delay_s: float = 0.0, timer: int = 0
     ) -> None:
-        """Let an event happen to a node."""
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
 
     def run(self, until: Callable[[], bool], limit_s: float = 3600.0) -> bool:

@@ -1,8 +1,4 @@
-"""What a process shows to Prometheus: one registry of its own, read when it is asked for.
-
-Needs prometheus_client (extras `cloud` and `proxy`). Names begin with `edgeveil_`; what a process
-uses of its machine stands under the usual `process_` names.
-"""
+"""The Prometheus registry of a process, read when it is asked for (extras `cloud` and `proxy`)."""
 
 from __future__ import annotations
 
@@ -31,15 +27,12 @@ _SLUG = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class Metrics:
-    """The registry, and the page that shows it."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_Peak())
 
     async def page(self, _request: Request) -> Response:
-        """Everything in Prometheus' text form, read now."""
         return self.shown()
 
     def shown(self) -> Response:
@@ -69,8 +62,6 @@ def counter(
 
 
 class StateDisk(Collector):
-    """The file system of a state folder."""
-
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
 
@@ -138,11 +129,8 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class MeteredHost:
-    """A host whose work is timed; what passes is shown to `watch(thing)`.
-
-    `watch` gets each stored item after it was stored, each report, and `fx.WorkDone` after
-    each work.
-    """
+    """A host whose work is timed. `watch` gets each item once stored, each report, and
+    `fx.WorkDone`."""
 
     def __init__(
         self, host: Host, metrics: Metrics, watch: Callable[[object], None] = lambda _thing: None
@@ -164,7 +152,6 @@ class MeteredHost:
         return self._host.together()
 
     def perform(self, task: object) -> object:
-        """Do it, by the clock."""
         started_s = time.perf_counter()
         try:
             result = self._host.perform(task)

@@ -1,8 +1,7 @@
-"""The MQTT client: no other file of a deployment knows paho. A `MqttConnection` is one connection.
+"""The MQTT client, by paho. A `MqttConnection` is one connection; none is reused.
 
 paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
-socket, and only dialling (`dialling.py`) runs in a thread. No connection is reused: each one
-starts clean, and what must survive lies in the caller's queue.
+socket, and only dialling (`dialling.py`) runs in a thread.
 """
 
 from __future__ import annotations
@@ -78,12 +77,11 @@ class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
 
 
 class Intake:
-    """Whether a socket is read, and when the broker hears that a message was taken.
+    """Whether a socket is read, and when messages are acknowledged.
 
-    Held back, the socket is not read, unless an answer is awaited: that comes by the same socket,
-    and whoever waits for it may be the one to make room. Messages that this brings in are
-    acknowledged only when the holding back ends, so that a broker which keeps to its limit of
-    unacknowledged messages sends no more of them.
+    Held back, the socket is read only while an answer is awaited: whoever waits for it may be the
+    one to make room. Messages that come then are acknowledged when the holding back ends, so the
+    broker sends no more than its limit of unacknowledged ones.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class Intake:
         self._tell()
 
     def await_answer(self, awaited: bool) -> None:
-        """One more answer is awaited, or one less."""
         self._awaited += 1 if awaited else -1
         self._decide()
 
@@ -117,7 +114,6 @@ class Intake:
             self.await_answer(False)
 
     def took(self, number: int) -> None:
-        """The message of this number was taken."""
         self._taken.append(number)
         if not self._held_back:
             self._tell()
@@ -149,7 +145,8 @@ class MqttConnection:
         self.lost: asyncio.Future[str] = loop.create_future()
         self._loop, self._settings, self._address = loop, settings, address
         self._on_packet, self._takes = on_packet, takes
-        self._packet_bytes = settings.packet_bytes
+        self.packet_bytes = settings.packet_bytes
+        """The largest packet that both sides take."""
         self._profile = settings.profile
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
         self._optional = settings.optional_topics
@@ -160,7 +157,8 @@ class MqttConnection:
         self._finishing = False
         self._dialled = False  # until then the callbacks run in the dialling thread
         self._client = self._make_client()
-        self.watch = SocketLoop(self._client, self.end, _misc_s(settings.keepalive_s))
+        misc_s = max(0.2, min(_MISC_S, settings.keepalive_s / 4))
+        self.watch = SocketLoop(self._client, self.end, misc_s)
         self.intake = Intake(self.watch.pause, self.watch.resume, self._acknowledge)
         self._window = self._make_window(settings.window_messages)
         # Room comes back a second after the acknowledgement: in no second of the broker's own
@@ -194,19 +192,12 @@ class MqttConnection:
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages the broker has not acknowledged."""
         return self._window.messages
-
-    @property
-    def packet_bytes(self) -> int:
-        """The largest packet that both sides take."""
-        return self._packet_bytes
 
     async def subscribe(self, topics: Sequence[str], answer_s: float = _SUBACK_S) -> None:
         """Subscribe with QoS 1 and wait for the answers. Raises BrokerError, LinkDown.
 
-        A topic that is refused is asked for again: a cluster that is short of a node refuses some
-        for no lasting reason.
+        A refused topic is asked for again: a cluster short of a node refuses some for a while.
         """
         end_s = self._loop.time() + answer_s
         at_once = self._profile.topics_per_subscribe or len(topics)
@@ -242,10 +233,9 @@ class MqttConnection:
     async def publish(self, topic: str, payload: bytes, qos: int) -> None:
         """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
         size = len(payload) + overhead_bytes(topic)
-        if size > self._packet_bytes:
-            raise ProtocolError(
-                "oversized_packet", f"a packet of {size} bytes exceeds {self._packet_bytes}"
-            )
+        if size > self.packet_bytes:
+            text = f"a packet of {size} bytes exceeds {self.packet_bytes}"
+            raise ProtocolError("oversized_packet", text)
         if self.lost.done():
             raise self._down()
         await self._pace.acquire(size)
@@ -327,8 +317,8 @@ class MqttConnection:
             client.will_set(settings.will.topic, settings.will.payload, qos=1)
         client.max_inflight_messages_set(settings.window_messages)
         client.on_socket_close = self._on_socket_close
-        client.on_socket_register_write = self._on_want_write
-        client.on_socket_unregister_write = self._on_written
+        client.on_socket_register_write = lambda _c, _d, sock: self.watch.want_write(sock, True)
+        client.on_socket_unregister_write = lambda _c, _d, sock: self.watch.want_write(sock, False)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
@@ -361,9 +351,8 @@ class MqttConnection:
             self.end("closed while connecting")
 
     def _keep_to(self, properties: Properties) -> None:
-        """Keep to the limits that the broker announced."""
-        announced = getattr(properties, "MaximumPacketSize", self._packet_bytes)
-        self._packet_bytes = min(self._packet_bytes, announced)
+        announced = getattr(properties, "MaximumPacketSize", self.packet_bytes)
+        self.packet_bytes = min(self.packet_bytes, announced)
         in_flight = getattr(properties, "ReceiveMaximum", self._settings.window_messages)
         if in_flight < self._settings.window_messages:
             self._window = self._make_window(in_flight)
@@ -387,15 +376,8 @@ class MqttConnection:
 
     # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
 
-    def _on_socket_close(self, _client: paho.Client, _data: object, sock: Any) -> None:
-        if self.watch.attached:
-            self.watch.detach()
-
-    def _on_want_write(self, _client: paho.Client, _data: object, sock: Any) -> None:
-        self.watch.want_write(sock, wanted=True)
-
-    def _on_written(self, _client: paho.Client, _data: object, sock: Any) -> None:
-        self.watch.want_write(sock, wanted=False)
+    def _on_socket_close(self, *_: object) -> None:
+        self.watch.detach()
 
     def _on_connect(
         self, _client: paho.Client, _data: object, _flags: Any, code: ReasonCode, properties: Any
@@ -416,7 +398,6 @@ class MqttConnection:
             self.end(f"broker says: {code}" if from_broker else "connection lost")
 
     def _on_message(self, topic: bytes, payload: bytes, number: int) -> None:
-        self.watch.note_packet()
         with suppress(UnicodeDecodeError):
             where = topic.decode()
             if self._takes(where, payload):
@@ -430,7 +411,6 @@ class MqttConnection:
         self._on_acknowledged(mid, code.value)
 
     def _on_acknowledged(self, number: int, reason: int) -> None:
-        self.watch.note_packet()
         if (size := self._unacknowledged.pop(number, None)) is not None:
             self._release(size)
         if reason >= _FAILURE and reason not in self._refused_reasons:
@@ -446,25 +426,19 @@ class MqttConnection:
             answer.set_result(list(codes))
 
 
-def _misc_s(keepalive_s: int) -> float:
-    return max(0.2, min(_MISC_S, keepalive_s / 4))
-
-
 class MessageClient(paho.Client):
     """paho's client, past which messages and their acknowledgements go.
 
-    paho asks the socket for each packet three times and makes a dozen objects of it, so a flood
-    would cost ten times what it needs to, and a proxy most of its time. Here the socket is read in
-    large pieces; of these, messages of QoS 0 and 1 are handed on and those of QoS 1 sent without
-    paho. It keeps the connection, subscriptions and pings, and gets all other packets as they came.
-    The connection is made by `dial(timeout_s)`: paho's own way over WebSockets masks byte by byte
-    in Python, and reads a long frame anew at each piece of it.
+    paho reads the socket three times for each packet and makes a dozen objects of it, ten times
+    the cost of a message. Here the socket is read in large pieces, and messages of QoS 0 and 1 and
+    their acknowledgements bypass paho, which gets all other packets. `dial(timeout_s)` connects:
+    paho's own way over WebSockets masks byte by byte in Python.
     """
 
     on_plain_message: Callable[[bytes, bytes, int], None]  # topic, payload, number if QoS 1
     on_acknowledged: Callable[[int, int], None]  # number, reason code
     on_version_refused: Callable[[], None]  # by a CONNACK of MQTT 3.1.1
-    pieces = 0  # read so far
+    pieces = packets = 0  # read and handled so far
 
     def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
         super().__init__(*options, **named)
@@ -495,6 +469,7 @@ class MessageClient(paho.Client):
             if (found := self._cutter.next_packet()) is None:
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
         first, body = found
+        self.packets += 1
         if first >> 4 == PUBLISH and not first & _QOS_2:
             number, begin = read_publish(first, body, int(self._protocol))
             self.on_plain_message(
@@ -540,8 +515,7 @@ class MessageClient(paho.Client):
 class SocketLoop:
     """Drives paho from the asyncio loop: watches its socket from `attach` to `detach`.
 
-    `on_end(reason)` is called when a step fails; `note_packet` must be called for each packet
-    that was handled, so that a wake-up can go on while there is more to read.
+    `on_end(reason)` is called when a step fails.
     """
 
     def __init__(self, client: MessageClient, on_end: Callable[[str], None], misc_s: float) -> None:
@@ -549,12 +523,7 @@ class SocketLoop:
         self._client, self._on_end, self._misc_s = client, on_end, misc_s
         self._sock: Stream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._packets, self._paused, self._reads_on = 0, False, False
-
-    @property
-    def attached(self) -> bool:
-        """Whether a socket is being watched."""
-        return self._sock is not None
+        self._paused = self._reads_on = False
 
     def attach(self, sock: Stream, *, want_write: bool) -> None:
         self._sock = sock
@@ -574,10 +543,7 @@ class SocketLoop:
             self._timer.cancel()
         return sock
 
-    def note_packet(self) -> None:
-        self._packets += 1
-
-    def want_write(self, sock: object, *, wanted: bool) -> None:
+    def want_write(self, sock: object, wanted: bool) -> None:
         """Wake up, or no longer, when `sock` takes bytes; another socket than ours is ignored."""
         if self._sock is None or self._sock is not sock:
             return
@@ -607,9 +573,9 @@ class SocketLoop:
                 return
             if self._client.pieces >= enough:
                 break
-            seen = self._packets
+            seen = self._client.packets
             self._step(self._client.loop_read)
-            if self._packets == seen:
+            if self._client.packets == seen:
                 break
         streams = (ssl.SSLSocket, WebSocketStream)
         held_back = isinstance(self._sock, streams) and self._sock.pending()

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -55,16 +55,6 @@ _WORDS = 256  # so many are remembered
 Uniform = Callable[[float, float], float]
 
 
-@dataclass
-class LinkCounters:
-    """What happened since the link was made; bytes are of payloads."""
-
-    received_bytes: int = 0
-    connections: int = 0
-    handler_errors: int = 0
-    overflows: int = 0  # sessions ended because more came in than was handled
-
-
 class Inbox:
     """Received messages in order. `pause()` is called when full, `resume()` when half empty.
 
@@ -96,24 +86,21 @@ class Inbox:
 
     @property
     def paused(self) -> bool:
-        """Whether no more should be read from the socket."""
         return self._paused
 
     @property
     def overfull(self) -> bool:
-        """Whether it holds more than four times its limit."""
         return self._held > _OVERFULL * self._limit
 
 
 class MqttLink:
     """A connection to one broker, MQTT 5 or 3.1.1, that comes back by itself; of one event loop.
 
-    `takes(topic, payload)` is asked as each message is read: a message it refuses takes no room in
-    the inbox and no turn of the event loop. `on_message(topic, payload)` is called for one message
-    at a time, in order, and may be a coroutine function: while it works, no more is read than the
-    inbox holds. Delivery is at least once. `on_state(connected, reason)` reports that the link
-    came, with every subscription in place, or went. No handler may block the event loop.
-    `uniform(low, high)` draws the waiting time after a failure (injected for tests).
+    A message that `takes(topic, payload)` refuses takes no room in the inbox. `on_message(topic,
+    payload)`, a function or coroutine function, is called for one message at a time, in order; no
+    more is read meanwhile than the inbox holds. Delivery is at least once. `on_state(connected,
+    reason)` reports that the link came, with every subscription in place, or went. No handler may
+    block the event loop. `uniform(low, high)` draws the waiting time after a failure.
     """
 
     def __init__(
@@ -127,7 +114,8 @@ class MqttLink:
         self.takes: MessageFilter = lambda topic, payload: True
         self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
-        self.counters = LinkCounters()
+        self.connections = self.handler_errors = self.received_bytes = 0  # of payloads
+        self.overflows = 0  # sessions ended because more came in than was handled
         self._settings, self._addresses = settings, settings.addresses
         self._took_us: set[BrokerAddress] = set()
         self._told_refused = False  # that the broker does not allow all topics
@@ -152,12 +140,7 @@ class MqttLink:
         return self._session is not None and not self._session.lost.done()
 
     @property
-    def connections(self) -> int:
-        return self.counters.connections
-
-    @property
     def unacknowledged(self) -> int:
-        """Messages that the broker has not acknowledged."""
         return self._session.unacknowledged if self._session is not None and self.connected else 0
 
     @property
@@ -237,7 +220,8 @@ class MqttLink:
                     since_s = loop.time()
                     await asyncio.shield(self._session.lost)
                     failures = 0 if loop.time() - since_s >= _STEADY_S else failures
-            await self._pause_after(failures)
+            base_s, cap_s = self._settings.backoff_base_s, self._settings.backoff_cap_s
+            await self._pause_up_to(min(cap_s, base_s * 2 ** min(failures, 30)))
 
     def renew(self, reason: str) -> None:
         """End the connection; `run_forever` makes another, at the next address."""
@@ -258,12 +242,6 @@ class MqttLink:
             dispatcher.cancel()
             with suppress(asyncio.CancelledError):
                 await dispatcher
-
-    async def _pause_after(self, failures: int) -> None:
-        settings = self._settings
-        await self._pause_up_to(
-            min(settings.backoff_cap_s, settings.backoff_base_s * 2 ** min(failures, 30))
-        )
 
     async def _pause_up_to(self, longest_s: float) -> None:
         with suppress(TimeoutError):
@@ -292,7 +270,7 @@ class MqttLink:
             raise LinkDown("the link is closed", where=str(self._address))
         self._session = session
         self._took_us.add(self._address)
-        self.counters.connections += 1
+        self.connections += 1
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch())
         self._say(True, self._greeting(session.protocol))
@@ -361,7 +339,7 @@ class MqttLink:
             self._note_fault("state", error)
 
     def _takes(self, topic: str, payload: bytes) -> bool:
-        self.counters.received_bytes += len(payload)
+        self.received_bytes += len(payload)
         try:
             return self.takes(topic, payload)
         except Exception as error:  # a handler's fault must not end the link
@@ -371,7 +349,7 @@ class MqttLink:
     def _receive(self, topic: str, payload: bytes) -> None:
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
-            self.counters.overflows += 1
+            self.overflows += 1
             self._newest.end("inbox overflow: more comes in than is handled")
 
     async def _dispatch(self) -> None:
@@ -389,8 +367,8 @@ class MqttLink:
                 await asyncio.sleep(0)
 
     def _note_fault(self, kind: str, error: Exception) -> None:
-        self.counters.handler_errors += 1
-        if self.counters.handler_errors == 1:
+        self.handler_errors += 1
+        if self.handler_errors == 1:
             what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
             _LOG.error("handler_failed", extra=what)
 
@@ -484,17 +462,13 @@ def read_password(path: Path | None) -> str | None:
 
 
 class Hearing:
-    """Whether a link still hears: where a cluster lost nodes, a link may be up and nothing comes by
-    it. No ping shows that: the broker answers it, and only the subscription is dead.
+    """Detects a link that is up and by which nothing comes: a cluster that lost nodes answers
+    pings, and the subscription is dead.
 
-    A link that has heard nothing for a while has its machine ask the peer for a sign
-    (`fx.PeerSilent`), sooner where the machine repeats itself. Where no message comes then either,
-    the connection is ended and made anew, at the next address. The waits double with each
-    connection that was made in vain: a peer that is away costs its broker few connections.
-    `now_s` counts from any zero.
-
-    `silence_s`: ask after so long without a word, or a tenth of it after the first repetition; and
-    so long an answer is waited for. `uniform(low, high)` spreads a fleet's waits.
+    After `silence_s` without a message, or a tenth of it after the first repetition of an own one,
+    the machine asks the peer for a sign (`fx.PeerSilent`); without an answer within a tenth the
+    connection is made anew, at the next address. Waits double with each connection made in vain.
+    `uniform(low, high)` spreads a fleet's waits. `now_s` counts from any zero.
     """
 
     def __init__(self, silence_s: float, uniform: Callable[[float, float], float]) -> None:
@@ -516,7 +490,6 @@ class Hearing:
             self._wait_s = self._drawn()
 
     def said(self, now_s: float, frame: bytes) -> None:
-        """A message was handed to the broker."""
         word = hash(frame)
         if word in self._words and self._repeated_s is None:
             self._repeated_s = now_s
@@ -557,10 +530,9 @@ class Hearing:
 class RuntimeLink:
     """The connections of one runtime to one broker: its topics, its peer, and bytes each way.
 
-    A broker that holds one connection to so many messages or bytes a second would hold up a proxy
-    that has to reach all devices. So with `connections` above 1 the first subscribes, and the
-    others share the messages out: each topic by the same one, so its order stays. Up while all
-    are; each has a client id of its own, and the first one the last will.
+    With `connections` above 1, for a broker that bounds what one connection sends a second, the
+    first subscribes and the others publish, each topic by the same one, so its order stays. Up
+    while all are; each has a client id of its own, and the first one the last will.
     """
 
     def __init__(
@@ -591,7 +563,6 @@ class RuntimeLink:
 
     @property
     def unacknowledged(self) -> int:
-        """Messages that the broker has not acknowledged."""
         return sum(link.unacknowledged for link in self.links)
 
     async def attach(self, runtime: Runtime, on_state: StateHandler) -> None:
@@ -633,7 +604,6 @@ class RuntimeLink:
         self._hearing.said(time.monotonic(), frame)
 
     def speaker(self, topic: str) -> MqttLink:
-        """The connection that publishes on this topic."""
         speakers = self.links[1:] or self.links
         return speakers[zlib.crc32(topic.encode("utf-8")) % len(speakers)]
 

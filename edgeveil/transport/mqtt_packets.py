@@ -1,9 +1,6 @@
 """MQTT 5 and 3.1.1 packets as bytes: cut out of a stream, read, and made.
 
-For programs that see packets themselves: generators of load, relays, brokers under test. A link of
-a process is `mqtt.py`'s, whose client library has its own; messages and their acknowledgements are
-read and made with these there too. A packet stands here as its first byte (type and flags) and its
-body, which is everything behind the length.
+A packet is its first byte (type and flags) and its body, everything behind the length.
 """
 
 from __future__ import annotations
@@ -30,11 +27,10 @@ _FIXED_PROPERTY_BYTES = {
 
 
 class PacketCutter:
-    """Cuts one direction of a connection into packets; each byte is copied a few times at most.
+    """Cuts one direction of a connection into packets, byte for byte.
 
-    A body above `limit_bytes` is refused by its length alone, with ProtocolError `oversized`; a
-    length that is none, or longer than it need be, with `malformed`. So `packet(first, body)` is
-    what came, byte for byte.
+    Raises ProtocolError `oversized` for a body above `limit_bytes`, by its length alone,
+    `malformed` for a length that is none or longer than need be.
     """
 
     __slots__ = ("_at", "_chunks", "_have", "_limit_bytes", "_need")
@@ -161,7 +157,6 @@ def encoded_topic(topic: str) -> bytes:
 
 
 def puback(packet_id: int) -> bytes:
-    """PUBACK, success."""
     return b"\x40\x02" + packet_id.to_bytes(2, "big")
 
 

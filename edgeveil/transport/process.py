@@ -32,7 +32,6 @@ _LOG = logging.getLogger("edgeveil.process")
 class OwnFolder:
     """A state folder held by this process alone, until `release` or the process's end.
 
-    Two processes on one folder would send from one outbox or spool and delete each other's items.
     Made with mode 0700 if it is not there. Raises UsageError that names the folder.
     """
 
@@ -100,9 +99,8 @@ class OwnFolder:
 
 
 def key_gone(key: Path, make: str = "") -> SystemFault:
-    """The error of a party whose key is not in its state folder. A new key is none that the fleet
-    knows, and the folder is most likely another than it was: so no process makes one, but the
-    command `make` for a new party."""
+    """The error of a party whose key is not in its state folder: the fleet knows no new key, so
+    only the command `make`, for a new party, makes one."""
     new = f"; for a new party: {make}" if make else ""
     return SystemFault(
         "the key that the fleet knows this party by is gone, and none is made in its place",
@@ -127,8 +125,8 @@ def refuse_lost_state(key: Path, known: Path | None = None) -> None:
 
 
 def make_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key` in the state folder, made where there is none: for what sets a party up, never
-    for its process. Raises SystemFault where the fleet has one already (`refuse_lost_state`)."""
+    """`<role>.key` in the state folder, made where there is none; for set-up alone. Raises
+    SystemFault where the fleet has one already (`refuse_lost_state`)."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
@@ -177,9 +175,8 @@ def stop_signals() -> list[signal.Signals]:
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
     """Run `main(stop)`; each of `stop_signals` sets `stop`, a second one ends at once.
 
-    A task whose error nobody takes ends the process too: what it was to do is never done. Raises
-    UsageError where the process may open too few files. An error that the machine is to blame for
-    has exit code 1 (`of_environment`).
+    A task's error that nobody awaits ends the process too. Raises UsageError where the process may
+    open too few files. An error of the environment has exit code 1 (`of_environment`).
     """
     mask = os.umask(0o077)  # its state is its user's alone, whatever it was started with
     raise_file_limit()

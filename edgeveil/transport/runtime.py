@@ -1,8 +1,7 @@
 """Runs one machine: events in, effects out, in order, on an asyncio loop.
 
-The machine is fed by one task, so it never sees two events at once. `Work` runs in the given
-executor and comes back as `WorkDone`. A publication that fails because the link is down is dropped:
-every message that matters is sent again by the machine's own timers.
+One task feeds the machine. `Work` runs in an executor and comes back as `WorkDone`. What cannot be
+published because the link is down is dropped: the machine's timers send it again.
 """
 
 from __future__ import annotations
@@ -62,13 +61,9 @@ class Runner(Protocol):
     """What runs a role's machine: a process's `Runtime`, or a node of a network in memory."""
 
     @property
-    def refused(self) -> Mapping[str, int]:
-        """How many messages were refused, by reason."""
-        ...
+    def refused(self) -> Mapping[str, int]: ...
 
-    def post(self, event: fx.Event) -> None:
-        """Let an event of the process itself happen."""
-        ...
+    def post(self, event: fx.Event) -> None: ...
 
 
 class Gate(Protocol):
@@ -86,11 +81,9 @@ class Gate(Protocol):
 class Runtime:
     """One machine with its host and its way out.
 
-    Work is done in `executor`, or in the one that it names for a task.
-
-    Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
-    `name_job` says what a job is called. `gate` is asked before a frame is decoded, and told what
-    was refused later. `blobs` carries what goes beside the broker.
+    `executor`, or the one that it returns for a task, does the work. Log lines of what runs after
+    `follow_logs`, and of the work, name job (by `name_job`) and round. `gate` filters frames before
+    they are decoded. `blobs` carries what goes beside the broker.
     """
 
     def __init__(
@@ -125,17 +118,14 @@ class Runtime:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """How many messages were refused, by reason."""
         return self.refusals.counts
 
     @property
     def waiting_events(self) -> int:
-        """Events that the machine has yet to see."""
         return self._events.qsize()
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages among them."""
         return self._room.size_bytes
 
     @property
@@ -155,7 +145,6 @@ class Runtime:
         return self._feeding and beats and in_time and waits_s < STUCK_S
 
     def _beat(self) -> None:
-        """Note that the loop runs, and do so again soon."""
         self._beat_s = time.monotonic()
         self._beating = asyncio.get_running_loop().call_later(STUCK_S / 10, self._beat)
 
@@ -165,9 +154,9 @@ class Runtime:
 
     def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
         """Whether to `receive` this frame; one that is not taken is counted, and that is all."""
-        reason = None if self._gate is None or sender is None else self._gate.refusal(sender, frame)
-        if sender is None:
-            reason = "foreign_topic"
+        reason: str | None = "foreign_topic"
+        if sender is not None:
+            reason = self._gate.refusal(sender, frame) if self._gate is not None else None
         if reason is not None:
             self.refusals.add(reason)
         return reason is None
@@ -188,7 +177,6 @@ class Runtime:
             self._gate.refused(sender, reason)
 
     def post(self, event: fx.Event) -> None:
-        """Queue an event of the process itself."""
         self._queue(event, 0)
 
     def _queue(self, event: fx.Event, frame_bytes: int) -> None:
@@ -233,7 +221,6 @@ class Runtime:
             await asyncio.wait([settled])
 
     async def step(self, *events: fx.Event) -> None:
-        """These events and all their effects, in order."""
         await self._settle(self._decide(events))
 
     async def _waiting(self, settled: asyncio.Future[None]) -> list[fx.Event]:
@@ -288,9 +275,8 @@ class Runtime:
         """
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:
-            self._since_s = (
-                time.monotonic()
-            )  # of each: many sends over a slow link are no standstill
+            # Of each: many sends over a slow link are no standstill.
+            self._since_s = time.monotonic()
             if isinstance(effect, fx.Persist):
                 if items:
                     await self._store(items)
@@ -396,20 +382,16 @@ class Runtime:
         task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
         here.run(follow, self._named(work.at) if work.at else self._place_of(task))
-        if isinstance(task, Carriage):
-            result = await self._carry(task)
-        else:
+        result: object
+        if not isinstance(task, Carriage):
             result = await loop.run_in_executor(
                 executor, here.run, perform, self.host, task, self._log
             )
+        elif self._blobs is None:
+            result = fx.WorkFailed("no_route")
+        else:  # beside the line of the host's work: it waits for a network
+            result = await loop.run_in_executor(self._blobs.executor, self._blobs.carry, task)
         self.post(fx.WorkDone(task, result))
-
-    async def _carry(self, task: Carriage) -> object:
-        """Beside the line of the host's work: it waits for a network."""
-        if self._blobs is None:
-            return fx.WorkFailed("no_route")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._blobs.executor, self._blobs.carry, task)
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
@@ -440,15 +422,12 @@ LOG_EVERY_S = 60.0
 
 
 class Refusals:
-    """Counts refusals by reason and logs each reason at most once a minute."""
-
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._log, self._clock = log, clock
         self._said: dict[str, float] = {}
 
     def add(self, reason: str) -> None:
-        """One more refusal for this reason."""
         self.counts[reason] += 1
         now = self._clock()
         if now - self._said.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:

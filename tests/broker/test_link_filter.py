@@ -48,7 +48,7 @@ def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed)
         assert link.connected
         for name, payloads in sent.items():
             assert [payload for topic, payload in asked if topic == name] == payloads
-        assert link.counters.received_bytes == sum(len(p) for one in sent.values() for p in one)
+        assert link.received_bytes == sum(len(p) for one in sent.values() for p in one)
 
     answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
     asyncio.run(with_peer(lambda _version: answer, play, protocol=protocol))
@@ -66,7 +66,7 @@ def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
         link.takes = takes
         await link.connect_or_raise()
         assert [(await ear.message())[1] for _ in sent["quiet"]] == sent["quiet"]
-        assert link.connected and link.counters.handler_errors > 0
+        assert link.connected and link.handler_errors > 0
 
     asyncio.run(with_peer(lambda _version: ACCEPTED_4 + data, play, protocol=4))
 
@@ -79,8 +79,8 @@ def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
     async def play(link, ear):
         link.on_message = lambda _topic, _payload: None
         await link.connect_or_raise()
-        while link.counters.received_bytes < 60_000 * 2:
-            seen.append(link.counters.received_bytes)
+        while link.received_bytes < 60_000 * 2:
+            seen.append(link.received_bytes)
             await asyncio.sleep(0)
         longest = max(after - before for before, after in itertools.pairwise(seen))
         assert longest <= 2 * 4 * _PACKETS_PER_WAKE
@@ -106,6 +106,6 @@ def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
         await others()
         longest = max(after - before for before, after in itertools.pairwise(turns))
         assert longest * len(message) <= 8 * _READ_BYTES
-        assert (link.counters.overflows, link._inbox._held) == (0, 0)
+        assert (link.overflows, link._inbox._held) == (0, 0)
 
     asyncio.run(with_peer(lambda _version: ACCEPTED_4 + flood, play, protocol=4))

@@ -44,7 +44,7 @@ def test_a_handler_that_answers_goes_on_when_inbox_and_window_are_full(broker):
                 await asyncio.sleep(0.01)
             assert handled == expected
             assert heard == [one + bytes([part]) for one in expected for part in range(4)]
-            assert (proxy.counters.overflows, proxy.counters.connections) == (0, 1)
+            assert (proxy.overflows, proxy.connections) == (0, 1)
 
     asyncio.run(asyncio.wait_for(play(), 60))
 
@@ -83,12 +83,12 @@ def test_reading_for_an_acknowledgement_that_never_comes_has_an_end(flood):
         while not link._inbox.paused:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert link.counters.received_bytes < 3 * LIMIT  # nobody waits: nothing is read
+        assert link.received_bytes < 3 * LIMIT  # nobody waits: nothing is read
         await link.publish("t", b"first")
         with pytest.raises(LinkDown, match="inbox overflow"):
             await asyncio.wait_for(link.publish("t", b"second"), WAIT_S)
-        assert 3 * LIMIT < link.counters.received_bytes < 4.5 * LIMIT
-        assert link.counters.overflows == 1
+        assert 3 * LIMIT < link.received_bytes < 4.5 * LIMIT
+        assert link.overflows == 1
         assert [(await ear.state())[0] for _ in range(2)] == [True, False]
         await link.connect_or_raise()  # with the inbox as full as it was
         assert link.connected

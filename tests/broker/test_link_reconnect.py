@@ -38,7 +38,7 @@ def test_a_link_survives_a_restart_of_the_broker(broker):
         async with linked(broker, "ada") as (ada, _):
             await ada.publish(UP.format("ada"), b"again")
             assert await ear.message() == (UP.format("ada"), b"again")
-        assert link.counters.connections == 2
+        assert link.connections == 2
         await link.close()
         await asyncio.wait_for(forever, WAIT_S)
 

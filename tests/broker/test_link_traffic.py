@@ -113,7 +113,7 @@ def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
                 await ada.publish(UP.format("ada"), bytes([number]) * 65000)
             while not proxy._inbox.paused:
                 await asyncio.sleep(0.01)
-            held = proxy.counters.received_bytes
+            held = proxy.received_bytes
             assert held < 2 << 20
             sock = proxy._session._client.socket()
             waits = select.poll()  # for any number of descriptors
@@ -122,7 +122,7 @@ def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
                 await asyncio.sleep(0.01)
             for _ in range(10):  # turns of the loop, any of which would read what waits there
                 await asyncio.sleep(0)
-            assert proxy.counters.received_bytes == held
+            assert proxy.received_bytes == held
             gate.set()
             while len(heard) < 128:
                 await asyncio.sleep(0.01)
@@ -150,7 +150,7 @@ def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(broker, c
             while heard != [b"bad", b"bad", b"good"]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)
-            assert proxy.counters.handler_errors == 2
+            assert proxy.handler_errors == 2
             assert proxy.connected
 
     asyncio.run(asyncio.wait_for(play(), WAIT_S))

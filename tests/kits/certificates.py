@@ -9,9 +9,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+HOUR = datetime.timedelta(hours=1)
 
-def issue(folder, name, *, issuer=None, hosts=()):
-    """A key and a certificate as PEM files; without `issuer`, a CA."""
+
+def issue(folder, name, *, issuer=None, hosts=(), begins=-HOUR, ends=HOUR):
+    """A key and a certificate (PEM), valid between these from now; without `issuer`, a CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -22,8 +24,8 @@ def issue(folder, name, *, issuer=None, hosts=()):
         .issuer_name(signer_name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(now + begins)
+        .not_valid_after(now + ends)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
     )
     if hosts:

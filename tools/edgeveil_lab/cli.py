@@ -5,13 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command
-
-if TYPE_CHECKING:
-    from edgeveil_lab.load.command import RemoteGenerators
 
 _LOAD_ABOUT = """\
 Plays thousands of devices, with the real protocol and real encryption, and measures connections,
@@ -22,17 +17,14 @@ for each cell. The job uploads noise: no record is read.
 _LOAD_EXAMPLES = """\
 edgeveil loadtest --devices 500 --rounds 5
 edgeveil loadtest --scenario configs/load/storm.yaml --out out/storm
-edgeveil loadtest --devices 100,500,2000 --out out/sweep
 edgeveil loadtest --devices 10000 --rounds 0 --hold 60 --json
 edgeveil loadtest --cells 3 --devices 600
 edgeveil loadtest --site my-site --devices 200
-several hosts, against a site that runs elsewhere:
+a site that runs elsewhere:
 edgeveil loadtest --make-fleet load.fleet --devices 5000
 edgeveil proxy admit --config configs/proxy.yaml load.fleet.enrolments
 edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:8701 \\
-    --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys \\
-    --listen 10.0.0.5:9000 --remote 2 --join-token join.token
-edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
+    --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys
 """
 
 
@@ -60,8 +52,7 @@ def _add_reproduce(commands: Subparsers) -> None:
             "edgeveil reproduce laplace-inference --out out/laplace\n"
             "edgeveil reproduce delm-table3 --quick\n"
             "edgeveil reproduce delm-table3 --data DIR --seeds 1 --only fm_1_class fm_2_class\n"
-            "edgeveil reproduce delm-fig2 --data DIR --seeds 1 --rounds 50\n"
-            "edgeveil reproduce delm-fig2 --write docs/reproduction.md"
+            "edgeveil reproduce delm-fig2 --data DIR --seeds 1 --rounds 50"
         ),
     )
     made.add_argument("name", nargs="?", metavar="NAME", help="an experiment; none: list them")
@@ -79,14 +70,6 @@ def _add_reproduce(commands: Subparsers) -> None:
     made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")
     made.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
-    made.add_argument(
-        "--write",
-        nargs="?",
-        type=Path,
-        const=Path("docs/reproduction.md"),
-        metavar="PAGE",
-        help="run nothing; put the kept table into PAGE, default docs/reproduction.md",
-    )
     made.set_defaults(handler=_reproduce)
 
 
@@ -96,7 +79,6 @@ def _reproduce(args: argparse.Namespace) -> int:
         experiments,
         load_experiment,
         reproduce,
-        write_section,
     )
 
     if args.name is None:
@@ -107,9 +89,6 @@ def _reproduce(args: argparse.Namespace) -> int:
         return 0
     quick: bool = args.quick
     out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
-    if args.write is not None:
-        print(f"Files: {args.write}, {write_section(args.name, out, args.write)}")
-        return 0
     wanted = ReproductionOptions(
         out=out,
         seeds=args.seeds if args.seeds is not None else (1 if quick else 3),
@@ -138,17 +117,6 @@ def _add_load(commands: Subparsers) -> None:
     load.add_argument(
         "--make-fleet", type=Path, metavar="FILE", help="only write keys for so many devices"
     )
-    load.add_argument(
-        "--listen", metavar="HOST:PORT", help="take generators of other hosts, over plain HTTP"
-    )
-    load.add_argument(
-        "--remote", type=int, default=0, metavar="N", help="generators that come from other hosts"
-    )
-    load.add_argument("--join", metavar="URL", help="be a generator of the test at this address")
-    load.add_argument(
-        "--join-token", type=Path, metavar="FILE", help="word that leader and generators share"
-    )
-    load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
     load.set_defaults(handler=_loadtest)
 
 
@@ -165,56 +133,16 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
 def _loadtest(args: argparse.Namespace) -> int:
     from edgeveil_lab.load.scenario import chosen, resolve
 
-    if args.join:
-        if hasattr(args, "cells"):
-            raise UsageError(
-                "says what the leader starts",
-                where="--cells",
-                fix="leave it out: a generator that joins plays the share that it is given",
-            )
-        from edgeveil_lab.load.generator import run_generator
-        from edgeveil_lab.load.leader import join_token
-
-        if args.join_token is None or not args.join_token.is_file():
-            raise UsageError(
-                "a generator needs the leader's token",
-                where="--join-token",
-                fix="copy the file that the leader made, and name it",
-            )
-        return run_generator(args.join, join_token(args.join_token), local=args.local)
     options = resolve(args.scenario, chosen(args))
     if args.make_fleet is not None:
         from edgeveil_lab.load.sites import write_fleet
 
-        write_fleet(args.make_fleet, max(options.counts))
+        write_fleet(args.make_fleet, options.devices)
         print(f"wrote {args.make_fleet}, {args.make_fleet}.enrolments, {args.make_fleet}.users")
         return 0
     from edgeveil_lab.load.command import run
 
-    return run(options, _sharing(args), as_json=args.json)
-
-
-def _sharing(args: argparse.Namespace) -> RemoteGenerators:
-    from edgeveil_lab.load.command import RemoteGenerators
-
-    if args.listen is None:
-        if args.remote:
-            raise UsageError(
-                "other hosts need an address to come to",
-                where="--remote",
-                fix="add --listen HOST:PORT",
-            )
-        return RemoteGenerators(token_file=args.join_token)
-    host, _, port = args.listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError("is no HOST:PORT", where=f"--listen {args.listen}", fix="10.0.0.5:9000")
-    if args.join_token is None:
-        raise UsageError(
-            "generators of other hosts need a shared word",
-            where="--listen",
-            fix="add --join-token FILE and copy that file to them",
-        )
-    return RemoteGenerators((host.strip("[]"), int(port)), args.remote, args.join_token)
+    return run(options, as_json=args.json)
 
 
 def _add_capacity(commands: Subparsers) -> None:
@@ -261,7 +189,6 @@ def _capacity(args: argparse.Namespace) -> int:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Numbers of devices, smallest first."""
     found = tuple(sorted({int(one) for one in text.split(",")}))
     if found[0] < 1:
         raise ValueError

@@ -1,8 +1,6 @@
 """`edgeveil attack`: what a recorded job gives away to its cloud, with its noise and without.
 
-Gradient inversion and membership inference on what the cloud saw. The attacks without noise are
-rehearsed from the demonstration's public records; no cloud ever sees them. DIR gets
-`attack.json`, `inversion.png` and `membership.png`.
+DIR gets `attack.json`, `inversion.png` and `membership.png`.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ def attack(
 def summary(
     recording: Recording, inversion: Inversion | None, membership: Membership, reason: str
 ) -> dict[str, Any]:
-    """The content of `attack.json`."""
     pictures: dict[str, Any] = {"none_because": reason}
     if inversion is not None:
         *rows, guess = (

@@ -1,10 +1,8 @@
-"""Gradient inversion of one device of a recorded job, with the noise that was recorded and without.
+"""Gradient inversion of one device of a recorded job, with the recorded noise and without.
 
 DLG (Zhu, Liu and Han 2019), iDLG (Zhao, Mopuri and Bilen 2020) and cosine similarity with total
-variation (Geiping et al. 2020), on the linear coefficients of `fm`, which at the broadcast weights
-are the clipped gradient. The attacker knows the model, the job, and how many records there are. It
-is favoured: the device is the one with the most different labels, which are the easiest to tell
-apart, and of all uploads of the round the one is taken that most likely is its.
+variation (Geiping et al. 2020) on the linear coefficients of `fm`, the clipped gradient at the
+broadcast weights. The attacker is favoured: many labels, the likeliest upload, known counts.
 """
 
 from __future__ import annotations
@@ -208,9 +206,8 @@ class InversionResult:
 class Inversion:
     """All attacks on one device; `originals` (n, side, side) in [0, 1].
 
-    `sigma` is the noise of one value and `signal` the norm of the exact sum, both in units of one
-    record; `posterior` is how sure the choice of the upload could be. `guess` looks at nothing: it
-    is the mean of records that no device holds.
+    `sigma` (noise of one value) and `signal` (norm of the exact sum) are in units of one record;
+    `posterior` is the chance of the chosen upload; `guess` is the mean of nobody's records.
     """
 
     originals: Float64
@@ -222,7 +219,6 @@ class Inversion:
 
 
 def why_no_pictures(recording: Recording) -> str:
-    """Why this job gives no pictures; empty if it does."""
     features, shape = recording.job.features, recording.job.data.input_shape
     if len(features) != 1 or not isinstance(features[0], IdentityParameters):
         return "pictures are made of jobs whose only feature map is identity"
@@ -268,11 +264,8 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
 def whose(
     uploads: Sequence[Float64], exact: Float64, sums: Sequence[Float64], sigma: float
 ) -> Float64:
-    """Chance (uploads,) that each is that of the device whose exact sum is `exact`.
-
-    Bayes' rule, each upload alone: its likelihood under this sum over the mean of that under all
-    devices' `sums`.
-    """
+    """Chance (uploads,) that each is of the device with sum `exact`, by Bayes' rule over all
+    `sums`."""
     every = np.stack([one.ravel() for one in sums])
 
     def log_likelihood(seen: Float64, centre: Float64) -> Float64:
@@ -294,7 +287,6 @@ def ladder(records: int) -> list[int]:
 
 
 def attacks(recording: Recording) -> int:
-    """How many attacks `invert` makes, at most."""
     return 0 if why_no_pictures(recording) else 2 * len(METHODS) * len(LADDER)
 
 
@@ -340,7 +332,6 @@ def _guess(recording: Recording, own: Records) -> InversionResult:
 def _compared(
     originals: Float64, found: Float64, count: int, method: str, noise: bool
 ) -> InversionResult:
-    """Each original beside the reconstruction that is its in the best assignment."""
     cost = np.square(originals[:, None] - found[None]).mean(axis=2)
     _, order = linear_sum_assignment(cost)
     side = math.isqrt(originals.shape[1])

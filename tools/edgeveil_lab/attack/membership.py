@@ -1,8 +1,7 @@
-"""Membership inference: was a record among those that were learned from?
+"""Membership inference from the global model and from single devices' uploads.
 
-From the global model, round by round: by the loss (Yeom et al. 2018), and by the likelihood ratio
-of shadow models (LiRA, Carlini et al. 2022). From what single devices uploaded: by the inner
-product with the record's own part, blind or by an attacker who knows everything else.
+By the loss (Yeom et al. 2018), by the likelihood ratio of shadow models (LiRA, Carlini et al.
+2022), and by the inner product with the record's own part.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ def roc(name: str, noise: bool, members: Float64, others: Float64) -> RocCurve:
 
 
 def infer(recording: Recording, advance: Callable[[], object] = lambda: None) -> Membership:
-    """All attacks; `advance` is called `steps(recording)` times."""
     members = _joined(recording.devices)
     both = _joined([members, recording.test])
     phi, count = recording.plan.features(both.x), len(members)
@@ -107,17 +105,15 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
 
 
 def steps(recording: Recording) -> int:
-    """How often `infer` advances."""
     records = sum(map(len, recording.devices)) + len(recording.test)
     return 2 + (2 * SHADOWS if records <= MOST_SHADOWED else 0)
 
 
 def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ...]:
-    """Score ⟨what was seen − what is known, g⟩/σ² for a record's part g.
+    """Score ⟨seen − known, g⟩/σ² for a record's part g, of fresh noise by the device's mechanism.
 
-    Blind: the first training upload of a device, nothing else known. Informed: all other records
-    of the device known, one upload or, could they be linked, all that it ever sends. Noise is
-    drawn anew, by the device's own mechanism: a recording does not say whose upload is whose.
+    Blind: a device's first upload, nothing else known. Informed: all other records known, of one
+    upload or of the whole job.
     """
     device, exchanges = recording.device, recording.plan.of_method
     first = len(exchanges) - len(recording.rounds)
@@ -247,8 +243,7 @@ def trained(
 ) -> Iterator[Tensors]:
     """The global model after each round; `records` pools those of `setting.devices` devices.
 
-    With `rng` the mean carries the noise of so many devices, drawn as one normal variable: this
-    is an attacker's rehearsal, nothing of it is released.
+    With `rng` the mean carries the noise of so many devices, one normal variable.
     """
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()

@@ -32,8 +32,6 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Recording:
-    """The folder that `edgeveil run --record` wrote."""
-
     folder: Path
     job: Job
     run: LocalRun
@@ -70,24 +68,20 @@ class Recording:
 
     @cached_property
     def plan(self) -> Plan:
-        """The job's plan."""
         return compile_job(self.job)
 
     @property
     def parameters(self) -> FmParameters:
-        """The `train` block."""
         if not isinstance(self.job.train, FmParameters):
             raise UsageError("only fm is attacked", where=str(self.folder))
         return self.job.train
 
     @cached_property
     def device(self) -> FmDevice:
-        """The device half of the method."""
         return FmDevice(self.parameters, self.plan.setting)
 
     @property
     def rounds(self) -> tuple[Exchange, ...]:
-        """The training rounds."""
         return tuple(e for e in self.plan.exchanges if e.phase == TRAIN)
 
     @cached_property
@@ -106,7 +100,6 @@ class Recording:
         return self._tensors(exchange, "broadcast")
 
     def model(self, exchange: Exchange) -> Tensors:
-        """The global model after a training round."""
         return self._tensors(exchange, "model")
 
     def uploads(self, exchange: Exchange) -> list[Array]:
@@ -148,10 +141,9 @@ def why_not(job: Job) -> str:
 
 
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
-    """What a cloud reads from uploads ΔW: the noised linear sums (d, c), in units of one record.
+    """The noised linear sums (d, c) of uploads ΔW, in units of one record.
 
-    Local steps are ΔW = −q(A)·L for a polynomial q that the public spectrum fixes, so the cloud
-    divides by q on A's eigenvectors.
+    Local steps are ΔW = −q(A)·L for a polynomial q that the public spectrum fixes; q is undone.
     """
     setting, nominal = device.setting, device.setting.nominal_records
     low, high = (float(v) for v in broadcast["spectrum"])

@@ -1,8 +1,7 @@
 """`edgeveil audit`: attack every mechanism, and compare what the attack proves with the claim.
 
-Each attack draws the mechanism's output under two neighbours and counts events that were fixed
-beforehand (`statistics.py`). A mechanism fails where the ε that the counts prove
-exceeds the ε that is printed for it; a sound one does so with probability 1e-6 over all tests.
+A mechanism fails where the ε that the counts prove exceeds the printed one; a sound one does so
+with probability 1e-6 over all tests.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class Finding:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the claim is refuted."""
         return self.measured_epsilon > self.claimed_epsilon
 
     @property
@@ -106,7 +104,6 @@ def guards() -> tuple[Guard, ...]:
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
-    """Play the guard of that name, both ways."""
     found = (g for g in guards() if (g.mechanism, g.promise) == (mechanism, promise))
     guard = next(found)
     stands, flawed = guard.play(False, quick), guard.play(True, quick)
@@ -214,8 +211,7 @@ def spread(
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, GuardFinding]]:
     """Play all pieces of all attacks, and the guards `beside` them, on all cores.
 
-    The attacks are `chosen`, which takes seconds, when the guards have begun.
-    Hits (2, claims) by the attack's name, and findings by the guard's promise.
+    Returns hits (2, claims) by the attack's name, and findings by the guard's promise.
     """
     kept: dict[str, GuardFinding] = {}
     workers = os.cpu_count() or 1
@@ -260,11 +256,7 @@ def _begin() -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits; a process started meanwhile never sees it, from its first import on.
-
-    The mask is for those processes. In this one another thread may take the signal, and Python
-    then acts in the main thread all the same.
-    """
+    """Hold Ctrl-C back: a process started meanwhile never sees it, from its first import on."""
     came: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -284,7 +276,6 @@ def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray
 
 
 def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding] = ()) -> None:
-    """Three tables: proven claims, claims of texts, and guards."""
     for proven, title in ((True, "proven"), (False, "claimed, not proven")):
         heads = ("attack, event", "claimed ε", "at δ", "measured ε ≥", "finds ε ≥", "verdict")
         table, before = _table(title, *heads), ""

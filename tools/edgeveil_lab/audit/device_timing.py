@@ -1,8 +1,7 @@
 """One real device under a stopwatch: what the proxy can measure of it, round by round.
 
-Machine, runtime, host, ledger and computing process are those of `edgeveil edge`; cloud and proxy
-are a script, and no broker stands between. `guarded=False` plants the flaw that public moments
-mend: answers are computed in the device's own process and leave when they are ready.
+Cloud and proxy are a script. `guarded=False` plants the flaw that public moments mend: answers are
+computed in the device's own process and leave when they are ready.
 """
 
 from __future__ import annotations
@@ -210,7 +209,6 @@ class TimedDevice:
         return manifest, blob
 
     def close(self) -> None:
-        """End its process and close its files."""
         if self._started:
             self._feed.cancel()
             self._loop.run_until_complete(asyncio.wait([self._feed]))

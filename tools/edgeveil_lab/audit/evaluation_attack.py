@@ -1,8 +1,6 @@
-"""Attacks on federated evaluation: one evaluation record more, which the model gets right or wrong,
-or which is as far from all centroids as a record can be.
+"""Attacks on federated evaluation: one record more, right or wrong, or as far away as can be.
 
-What is heard is a device's whole upload, from outputs and labels on; with shared noise the sum of
-as many uploads as are counted on, of which the attacker knows all records but the one.
+A device's whole upload is heard, or with shared noise the sum of as many as are counted on.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ _KINDS: tuple[tuple[str, RecordCounts], ...] = (
 
 
 def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Exact counts without and with a record that changes as much as one can."""
     outputs = np.zeros((_RECORDS + 1, kind.outputs))
     outputs[:, -1] = 1.0 if isinstance(kind, ClusterSums) else 1e6
     labels = np.zeros(_RECORDS + 1, np.int64)
@@ -84,7 +81,6 @@ def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0
 
 
 def evaluation_attacks(runs: int) -> tuple[Attack, ...]:
-    """One for each kind of counts, and two on shared noise."""
     alone = (evaluation_attack(title, kind, runs) for title, kind in _KINDS)
     shared = (
         evaluation_attack(f"{title}, shared noise", kind, runs // 2, HONEST)

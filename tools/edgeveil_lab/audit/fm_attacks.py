@@ -1,21 +1,14 @@
-"""`fm` and `pca_residual` end to end: a device's own half answers a whole job, broadcasts chosen to
-hurt.
+"""Attacks on `fm` and `pca_residual` end to end, and on mechanisms whose guarantee is only claimed.
 
-Each run is one job as one device sees it: its records, the answer to every exchange in turn,
-fresh noise each time. The added record is far too long and of the wrong class; the broadcast
-centre and weights are such that it counts as much as any record can. A record of NaN and one of
-an unknown class stand by; where what is normal is learned that one is anomalous, and the added one
-has no label.
-
-Below it what is only claimed: mechanisms of the literature whose guarantee does not hold. A
-measured ε above the claim is what one expects there, and no failure: these mechanisms are labelled
-`claimed` wherever they are used, and their ε is printed as no proven guarantee.
+Each run is one job as one device sees it, with fresh noise and broadcasts chosen to hurt. The added
+record is far too long and of the wrong class (unlabelled, where what is normal is learned); a
+record of NaN and one of an unknown class stand by. A refuted `claimed` ε is no failure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,8 +36,8 @@ from edgeveil.parts.methods.pca_residual import (
     PcaResidualDevice,
     PcaResidualParameters,
 )
-from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
-from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.accountant import epsilon, pure_epsilon
+from edgeveil.privacy.events import ClaimedEvent, Event, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.mechanism_attacks import (
     Attack,
@@ -119,11 +112,8 @@ def made(scene: NeighbouringJob, make_device: MakeDevice | None = None) -> Summi
 
 
 class HostileCloud:
-    """Plays the cloud's side of the scene: what it sends, and what it hears.
-
-    `gaps` and `bases` are what the added record changes in each sum, and what the others give:
-    the attacker knows both.
-    """
+    """The cloud's side of the scene: broadcasts, and for each sum what the added record changes
+    (`gaps`) and the others give (`bases`), both known to the attacker."""
 
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
@@ -175,38 +165,74 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
 
 
 def gaussian_job(
-    runs: int,
-    title: str,
-    scene: NeighbouringJob,
-    make_device: MakeDevice | None = None,
+    runs: int, title: str, scene: NeighbouringJob, make_device: MakeDevice | None = None
 ) -> Attack:
-    """Each sum alone along what the record changes, and all of them as one likelihood ratio."""
-    listener = HostileCloud(scene)
-    events = [event for event in listener.events if isinstance(event, GaussianEvent)]
-    weights = [
-        gap / event_variances(event) for gap, event in zip(listener.gaps, events, strict=True)
-    ]
-    norms = np.array([math.sqrt(g @ w) for g, w in zip(listener.gaps, weights, strict=True)])
-    alone = [gaussian_threshold(event.mu, runs) for event in events]
-    whole = gaussian_threshold(total_mu(events), runs)
+    """A device's own answers, whose noise is its own."""
+    listener, device = HostileCloud(scene), made(scene, make_device)
+
+    def hear(k: int, records: Records) -> Float64:
+        return listener.hear_one(k, device, records)
+
+    return ratio_attack(scene.parameters.method, title, runs, listener, hear)
+
+
+Hear = Callable[[int, Records], Float64]
+WITHOUT_COLLUSION = ", at the ε without collusion"
+
+
+def ratio_attack(
+    mechanism: str,
+    title: str,
+    runs: int,
+    hostile: HostileCloud,
+    hear: Hear,
+    seen: Callable[[Event], Event] = lambda event: event,
+    attacked: Sequence[int] | None = None,
+    *,
+    colluding: bool = False,
+) -> Attack:
+    """Each of the exchanges `attacked` (None: all) along what the record changes, and all of them
+    as one likelihood ratio.
+
+    The noise that the attacker expects is that of the event as `seen`. The claim is the printed ε;
+    if all others are `colluding`, the ε for that, and the other one, which is not meant to hold.
+    """
+    attacked = range(len(hostile.events)) if attacked is None else attacked
+    events = [hostile.events[k] for k in attacked]
+    laws = [gaussian_law(seen(event)) for event in events]
+    gaps = [hostile.gaps[k] for k in attacked]
+    weights = [gap / event_variances(law) for gap, law in zip(gaps, laws, strict=True)]
+    norms = np.array([np.sqrt(gap @ w) for gap, w in zip(gaps, weights, strict=True)])
+    # Where the record counts nothing there is no event.
+    heard = [k for k, norm in enumerate(norms.tolist()) if norm > norms.max() / 10]
+    groups = [[k] for k in heard] + ([heard] if len(heard) > 1 else [])
+    edges, claims = [], []
+    for group in groups:
+        edge, delta = gaussian_threshold(math.sqrt(sum(laws[k].mu ** 2 for k in group)), runs)
+        edges.append(edge)
+        label = hostile.exchanges[attacked[group[0]]].label
+        name = label if len(group) == 1 else "the whole job"
+        found = epsilon([events[k] for k in group], delta)
+        claimed = found.collusion_epsilon if colluding else found.epsilon
+        claims.append(Claim(name, claimed, delta))
+        if colluding:
+            beside = f"{name}{WITHOUT_COLLUSION}"
+            claims.append(Claim(beside, found.epsilon, delta, proven=False))
 
     def play(present: bool, count: int) -> Hits:
-        device = made(scene, make_device)
-        records = scene.records(present)
-        seen = np.empty((len(events), count))
+        records = hostile.scene.records(present)
+        hits = np.empty((len(groups), count), np.bool_)
         for run in range(count):
-            heard = listener.hear(device, records)
-            seen[:, run] = [w @ values for w, values in zip(weights, heard, strict=True)]
-        each = seen / norms[:, None] >= np.array([edge for edge, _ in alone])[:, None]
-        together = seen.sum(axis=0) / math.sqrt(norms @ norms) >= whole[0]
-        return np.concatenate([each, together[None]])
+            along = np.zeros(len(laws))
+            for k in heard:
+                along[k] = np.dot(weights[k], hear(attacked[k], records))
+            hits[:, run] = [
+                along[group].sum() / np.sqrt(norms[group] @ norms[group]) >= edge
+                for group, edge in zip(groups, edges, strict=True)
+            ]
+        return np.repeat(hits, 2 if colluding else 1, axis=0)
 
-    claims = [
-        Claim(exchange.label, epsilon([event], delta).epsilon, delta)
-        for exchange, event, (_, delta) in zip(listener.exchanges, events, alone, strict=True)
-    ]
-    claims.append(Claim("the whole job", epsilon(events, whole[1]).epsilon, whole[1]))
-    return Attack(scene.parameters.method, title, tuple(claims), play, runs)
+    return Attack(mechanism, title, tuple(claims), play, runs)
 
 
 def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
@@ -266,11 +292,8 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
 
 
 def wishart_attack(runs: int) -> Attack:
-    """Covariance with Wishart noise: never below the record's own share, if the record is there.
-
-    Without it the noise alone is below that with probability 1 − e^(−ε), so the true ε is
-    infinite.
-    """
+    """Covariance with Wishart noise is never below the record's own share, if the record is there;
+    the noise alone is with probability 1 − e^(−ε), so the true ε is infinite."""
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
     scene = NeighbouringJob.of(PARAMETERS, replace(SETTING, input_shape=(1,), projection=pca))
     listener, device = HostileCloud(scene), made(scene)
@@ -285,11 +308,8 @@ def _claimed(event: Event) -> float:
 
 
 def local_pca_attack(runs: int) -> Attack:
-    """A device's own basis, without noise: one record turns it, and with it all the others'.
-
-    Ten records lie along one axis, ten along the other with a sum of zero; the added one decides
-    which axis is kept, and moves the sum by ten times the sensitivity that is claimed.
-    """
+    """A device's own basis, without noise: one record decides which axis is kept, and moves the sum
+    by ten times the claimed sensitivity."""
     sine, cosine = math.sin(TILT), math.cos(TILT)
     across = [[1, 0], [-1, 0]] * 4 + [[cosine, sine], [-cosine, sine]]
     x = np.array([[0, 1]] * 10 + across + [[1, 0]], np.float32)

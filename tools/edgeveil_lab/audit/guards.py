@@ -1,7 +1,5 @@
-"""Promises that no single mechanism keeps: each is played as it stands, and with a flaw planted.
-
-A guard holds where the attack finds nothing as the code stands *and* finds the flaw that is put in
-its place: an attack that could not succeed would show nothing.
+"""Promises that no single mechanism keeps, each attacked as it stands and with a flaw planted: an
+attack that misses the flaw shows nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What an attack came to: whether it `broke` the promise, and its `figure` in words."""
-
     broke: bool
     figure: str
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A promise under attack.
-
-    `play(flawed, quick)` attacks the code as it stands, or with the flaw `flaw` planted. One that
-    measures times is played `at_rest`: alone.
-    """
+    """A promise under attack: `play(flawed, quick)`; one that measures times is played `at_rest`,
+    alone."""
 
     mechanism: str
     promise: str
@@ -35,8 +28,6 @@ class Guard:
 
 @dataclass(frozen=True)
 class GuardFinding:
-    """What both plays of one guard came to."""
-
     mechanism: str
     promise: str
     flaw: str

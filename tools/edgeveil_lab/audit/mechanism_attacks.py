@@ -1,7 +1,6 @@
 """Attacks on single mechanisms: two neighbours with the whole gap on one coordinate.
 
-Where noise is drawn value by value, one call on many equal values plays many runs at once. Chance
-is as on devices: derived, each call a question of its own.
+One call on many equal values plays many runs; chance is derived, each call a question of its own.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class Claim:
 class Attack:
     """Two neighbouring inputs of one mechanism, and the events that are counted.
 
-    `play(present, runs)` draws `runs` independent outputs and returns (claims, runs): which of
-    the events occurred.
+    `play(present, runs)` returns (claims, runs): which events occurred in so many independent
+    outputs.
     """
 
     mechanism: str
@@ -94,7 +93,6 @@ class Attack:
 
     @property
     def name(self) -> str:
-        """Unique among all attacks."""
         return f"{self.mechanism}: {self.title}"
 
 
@@ -167,10 +165,8 @@ def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
 
 
 def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
-    """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone.
-
-    A matrix of Frobenius norm 1 may have 1 on the diagonal, or 1/√2 at two mirrored places, of
-    which the released triangle holds one.
+    """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone: a matrix of
+    Frobenius norm 1 may have 1/√2 at two mirrored places, of which the triangle holds one.
     """
     size = TRIANGLE * (TRIANGLE + 1) // 2
     event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
@@ -220,11 +216,8 @@ def two_value_attack(runs: int, mechanism: Noise = _duchi) -> Attack:
 def selection_attack(
     runs: int, name: str, mechanism: Select | None = None, *, monotonic: bool
 ) -> Attack:
-    """One candidate gains by the record while all others lose (monotonic: stay).
-
-    The more candidates, the less the favoured one's gain moves the sum of all chances, and the
-    nearer the ratio comes to e^ε.
-    """
+    """One candidate gains by the record while all others lose (monotonic: stay); of many
+    candidates, so that the ratio comes near e^ε."""
     select = mechanism or derived(MECHANISMS[name])
     event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
     first = np.arange(CANDIDATES) == 0

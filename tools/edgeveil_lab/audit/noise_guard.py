@@ -35,7 +35,6 @@ WORDS = (0, 1, 2, 3, 1 << 20, (1 << 52) - 1, 1 << 63, (1 << 64) - 1)
 
 
 def derived_guards() -> tuple[Guard, ...]:
-    """All guards of this file."""
     return (
         Guard(
             "derived_noise",

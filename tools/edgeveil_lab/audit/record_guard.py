@@ -1,9 +1,7 @@
 """Remove each record from a file, and compute exactly how far that moves what devices release.
 
-The file is real, of every form that owners have; the loader, the dealing and the device halves are
-those of a device. Without one record each exact sum of each phase changes by so many steps, and so
-do each row of a per-sample upload and the sums by cluster: that over the noise is the true μ, or ε,
-of the whole fleet's answers for this pair of files. It may not exceed what the job prints.
+Loader, dealing and device halves are real. The change of each exact sum and row over the noise is
+the true μ, or ε, of the fleet's answers; it may not exceed what the job prints.
 """
 
 from __future__ import annotations
@@ -156,7 +154,6 @@ FORMS: Mapping[str, Callable[[Path, RecordTable], dict[str, Any]]] = {
 
 
 def forms() -> list[str]:
-    """The forms that can be written here: some need a library."""
     needs = {"parquet": "pyarrow", "images": "PIL"}
     return [form for form in FORMS if form not in needs or find_spec(needs[form]) is not None]
 
@@ -169,7 +166,6 @@ _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names
 
 
 def records_guard() -> Guard:
-    """The guard over every form of an owner's file and every way to deal it."""
     return Guard(
         "records",
         "a record that is added to a file or removed costs what is printed",
@@ -218,7 +214,6 @@ class DealtFleet:
         self._of_clusters = event
 
     def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetRelease:
-        """What the fleet that shares the file of `data` would release."""
         shared = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
         held: Counter[tuple[Any, ...]] = Counter()
         sums: list[list[Int64]] = [[] for _ in self._asked]
@@ -355,7 +350,6 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Form, noise and dealing of each fleet."""
     for form in forms():
         yield from ((form, "gaussian", dealing) for dealing in _DEALINGS)
     yield "npz", "laplace", _POOR

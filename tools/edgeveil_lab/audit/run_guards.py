@@ -78,7 +78,6 @@ def shrinking() -> torch.nn.Module:
 
 
 def rehearsal_guard() -> Guard:
-    """The promise and its flaw."""
     return Guard(
         "rehearsal",
         "a job that fails late spends nothing",
@@ -166,7 +165,6 @@ _NUMBER = re.compile(r"(?<![\w.])\d{4,}(?![\w.])")
 
 
 def disclosure_guard() -> Guard:
-    """The promise and its flaw."""
     return Guard(
         "output of a run",
         "a run on an own file tells no exact figure of the records dealt to devices",

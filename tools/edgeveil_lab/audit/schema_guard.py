@@ -1,8 +1,7 @@
 """Jobs whose schema asks a file a question: does its first record hold these cells?
 
-A hostile cloud names columns by guesses at a record's cells. The device is the real one, from the
-owner's word to the sealed upload; whether it answers, and in what groups and sizes, may not change
-when the first record of its file is removed.
+The device is real; whether it answers, and in what groups and sizes, may not change when the first
+record of its file is removed.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ _FRAME_BYTES = 1 << 16
 
 
 def schema_guard() -> Guard:
-    """The guard over files of every form that a schema may read."""
     return Guard(
         "schema jobs",
         "no job learns from a device's answer, or its silence, what a record holds",
@@ -140,8 +138,6 @@ _FORMS = ("headed", "headless", "npz", *(("parquet",) if find_spec("pyarrow") el
 
 @dataclass(frozen=True)
 class _Device:
-    """A box with one file."""
-
     folder: Path
     form: str
     flawed: bool

@@ -1,20 +1,14 @@
-"""Shared noise under secure sums: what a sum shows, what one device's own part shows, and flaws.
+"""Attacks on shared noise under secure sums, and on a device's own part of them.
 
-Each run is a whole `fm` job. Uploads are those of devices: the method's device half with derived
-noise, then masks of a fresh seed, and the seed sealed to the proxy's key of the round. Sums are
-taken as cloud and proxy take them. Of the uploads in a sum exactly as many are honest as the job
-counts on. The others are the attacker's own, without data or noise: no set of uploads that the
-printed ε is said for has less noise. What the honest devices hold the attacker knows, but for one
-record of the first.
-
-Of whole models' updates and of votes, whose integers go under the same masks, sums are taken of the
-integers.
+Each run is a whole job: real device halves, masks, sealed seeds and sums. Of the uploads in a sum
+exactly as many are honest as the job counts on; the others are the attacker's own, without data or
+noise. The attacker knows what honest devices hold but for one record of the first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,12 +65,18 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
 from edgeveil_edge.sealing import Masks
 from edgeveil_lab.attack.membership import event_variances
-from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made
+from edgeveil_lab.audit.fm_attacks import (
+    WITHOUT_COLLUSION,
+    Hear,
+    HostileCloud,
+    NeighbouringJob,
+    made,
+    ratio_attack,
+)
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import (
     Attack,
     Claim,
-    Hits,
     each,
     fresh_noise,
     gaussian_law,
@@ -94,8 +94,6 @@ from edgeveil_lab.audit.update_attacks import TurnedLabels
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Hear = Callable[[int, Records], Float64]
-Price = Callable[[Guarantee], float]
 
 MECHANISM = "shared_noise"
 UPLOADS = 8  # in a sum: the fewest that the job allows
@@ -144,7 +142,6 @@ class MaskedExchange:
         self._public = self.key.public().to_bytes()
 
     def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
-        """As the device makes it of its method's answer."""
         masks, vector = Masks.of(self.manifest, device, self._public), self.vector
         segment = masks.applied(vector.group, segments[vector.name], self.membership)
         return MaskedUpload(device, segment, masks.seed_for([vector.group]))
@@ -154,11 +151,9 @@ class MaskedExchange:
         return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
 
     def seed(self, upload: MaskedUpload) -> MaskSeed:
-        """As the proxy opens it."""
         return open_seed(self.key, self.manifest, upload.device, upload.seed)
 
     def opened(self, upload: MaskedUpload) -> Vector:
-        """The numbers under masks, as the cloud sees them."""
         return opened_vector(self.vector, upload.segment)
 
     def sum_of(self, uploads: Sequence[MaskedUpload], masks: bytes | None = None) -> Float64:
@@ -217,7 +212,6 @@ class SharedNoiseJob:
         return self.device.answer(*said, records, fresh_noise(), "cpu").segments
 
     def attacked(self, k: int, records: Records) -> MaskedUpload:
-        """The upload of the device that holds `records`."""
         return self.exchanges[k].upload(VICTIM, self.segments(k, records))
 
     def others(self, k: int) -> list[MaskedUpload]:
@@ -257,11 +251,8 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
 
 
 def sum_attack(runs: int, job: SharedNoiseJob | None = None, title: str = "sums") -> Attack:
-    """The cloud alone, with devices of its own."""
     job = job or SharedNoiseJob()
-    every = range(len(job.events))
-    claims = [(_epsilon, True)]
-    return _attack(title, runs, job, job.hear_sum, as_summed, every, claims)
+    return ratio_attack(MECHANISM, title, runs, job.hostile, job.hear_sum, as_summed)
 
 
 def groups_attack(runs: int) -> Attack:
@@ -270,79 +261,15 @@ def groups_attack(runs: int) -> Attack:
 
 
 def normal_attack(runs: int) -> Attack:
-    """Sums of what `pca_residual` learns."""
     return sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums")
 
 
 def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
     """All others together. That the ε of sums does not hold for them shows what the attack sees."""
     job = job or SharedNoiseJob()
-    every = range(len(job.events))
-    claims = [(_collusion, True), (_epsilon, False)]
-    return _attack("all others collude", runs, job, job.hear_one, as_single, every, claims)
-
-
-def _epsilon(found: Guarantee) -> float:
-    return found.epsilon
-
-
-def _collusion(found: Guarantee) -> float:
-    return found.collusion_epsilon
-
-
-_SAID = {True: "", False: ", at the ε without collusion"}
-
-
-def _attack(
-    title: str,
-    runs: int,
-    job: SharedNoiseJob,
-    hear: Hear,
-    seen: Callable[[Event], Event],
-    attacked: Sequence[int],
-    prices: Sequence[tuple[Price, bool]],
-) -> Attack:
-    """Each of the exchanges `attacked` along what the record changes, and all as one ratio.
-
-    The noise that the attacker expects is that of the event as `seen`. A price is what is printed,
-    and whether it is meant to hold.
-    """
-    events = [job.events[k] for k in attacked]
-    laws = [gaussian_law(seen(event)) for event in events]
-    gaps = [job.hostile.gaps[k] for k in attacked]
-    weights = [gap / event_variances(law) for gap, law in zip(gaps, laws, strict=True)]
-    norms = np.array([np.sqrt(gap @ w) for gap, w in zip(gaps, weights, strict=True)])
-    # Where the record counts nothing there is no event.
-    heard = [k for k, norm in enumerate(norms.tolist()) if norm > norms.max() / 10]
-    groups = [[k] for k in heard] + ([heard] if len(heard) > 1 else [])
-    edges, claims = [], []
-    for group in groups:
-        mu = float(np.sqrt(sum(laws[k].mu ** 2 for k in group)))
-        edge, delta = gaussian_threshold(mu, runs)
-        edges.append(edge)
-        name = (
-            job.hostile.exchanges[attacked[group[0]]].label if len(group) == 1 else "the whole job"
-        )
-        found = epsilon([events[k] for k in group], delta)
-        claims += [
-            Claim(f"{name}{_SAID[holds]}", price(found), delta, proven=holds)
-            for price, holds in prices
-        ]
-
-    def play(present: bool, count: int) -> Hits:
-        records = job.scene.records(present)
-        hits = np.empty((len(groups), count), np.bool_)
-        for run in range(count):
-            along = np.zeros(len(laws))
-            for k in heard:
-                along[k] = np.dot(weights[k], hear(attacked[k], records))
-            hits[:, run] = [
-                along[group].sum() / np.sqrt(norms[group] @ norms[group]) >= edge
-                for group, edge in zip(groups, edges, strict=True)
-            ]
-        return np.repeat(hits, len(prices), axis=0)
-
-    return Attack(MECHANISM, title, tuple(claims), play, runs)
+    return ratio_attack(
+        MECHANISM, "all others collude", runs, job.hostile, job.hear_one, as_single, colluding=True
+    )
 
 
 # --- updates of whole models, whose noise `gradient_gaussian` shares ---
@@ -358,9 +285,8 @@ def shared_update_attack(
 ) -> Attack:
     """One record among others, which turns a device's update round.
 
-    The cloud hears the sum of the stage's integers of `honest` devices (0: as many as are counted
-    on), or (`alone`) all others together hear those of one. With a `quantile` the updates are one
-    within the clip norm and one beyond, so that the bit that goes with them turns round too.
+    The cloud hears the sum of `honest` devices' integers (0: as many as are counted on), or
+    (`alone`) all others hear those of one. With a `quantile` the moving clip's bit turns round too.
     """
     parameters = GradientGaussianParameters(quantile=quantile)
     stage, norm = GradientGaussian(parameters, _SUMMED), parameters.clip_norm
@@ -390,19 +316,17 @@ def _past(events: Sequence[Event], delta: float, *, alone: bool) -> tuple[Claim,
     found, name = epsilon(events, delta), "past the threshold"
     if not alone:
         return (Claim(name, found.epsilon, delta),)
-    beside = Claim(f"{name}{_SAID[False]}", found.epsilon, delta, proven=False)
+    beside = Claim(f"{name}{WITHOUT_COLLUSION}", found.epsilon, delta, proven=False)
     return (Claim(name, found.collusion_epsilon, delta), beside)
 
 
 def _exact(stage: GradientGaussian, update: Float64) -> Int64:
-    """What a device adds noise to."""
     if stage.clip is not None:
         return stage.clip.steps(update, stage.parameters.clip_norm)
     return clipped_steps(update, stage.event.sensitivity_steps, stage.event.grid_bits)
 
 
 def _noised(stage: GradientGaussian, update: Float64) -> Float64:
-    """One device's integers, as they go under masks."""
     exchange, network = Exchange(1, TRAIN, 1), network_of(_SUMMED)
     norm, noise = stage.parameters.clip_norm, fresh_noise()
     task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
@@ -526,10 +450,7 @@ def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
     flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)
     with flaw if flawed else nullcontext():
         job = SharedNoiseJob(honest, text)
-    attack = _single(
-        _runs(400 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
-    )
-    return _outcome(attack)
+    return _single(_runs(400 if quick else 10_000, flawed), job, job.hear_sum)
 
 
 def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
@@ -552,7 +473,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
         return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
 
     runs = _runs(300 if quick else 4000, flawed)
-    found = _outcome(_single(runs, job, hear, [CENTRE]))
+    found = _single(runs, job, hear, [CENTRE])
     said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
     return AttackOutcome(found.broke, said)
 
@@ -567,7 +488,7 @@ def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
             theirs, ours = job.attacked(k, records), one.nothing("liar")
         return one.apart(one.opened(theirs), one.opened(ours)) - job.hostile.bases[k]
 
-    return _outcome(_single(_runs(500 if quick else 4000, flawed), job, hear, [CENTRE]))
+    return _single(_runs(500 if quick else 4000, flawed), job, hear, [CENTRE])
 
 
 def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
@@ -582,7 +503,7 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
         seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
         return job.exchanges[k].apart(*seen) - bases
 
-    return _outcome(_single(_runs(1000 if quick else 6000, flawed), job, hear, [FIRST]))
+    return _single(_runs(1000 if quick else 6000, flawed), job, hear, [FIRST])
 
 
 def _one_seed() -> AbstractContextManager[object]:
@@ -646,9 +567,10 @@ def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
     )
 
 
-def _single(runs: int, job: SharedNoiseJob, hear: Hear, attacked: Sequence[int]) -> Attack:
-    """Whatever is heard, against the ε of sums."""
-    return _attack("flaws", runs, job, hear, as_summed, attacked, [(_epsilon, True)])
+def _single(
+    runs: int, job: SharedNoiseJob, hear: Hear, attacked: Sequence[int] | None = None
+) -> AttackOutcome:
+    return _outcome(ratio_attack(MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked))
 
 
 def _outcome(attack: Attack) -> AttackOutcome:

@@ -1,7 +1,6 @@
 """The two-sample test of an audit: what ε at least the counts of an event prove.
 
-An event, fixed beforehand, is counted over independent runs with and without one record (or over
-two neighbouring data sets). (ε, δ)-DP bounds both ratios of its probabilities, and those of its
+(ε, δ)-DP bounds both ratios of an event's probabilities under two neighbours, and those of its
 complement; Clopper and Pearson (1934) bound the probabilities from the counts.
 """
 
@@ -23,8 +22,6 @@ TYPICAL = 64  # tests of an audit, for the choice of δ alone
 
 @dataclass(frozen=True)
 class EventCounts:
-    """How often the event occurred in `runs` runs of each of the two neighbours."""
-
     runs: int
     without: int
     present: int
@@ -69,9 +66,8 @@ def pessimistic(without: float, present: float, delta: float, runs: int, beta: f
 def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
     """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with.
 
-    For T ~ N(0, 1) against N(μ, 1) and (ε, δ) on the curve, P₁ − e^ε·P₀ is largest, and δ, for
-    T >= ε/μ + μ/2 (Balle and Wang 2018). The δ is where the least lack of noise is found; nothing
-    of this depends on a draw.
+    For T ~ N(0, 1) against N(μ, 1), P₁ − e^ε·P₀ is largest for T >= ε/μ + μ/2 (Balle and Wang
+    2018). δ is where the least lack of noise is found, independent of any draw.
     """
 
     def least_lack(delta: float) -> float:
@@ -92,7 +88,6 @@ def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
 
 
 def epsilon_at(mu: float, delta: float) -> float:
-    """ε of μ-GDP at δ, by bisection."""
     low, high = 0.0, 1.0
     while gaussian_delta(high, mu) > delta:
         high *= 2

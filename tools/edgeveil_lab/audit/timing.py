@@ -1,12 +1,8 @@
-"""Timing attacks on the device: a graph that makes one record's presence cost time.
+"""Timing attacks: a graph that makes one record's presence cost time.
 
-A hostile cloud's graph finds record r in a batch, `max Relu(½ − ‖x − r‖²)`, and begins a long chain
-of plain operators with it: with numbers that are slow to work on where r is there, with zeros where
-it is not. What the attacker sees is how long the answer takes to leave; the figure is the AUC, the
-chance that a device with r takes longer than one without (½: nothing is told).
-
-The guard here is that subnormal numbers cost no time inside a run, on sessions directly. That an
-upload of a real device leaves at a public moment is guarded in `device_timing.py`.
+It finds record r in a batch, `max Relu(½ − ‖x − r‖²)`, and begins a long chain of operators with
+it, on slow numbers if r is there, on zeros if not. The figure is the AUC of the answers' times (½:
+nothing is told). Sessions here, real devices in `device_timing.py`.
 """
 
 from __future__ import annotations
@@ -44,11 +40,10 @@ records x (n, ...); `math.inf` if none comes."""
 
 @dataclass(frozen=True)
 class OperatorChain:
-    """Work of a graph once it has looked for r.
+    """Operators that a graph runs after it has looked for r, `steps` `repeats` times.
 
-    It starts from `scale` + `shift` where r is there and from `shift` where not, as
-    2^(10 + doublings) values, and takes all `steps` `repeats` times. A step is an operator and its
-    second input, None for those that take one.
+    They start from `scale` + `shift` where r is there, from `shift` where not, as 2^(10 +
+    doublings) values. A step is an operator and its second input, if it takes one.
     """
 
     steps: tuple[tuple[str, float | None], ...]

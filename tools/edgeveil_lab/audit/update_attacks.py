@@ -1,8 +1,7 @@
 """Attacks on methods that train a network, on swarms, on votes, and on update stages that protect.
 
-A run end to end is one answer of a device: a network of one dense layer with all weights 0, no
-record at all beside one whose gradient is far past the clip, which moves two weights apart. The
-attacker looks at that difference, in units of the clip.
+A run is one answer of a device with a dense layer of weights 0: no record beside one far past the
+clip, which moves two weights apart, in units of the clip.
 """
 
 from __future__ import annotations
@@ -143,10 +142,9 @@ def dp_sgd_attack(runs: int) -> Attack:
 
 
 def many_steps_attack(runs: int) -> Attack:
-    """One round of many steps: a record that is seldom in a sample is never in most of them.
+    """One round of many steps: a record that is seldom sampled is never in most of them.
 
-    Were one sample taken for all steps, it would be in every one as often as in one. Each record
-    moves weights of its own, so that one answer plays `WIDE` runs.
+    Each record moves weights of its own, so that one answer plays `WIDE` runs.
     """
     network = build_network(MlpParameters(hidden=()), (WIDE,), 2)
     setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
@@ -207,7 +205,6 @@ def apart(trainer: Trainer, present: bool, count: int) -> Float64:
 
 
 def _moved(trainer: Trainer, setting: MethodContext, records: Records, count: int) -> Float64:
-    """The same of each input (count, inputs)."""
     device = UpdateDevice(trainer, setting)
     weights = {w.name: np.zeros(w.shape, np.float32) for w in network_of(setting).weights}
     answers = (

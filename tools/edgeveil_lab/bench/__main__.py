@@ -20,7 +20,6 @@ from edgeveil.protocol.transfer import describe, part
 
 
 def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -> float:
-    """Units of work a second, over at least `least_s` seconds."""
     work()
     count, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < least_s:
@@ -45,7 +44,6 @@ def masking(
 
 
 def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
-    """What is measured: the work, its units and their name."""
     data = bytes(1 << 20)
     blob = describe(data, 65024)
     frame = encode(part(blob, data, 0))
@@ -95,7 +93,6 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
 
 
 def main() -> None:
-    """Print one line a case."""
     for name, (work, units, unit) in cases().items():
         print(f"{name:32} {per_second(work, units):14,.0f} {unit}/s", flush=True)
 

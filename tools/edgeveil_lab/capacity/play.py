@@ -1,10 +1,8 @@
 """A fleet of any size: the real cloud and proxy, with their stores, in virtual time.
 
-Registries, rosters, broadcasts and the choice of devices are those of a process, for every device
-of the fleet. The devices that rounds ask are real machines; all others only listen and are a
-number. Each party is one queue, as long at a message as this processor was. A broker is a line of
-so many bytes a second. Packages and segments have their real sizes and are not encrypted
-(`SizedSealing`); signatures are real.
+Devices that rounds ask are real machines; all others only listen and are a number. Each party is
+one queue, as long at a message as this processor was; a broker is a line of so many bytes a second.
+Packages and segments have their real sizes and are not encrypted (`SizedSealing`).
 """
 
 from __future__ import annotations
@@ -74,11 +72,8 @@ BROKER_BYTES_PER_S = 125e6
 
 @dataclass
 class PartyTally:
-    """One party's account. Bytes are of frames, without what MQTT and TLS add.
-
-    `seconds` are of the processor, by what it did: measured while the real machine, store and host
-    ran, not modelled.
-    """
+    """One party's account. Bytes are of frames, without what MQTT and TLS add; `seconds` of the
+    processor."""
 
     sent: Counter[str] = field(default_factory=Counter)
     sent_bytes: int = 0
@@ -88,18 +83,15 @@ class PartyTally:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def send(self, kind: str, size_bytes: int, copies: int = 1) -> None:
-        """So many messages of one kind left."""
         self.sent[kind] += copies
         self.sent_bytes += size_bytes * copies
 
     def receive(self, kind: str, size_bytes: int) -> None:
-        """A message of one kind came."""
         self.received[kind] += 1
         self.received_bytes += size_bytes
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """The processor's time of the block is this party's."""
         start = time.process_time()
         try:
             yield
@@ -107,7 +99,6 @@ class PartyTally:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
 
     def since(self, before: PartyTally) -> PartyTally:
-        """What came on top of an earlier copy."""
         return PartyTally(
             self.sent - before.sent,
             self.sent_bytes - before.sent_bytes,
@@ -118,7 +109,6 @@ class PartyTally:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "messages_out": self.sent.total(),
             "bytes_out": self.sent_bytes,
@@ -165,14 +155,12 @@ class SizedSealing(PlainSealing):
     def open_broadcast(
         self, key: OpeningKey, manifest: Manifest, data: bytes
     ) -> tuple[bytes, bytes] | None:
-        """See `edgeveil.protocol.sealed.open_broadcast`."""
         front = front_bytes(manifest, len(data))
         if not self.is_listed(key, manifest, data[:front]):
             return None
         return data[front:], self.membership(manifest)
 
     def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
-        """Whether the key stands there."""
         return key.public().to_bytes() in stanzas
 
 
@@ -192,12 +180,10 @@ class PlayedParty:
         self.timers: dict[str, int] = {}
 
     def join(self, role: Any) -> PlayedParty:
-        """The role's machine and host are this party's."""
         self.machine, self.host = role.machine, role.host
         return self
 
     def post(self, event: fx.Event) -> None:
-        """An event of its own, now."""
         self.play.post(self, event)
 
     def take(self, event: fx.Event) -> None:
@@ -344,7 +330,6 @@ class FleetPlay:
         }
 
     def close(self) -> None:
-        """Close all files."""
         self.proxy_role.close()
         self.cloud_role.close()
 
@@ -384,7 +369,6 @@ class FleetPlay:
     def carry(
         self, sender: PlayedParty, to: fx.Address, message: Message, frame: bytes, at_s: float
     ) -> None:
-        """A party's frame to whoever it is for."""
         kind, size = kind_of(message), len(frame)
         sender.tally.send(kind, size)
         if isinstance(to, fx.ProxyAddress | fx.CloudAddress):
@@ -421,7 +405,6 @@ class FleetPlay:
         return self._buckets[to.level].get(to.index, [])
 
     def from_device(self, device: PlayedDevice, message: Message) -> None:
-        """A device's frame to the proxy."""
         frame = encode(message)
         kind, size = kind_of(message), len(frame)
         for tally in (self.edge, self.proxy.tally):
@@ -445,7 +428,9 @@ class FleetPlay:
             self._say(f"round {number} of {self.shape.rounds}")
             phases[f"round {number}"] = self._phase(lambda n=number: self._committed(n))  # type: ignore[misc]
         self._say("the release")
-        phases["release"] = self._phase(self._ended)
+        phases["release"] = self._phase(
+            lambda: self.run(lambda: self.cloud_role.store.job(self.job).ended)
+        )
         return phases
 
     def _phase(self, what: Callable[[], None]) -> dict[str, Any]:
@@ -470,7 +455,6 @@ class FleetPlay:
         yield "each device", self.crowd
 
     def rows(self) -> dict[str, Counter[str]]:
-        """Rows of every table of the parties' stores."""
         return {
             party: sum((_rows(file) for file in files), Counter[str]())
             for party, files in self.stores.items()
@@ -503,10 +487,6 @@ class FleetPlay:
             return last is not None and last.index >= number
 
         self.run(done)
-
-    def _ended(self) -> None:
-        store = self.cloud_role.store
-        self.run(lambda: store.job(self.job).ended)
 
 
 def kind_of(message: Message) -> str:

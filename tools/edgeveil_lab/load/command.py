@@ -1,4 +1,4 @@
-"""`edgeveil loadtest`: checks, plays one test or a sweep, keeps what was measured."""
+"""`edgeveil loadtest`: checks, plays a test, keeps what was measured."""
 
 from __future__ import annotations
 
@@ -7,40 +7,27 @@ import json
 import os
 import resource
 import signal
-import socket
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
-from edgeveil.sites.addresses import place
 from edgeveil_lab.load.display import LoadView, show_result
 from edgeveil_lab.load.mqtt import on_fast_loop, raise_files_limit
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions, option_of
-from edgeveil_lab.load.session import LOOPBACK, LoadSession
+from edgeveil_lab.load.session import LoadSession
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, dial_site, dismiss, running_target
-from edgeveil_tools.local.children import Children, scratch
+from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json, writing
 
 _RAW_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class RemoteGenerators:
-    """Generators of other hosts: where they find the leader, and how many there will be."""
-
-    listen: tuple[str, int] = (LOOPBACK, 0)
-    remote: int = 0
-    token_file: Path | None = None
-
 
 # --- Ctrl-C, SIGTERM, a closed terminal ---
 
@@ -99,46 +86,34 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
 # --- the test ---
 
 
-def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> int:
-    """Play it; 0, 1 for a loss, a wrong sum or growing memory, 130 after Ctrl-C.
+def run(options: LoadOptions, *, as_json: bool) -> int:
+    """Play it and write what was measured, however it ends. Raises EdgeVeilError.
 
-    Raises EdgeVeilError.
-    What was measured until a failure or Ctrl-C is written all the same.
+    Returns 0; 1 for a loss, a wrong sum or growing memory; 130 after Ctrl-C.
     """
-    _check(options, sharing)
+    _check(options)
     console = Console(stderr=as_json)
-    results: list[dict[str, Any]] = []
+    result: dict[str, Any] | None = None
     failure: BaseException | None = None
     try:
-        for one in options.tests:
-            result, failure = _play(one, sharing, console, spans=bool(options.sweep))
-            results.append(result)
-            if failure is not None:
-                break
+        result, failure = _play(options, console)
     except KeyboardInterrupt as stop:
         failure = stop
-    if results:
+    if result is not None:
         with signals(signal.SIG_IGN, ENDING):
-            _keep(options, results, console, as_json=as_json)
+            _keep(options, result, console, as_json=as_json)
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED
     if failure is not None:
         raise failure
-    return int(any(True for result in results for _ in faults(result)))
+    return int(result is None or any(True for _ in faults(result)))
 
 
-def _check(options: LoadOptions, sharing: RemoteGenerators) -> None:
+def _check(options: LoadOptions) -> None:
     """Raise UsageError for what cannot be, before anything starts."""
-    most = -(-max(options.counts) // options.cells)  # at one broker
-    generators = options.processes + sharing.remote  # of a cell
-    check_files(-(-most // generators), raise_files_limit())
+    most = -(-options.devices // options.cells)  # at one broker
+    check_files(-(-most // options.processes), raise_files_limit())
     check_ports(most)
-    if options.starts_site and sharing.remote:
-        raise UsageError(
-            "a site that is started here is reached from this machine alone",
-            where="--remote",
-            fix="name a running site with --broker, --cloud, --token-file and --fleet",
-        )
     for key in ("ca", "cert", "key", "password_file", "fleet"):
         path: Path | None = getattr(options, key)
         try:
@@ -150,16 +125,6 @@ def _check(options: LoadOptions, sharing: RemoteGenerators) -> None:
                 where=option_of(key),
                 fix="name a file that you may read",
             ) from None
-    host, port = sharing.listen
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise UsageError(
-            f"cannot be listened at ({os.strerror(error.errno or 0)})",
-            where=f"--listen {place(host, port)}",
-            fix="name an address of this machine and a free port",
-        ) from None
     if options.out is not None:
         with writing(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
@@ -191,22 +156,16 @@ def check_ports(connections: int) -> None:
             f"{connections} connections to one broker need as many ports, there are"
             f" {high - low + 1}",
             where=str(_PORT_RANGE),
-            fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'),"
-            " or play the rest from another host",
+            fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'), or use --cells",
         )
 
 
-def _play(
-    options: LoadOptions, sharing: RemoteGenerators, console: Console, *, spans: bool
-) -> tuple[dict[str, Any], BaseException | None]:
-    """One count of devices: its result, and what ended it early."""
+def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseException | None]:
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        generators = Children(logs)
-        stack.callback(generators.stop)
         site, target, fleet, password = None, None, None, None
         with signals(interrupt, ENDING):
             if options.starts_site:
@@ -215,30 +174,18 @@ def _play(
                 stack.callback(site.stop)
                 target = site.start()
             else:
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # what is admitted goes
-                try:
+                # What is admitted goes; a thread pool that is interrupted at its start never ends.
+                told: list[int] = []
+                with signals(lambda number, _frame: told.append(number), ENDING):
                     target, fleet, password = running_target(options)
                     stack.callback(dismiss, options, fleet)
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    dial_site(options, target, fleet, password)
+                if told:
+                    interrupt(told[0])
             if len(target.cells) == 1 and target.first.ca is not None and options.ca is None:
                 options = options.model_copy(update={"ca": target.first.ca})
-            if not options.starts_site:
-                dial_site(options, target, fleet, password)
             view = stack.enter_context(LoadView(options, console))
-            session = LoadSession(
-                options,
-                fleet,
-                target,
-                site,
-                generators,
-                view.update,
-                listen=sharing.listen,
-                remote=sharing.remote,
-                token_file=sharing.token_file or folder / "join.token",
-                password=password,
-                spans=spans,
-            )
+            session = LoadSession(options, fleet, target, site, view.update, password=password)
             failure = until_stopped(session.run())
         if failure is not None:
             session.measured.reason = str(failure)
@@ -246,7 +193,6 @@ def _play(
         result = session.result()
         if failure is None and site is not None and options.compare == "raw":
             view.note("the same bytes through a bare relay")
-            generators.stop()
             site.children.stop()
             try:
                 with signals(interrupt, ENDING):
@@ -265,13 +211,7 @@ def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> N
         result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
 
 
-def _keep(
-    options: LoadOptions, results: list[dict[str, Any]], console: Console, *, as_json: bool
-) -> None:
-    """Write `load.json` and `load.html`, print the table or the JSON."""
-    result = results[-1]
-    if options.sweep:
-        result = {**result, "sweep": results}
+def _keep(options: LoadOptions, result: dict[str, Any], console: Console, *, as_json: bool) -> None:
     if options.out is not None:
         with writing(options.out):
             write_json(options.out / "load.json", result)

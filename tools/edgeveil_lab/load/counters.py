@@ -24,15 +24,13 @@ _PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class DurationHistogram:
-    """Counts durations."""
-
     def __init__(self) -> None:
         self.buckets: Counter[int] = Counter()
         self.max_s = 0.0
 
     def add(self, duration_s: float) -> None:
-        """Count one."""
-        self.buckets[_bucket(duration_s)] += 1
+        steps = math.log(max(duration_s, _SMALLEST_S) / _SMALLEST_S) / _STEP
+        self.buckets[1 + int(steps) if duration_s > _SMALLEST_S else 0] += 1
         self.max_s = max(self.max_s, duration_s)
 
     def percentile(self, share: float) -> float | None:
@@ -41,7 +39,8 @@ class DurationHistogram:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= rank:
-                return min(_middle_s(bucket), self.max_s)
+                middle_s = _SMALLEST_S * math.exp((bucket - 0.5) * _STEP) if bucket else 0.0
+                return min(middle_s, self.max_s)
         return None
 
     def summary(self) -> dict[str, float | None]:
@@ -51,26 +50,16 @@ class DurationHistogram:
         return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
     def to_plain(self) -> dict[str, Any]:
-        """For a report to the leader."""
         return {"buckets": list(self.buckets.items()), "max_s": self.max_s}
 
     @classmethod
     def merged(cls, plains: Iterable[dict[str, Any]]) -> DurationHistogram:
-        """All of them in one."""
         result = cls()
         for plain in plains:
             for bucket, count in plain["buckets"]:
                 result.buckets[int(bucket)] += int(count)
             result.max_s = max(result.max_s, float(plain["max_s"]))
         return result
-
-
-def _bucket(duration_s: float) -> int:
-    return 0 if duration_s <= _SMALLEST_S else 1 + int(math.log(duration_s / _SMALLEST_S) / _STEP)
-
-
-def _middle_s(bucket: int) -> float:
-    return 0.0 if bucket == 0 else _SMALLEST_S * math.exp((bucket - 0.5) * _STEP)
 
 
 # --- connections, uploads and what became of each ---
@@ -135,7 +124,6 @@ class UploadCounters:
     _accepted: dict[RoundKey, set[bytes]] = field(default_factory=dict)  # of the newest rounds
 
     def round(self, at: ExchangeId) -> RoundCounters:
-        """The counts of this attempt."""
         return self.rounds.setdefault((at.exchange, at.attempt), RoundCounters())
 
     def offer(
@@ -216,7 +204,6 @@ class UploadCounters:
 
     @property
     def waiting(self) -> int:
-        """Uploads whose fate is not known yet."""
         return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
 
     def to_plain(self) -> dict[str, Any]:
@@ -293,8 +280,6 @@ class GeneratorLoad(msgspec.Struct):
 
 
 class LoadMeter:
-    """Adds up a process's load, from look to look."""
-
     def __init__(self) -> None:
         self.load = GeneratorLoad()
         self._before = _spent()

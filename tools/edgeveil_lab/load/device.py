@@ -1,8 +1,6 @@
 """One simulated device: the real machine on a bare connection, with memory for its only store.
 
-A broadcast reaches every device as the same bytes. They are decoded once, and a signature of the
-cloud or the proxy on the same bytes is checked once; everything that is a device's own (opening,
-sealing, signing) is done for each.
+What all devices of a process get alike is decoded, and its signature checked, once.
 """
 
 from __future__ import annotations
@@ -95,12 +93,10 @@ _SIGNATURES = 64
 
 
 class SharedWork:
-    """One per generator process. `now_s` is the leader's clock, seconds since 1970."""
-
-    def __init__(self, packet_bytes: int, payload_bytes: int, offset_s: float = 0.0) -> None:
+    def __init__(self, packet_bytes: int, payload_bytes: int) -> None:
         self.counters = UploadCounters()
         self.chance = random.Random(os.urandom(16))  # noqa: S311 - who goes away, and when
-        self._packet_bytes, self._offset_s = packet_bytes, offset_s
+        self._packet_bytes = packet_bytes
         self._frames: OrderedDict[bytes, tuple[bytes, Message]] = OrderedDict()
         self._frames_bytes = 0
         self._blobs: dict[bytes, bytes] = {}
@@ -111,10 +107,6 @@ class SharedWork:
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
         )
         self._noise = pool.astype("<f4").tobytes()
-
-    def now_s(self) -> float:
-        """The leader's time."""
-        return time.time() + self._offset_s
 
     # --- frames ---
 
@@ -175,14 +167,12 @@ class SharedWork:
     # --- work ---
 
     def learn(self, job_id: bytes, canonical: bytes, digest: bytes) -> None:
-        """Keep a job's plan. Raises ProtocolError `wrong_job`."""
         if hashlib.sha256(canonical).digest() != digest:
             raise ProtocolError("wrong_job")
         if job_id not in self._plans:
             self._plans[job_id] = compile_canonical(canonical)
 
     def plan(self, manifest: Manifest) -> Plan:
-        """The plan of a round's job. Raises ProtocolError `unknown_job`."""
         plan = self._plans.get(manifest.at.job_id)
         if plan is None:
             raise ProtocolError("unknown_job")
@@ -210,8 +200,6 @@ class SharedVerifyKey(VerifyKey):
 
 
 class GoodSignatures:
-    """The last signatures that were found good."""
-
     def __init__(self, key: Ed25519PublicKey) -> None:
         self._key = key
         self._good: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
@@ -343,7 +331,7 @@ _STEADY_S = 5.0
 
 @dataclass(frozen=True)
 class _Upload:
-    """The newest real one. `offered_s` is the leader's time."""
+    """The newest real one. `offered_s` is in seconds since 1970."""
 
     at: ExchangeId
     blob: bytes
@@ -414,29 +402,26 @@ class LoadDevice:
         )
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
-        counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
+        counters.first_dial_s = counters.first_dial_s or time.time()
         topics = (spoken.all_down, spoken.device_down(self.id), *spoken.buckets(self._sealing))
         self._client = BareClient(self, login, setup.protocol, topics, self._topic)
         return self._client
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection, dialled or up."""
         return self._client is not None
 
     def connect(self) -> None:
-        """Come, and stay until `leave`."""
         self.online = True
         self._setup.dial(self)
 
     def on_up(self) -> None:
-        """The broker took us."""
         self.answered.set()
         now_s, counters = self._loop.time(), self._shared.counters
         counters.connected += 1
         counters.connects += 1
         counters.connect_s.add(now_s - self._dialled_s)
-        counters.last_up_s = self._shared.now_s()
+        counters.last_up_s = time.time()
         self._up_since_s = now_s
         if self._upload is not None:
             self._loop.call_later(_ANSWER_S, self._owed, self._client, self._upload)
@@ -478,12 +463,10 @@ class LoadDevice:
             self._setup.dial(self)
 
     def cut(self) -> None:
-        """Lose the connection."""
         if self._client is not None:
             self._client.cut()
 
     def leave(self) -> None:
-        """Go away for good, in good order."""
         if self.online:
             self._take(fx.Command("stop"))
         self.online = False
@@ -554,7 +537,7 @@ class LoadDevice:
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.counters.round(manifest.at)
-                row.began_s = row.began_s or self._shared.now_s()
+                row.began_s = row.began_s or time.time()
             if manifest.buckets == 1:
                 task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
         self._setup.queue(self, task)
@@ -573,7 +556,7 @@ class LoadDevice:
         if item.dummy:
             self._upload = None
             return
-        blob, now_s, counters = item.upload.blob.digest, self._shared.now_s(), self._shared.counters
+        blob, now_s, counters = item.upload.blob.digest, time.time(), self._shared.counters
         self._upload = _Upload(item.at, blob, now_s)
         counters.offer(item.at, blob, item.marks, now_s, self._worker.total)
         if self._client is None or not self._client.up:
@@ -583,14 +566,12 @@ class LoadDevice:
         body = decode_body(note.body)
         upload = self._upload
         if isinstance(body, Ack) and upload is not None and body.blob == upload.blob:
-            self._shared.counters.ack(
-                upload.at, upload.blob, body.status, body.reason, self._shared.now_s()
-            )
+            self._shared.counters.ack(upload.at, upload.blob, body.status, body.reason, time.time())
 
     def _counted(self, number: object) -> None:
         """This device read that its upload in this round was counted."""
         if self._upload is not None and self._upload.at.exchange == number:
-            self._shared.counters.counted_s.add(self._shared.now_s() - self._upload.offered_s)
+            self._shared.counters.counted_s.add(time.time() - self._upload.offered_s)
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)

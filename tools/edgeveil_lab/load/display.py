@@ -25,20 +25,16 @@ _TIMES = ("acknowledged_s", "latency_s")
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print the figures, then the processes; of a sweep a line for each count of devices."""
     console.print()
-    if result.get("sweep"):
-        console.print(_sweep(result["sweep"]))
-    else:
-        table = Table.grid(padding=(0, 2))
-        for name, value in result_figures(result):
-            table.add_row(name, Text(value))
-        console.print(table)
-        if result.get("cells"):
-            console.print()
-            console.print(_table(CELL_COLUMNS, map(cell_row, result["cells"])))
+    table = Table.grid(padding=(0, 2))
+    for name, value in result_figures(result):
+        table.add_row(name, Text(value))
+    console.print(table)
+    if result.get("cells"):
         console.print()
-        console.print(_processes(result))
+        console.print(_table(CELL_COLUMNS, map(cell_row, result["cells"])))
+    console.print()
+    console.print(_processes(result))
     for line in warnings(result):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     console.print()
@@ -71,12 +67,10 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
 
 def warnings(result: Result) -> Iterator[str]:
     """What stands against the figures: a generator at its limits, or losses."""
-    for one in result.get("sweep") or [result]:
-        generator = one["generator"]
-        if generator.get("bottleneck"):
-            yield f"The figures are the generator's own limit: {generator['note']}"
-        yield from one.get("warnings", ())
-        yield from faults(one)
+    if result["generator"].get("bottleneck"):
+        yield f"The figures are the generator's own limit: {result['generator']['note']}"
+    yield from result.get("warnings", ())
+    yield from faults(result)
 
 
 def shortened(reasons: Mapping[str, int]) -> str:
@@ -153,26 +147,8 @@ def _processes(result: Result) -> Table:
 
 
 def per_upload(result: Result, process: str) -> str:
-    """Processor time of one process for one upload."""
     cost_ms = result["cpu_ms_per_upload"].get(process)
     return "–" if cost_ms is None else f"{rate(cost_ms)} ms"
-
-
-def _sweep(results: list[Result]) -> Table:
-    columns = ("devices", "uploads/s", "MB/s up", "p50", "p99", "lost", "proxy CPU", "cloud CPU")
-    rows = [
-        (
-            f"{one['connects']['devices']:,}",
-            rate(one["uploads_per_s"]),
-            rate(one["mb_per_s"]["up"]),
-            ms(one["latency_s"].get("p50")),
-            ms(one["latency_s"].get("p99")),
-            f"{one['lost']:,}",
-            *(per_upload(one, name) for name in ("proxy", "cloud")),
-        )
-        for one in results
-    ]
-    return _table(columns, rows)
 
 
 # --- while it runs: a live picture, or plain lines in a file or pipe ---
@@ -198,7 +174,6 @@ class LoadView(LiveDisplay):
         self._said, self._said_s = "", 0.0
 
     def update(self, sample: Mapping[str, Any]) -> None:
-        """The newest sample."""
         self._newest = sample
         now_s, phase = self._now_s(), str(sample.get("phase", ""))
         kind = phase.partition(" ")[0]
@@ -208,7 +183,6 @@ class LoadView(LiveDisplay):
             self.note(f"{sample['t_s']:7.1f} s  {phase}: {going}")
 
     def picture(self) -> RenderableType:
-        """All of it, for a terminal."""
         newest = self._newest
         if newest is None:
             return Text("starting")

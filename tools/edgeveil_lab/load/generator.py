@@ -1,32 +1,58 @@
-"""`edgeveil loadtest --join`: a process asks its leader for a share of the fleet and plays it."""
+"""A generator: a process that plays a share of the fleet as its leader says."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
-from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
-
-import msgspec
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
 
 from edgeveil.crypto.keys import VerifyKey
-from edgeveil.errors import UsageError
 from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
-from edgeveil_lab.load.counters import LoadMeter
+from edgeveil_lab.load.counters import GeneratorLoad, LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
-from edgeveil_lab.load.leader import FleetShare, GeneratorReport, JoinRequest, LeaderReply
 from edgeveil_lab.load.mqtt import Dialler, on_fast_loop, raise_files_limit
+from edgeveil_lab.load.processes import run_child
 from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import FleetMember
+
+
+@dataclass(frozen=True)
+class SiteAccess:
+    broker: str
+    cloud_key: bytes
+    proxy_key: bytes
+    password: str | None = field(repr=False)
+    ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class FleetShare:
+    of: int
+    options: LoadOptions
+    members: Sequence[FleetMember] = field(repr=False)
+    cell: str
+    where: SiteAccess
+
+
+@dataclass(frozen=True)
+class GeneratorReport:
+    """Once a second: the state (ready, connecting, connected, done), everything counted so far."""
+
+    state: str
+    counters: dict[str, Any]
+    load: GeneratorLoad
+
 
 # --- work, one device after the other on the loop ---
 
@@ -53,11 +79,9 @@ class Turns:
 
     @property
     def busy(self) -> bool:
-        """Whether a device has something to do or to say."""
         return bool(self._tasks or self._sealed)
 
     def add(self, device: Performer, task: object) -> None:
-        """At the end of the line."""
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
@@ -99,29 +123,27 @@ _AWAY_S = 1.0  # a device that drops does so within this time of its answer
 
 
 class Generator:
-    """Plays a share. All of it runs on one loop; `busy_s` is the processor time of it."""
-
-    def __init__(self, share: FleetShare, options: LoadOptions, offset_s: float) -> None:
-        self.options = options
-        self.shared = SharedWork(options.packet_bytes, options.payload_bytes, offset_s)
+    def __init__(self, share: FleetShare) -> None:
+        self.options = options = share.options
+        self.shared = SharedWork(options.packet_bytes, options.payload_bytes)
         self.meter = LoadMeter()
         self._turns = Turns()
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
         self._last_start_s = float("-inf")
-        address, rate = BrokerAddress.parse(share.broker), options.rate_per_s
-        if options.ramp_s:
-            rate = options.devices / options.ramp_s
-        tls = client_context(options.ca, options.cert, options.key) if address.tls else None
+        where = share.where
+        address, rate = BrokerAddress.parse(where.broker), options.rate_per_s
+        ca = options.ca or where.ca
+        tls = client_context(ca, options.cert, options.key) if address.tls else None
         self.dialler = Dialler(address, tls, rate and rate / share.of)
         setup = DeviceSetup(
-            cloud_key=SharedVerifyKey(share.cloud_key),
-            proxy_key=VerifyKey(share.proxy_key),
+            cloud_key=SharedVerifyKey(where.cloud_key),
+            proxy_key=VerifyKey(where.proxy_key),
             protocol=options.protocol,
             qos=options.qos,
             packet_bytes=options.packet_bytes,
             user=options.user,
-            password=share.password,
+            password=where.password,
             dial=self.dialler.dial,
             queue=self._queue,
             topics=Topics(share.cell),
@@ -150,7 +172,6 @@ class Generator:
                     device.tick(now_s)
 
     async def leave(self) -> None:
-        """All devices say good-bye."""
         await self.dialler.stop()
         for device in self.devices:
             device.add_bytes()
@@ -198,103 +219,42 @@ class Generator:
             device.cut()
 
 
-# --- as the leader says ---
+# --- one generator process ---
 
 REPORT_S = 1.0
 _ASK_S = 0.2
-_PATIENCE_S = 10.0
-_ANSWER_S = 30.0  # of the leader, for one request
-_SAID = (400, 401, 409)  # with the leader's own words
-_SAID_CHARACTERS = 100
-_State = Literal["ready", "connecting", "connected", "done"]
 
 
-def run_generator(url: str, token: str, *, local: bool) -> int:
-    """Join the leader at `url` and do as it says; 0 when it says stop. Raises EdgeVeilError."""
-    return on_fast_loop(_GeneratorProcess(url, token, local).run())
+def generate(share: FleetShare, pipe: Connection) -> None:
+    """Play a share in this process until the leader says stop."""
 
-
-class _GeneratorProcess:
-    def __init__(self, url: str, token: str, local: bool) -> None:
-        self._url, self._local = url.rstrip("/"), local
-        self._headers = {"Authorization": f"Bearer {token}"}
-
-    async def run(self) -> int:
+    async def work() -> int:
         raise_files_limit()
-        asked_s = time.time()
-        request = JoinRequest(asked_s, os.getpid(), self._local)
-        share = await self._post("join", request, FleetShare)
-        offset_s = 0.0 if self._local else share.time_s - (asked_s + time.time()) / 2
-        options = LoadOptions.model_validate_json(share.options)
-        generator = Generator(share, options, offset_s)
+        generator = Generator(share)
         await generator.dialler.resolve()
         keeping = asyncio.create_task(generator.run())
-        try:
-            await self._follow(share.number, generator)
-        finally:
-            keeping.cancel()
-        return 0
-
-    async def _follow(self, number: int, generator: Generator) -> None:
         bringing: asyncio.Task[None] | None = None
         while True:
-            state: _State = "ready"
+            state = "ready"
             if bringing is not None:
                 up = generator.shared.counters.connected >= len(generator.devices)
                 state = "connected" if up else "connecting"
-            answer = await self._report(number, state, generator)
-            if answer.command == "connect" and bringing is None:
+            pipe.send(_report(state, generator))
+            command = pipe.recv() if pipe.poll() else ""
+            if command == "connect":
                 bringing = asyncio.create_task(generator.dialler.bring(generator.devices))
-            if answer.command == "stop":
+            elif command == "stop":
                 break
             await asyncio.sleep(_ASK_S if bringing is None else REPORT_S)
         if bringing is not None:
             bringing.cancel()
         await generator.leave()
-        with suppress(UsageError):
-            await self._report(number, "done", generator)
+        pipe.send(_report("done", generator))
+        keeping.cancel()
+        return 0
 
-    async def _report(self, number: int, state: _State, generator: Generator) -> LeaderReply:
-        counters = generator.shared.counters.to_plain()
-        report = GeneratorReport(number, state, counters, generator.meter.load)
-        answer: LeaderReply = await self._post("report", report, LeaderReply)
-        return answer
+    run_child(lambda: on_fast_loop(work()), pipe)
 
-    def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of one answer; blocks. Raises OSError, HTTPException."""
-        place = urlsplit(self._url)
-        connection = HTTPConnection(place.hostname or "", place.port, timeout=_ANSWER_S)
-        try:
-            connection.request("POST", f"{place.path}/{path}", body, self._headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
 
-    async def _post(self, path: str, content: object, kind: type[Any]) -> Any:
-        """One request; a leader that does not answer is asked again for a few seconds."""
-        end_s = time.monotonic() + _PATIENCE_S
-        body = msgspec.msgpack.encode(content)
-        while True:
-            try:
-                status, raw = await asyncio.to_thread(self._ask, path, body)
-                if status in _SAID:
-                    text = " ".join(raw.decode("utf-8", "replace")[:_SAID_CHARACTERS].split())
-                    fix = "check the token, and that the test still takes generators"
-                    raise UsageError(text or "refused", where=self._url, fix=fix)
-                try:
-                    return msgspec.msgpack.decode(raw if status == 200 else b"", type=kind)
-                except ValueError:
-                    raise UsageError(
-                        "something else than a load test answers there",
-                        where=self._url,
-                        fix="use the address that the leader's --listen names",
-                    ) from None
-            except (OSError, HTTPException) as error:
-                if time.monotonic() >= end_s:
-                    raise UsageError(
-                        f"no load test answers ({type(error).__name__})",
-                        where=self._url,
-                        fix="start it with edgeveil loadtest --listen HOST:PORT",
-                    ) from None
-                await asyncio.sleep(_ASK_S)
+def _report(state: str, generator: Generator) -> GeneratorReport:
+    return GeneratorReport(state, generator.shared.counters.to_plain(), generator.meter.load)

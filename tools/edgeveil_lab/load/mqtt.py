@@ -45,8 +45,6 @@ def raise_files_limit() -> int:
 
 
 class ClientOwner(Protocol):
-    """A device that connects by a `Dialler`. No call may take long."""
-
     answered: asyncio.Event
     """Set once the broker has answered, or the connection is gone."""
 
@@ -102,7 +100,6 @@ class BareClient(asyncio.Protocol):
             self._transport.abort()
 
     def finish(self) -> None:
-        """Say goodbye and close."""
         if self._transport is not None and not self._transport.is_closing():
             if self.up:
                 self._transport.write(packets.GOODBYE)
@@ -121,7 +118,6 @@ class BareClient(asyncio.Protocol):
     # --- asyncio's calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Log in."""
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -249,7 +245,6 @@ class Dialler:
         self._fill()
 
     async def stop(self) -> None:
-        """Dial no more."""
         self._waiting.clear()
         for task in list(self._open):
             task.cancel()

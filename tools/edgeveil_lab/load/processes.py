@@ -1,20 +1,95 @@
-"""Processor time and memory of the processes of a load test, by name."""
+"""Processes of a load test: children over pipes; processor time and memory, by name."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing as mp
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil.heap import keep_heap
 from edgeveil.transport.metrics import peak_rss_bytes
 from edgeveil_tools.cloud_client import Cloud, get_text
+from edgeveil_tools.lifeline import end_with_starter
+
+
+class ChildProcesses:
+    """Spawned processes, each at the end of a pipe; `where` stands in their errors."""
+
+    def __init__(self, where: str) -> None:
+        self.context = mp.get_context("spawn")
+        self._where = where
+        self._children: dict[str, tuple[BaseProcess, Connection]] = {}
+        self._ended: set[str] = set()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: child.pid or 0 for name, (child, _) in self._children.items()}
+
+    def start(self, name: str, target: Any, *arguments: Any) -> None:
+        """Call `target(*arguments, pipe)` in a new process."""
+        ours, theirs = self.context.Pipe()
+        child = self.context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        self._children[name] = child, ours
+
+    def tell(self, message: object) -> None:
+        for _, pipe in self._children.values():
+            with suppress(OSError):
+                pipe.send(message)
+
+    def received(self, timeout_s: float = 0.0) -> Iterator[tuple[str, Any]]:
+        """(name, message) of those who sent since the last call; None once one has ended.
+
+        Raises JobFailed where one has failed.
+        """
+        open_pipes = [pipe for n, (_, pipe) in self._children.items() if n not in self._ended]
+        ready = wait(open_pipes, timeout_s)
+        for name, (_, pipe) in self._children.items():
+            try:
+                while pipe in ready and pipe.poll():
+                    message = pipe.recv()
+                    if isinstance(message, Exception):
+                        raise JobFailed(f"{name}: {message}", where=self._where)
+                    yield name, message
+            except (EOFError, OSError):
+                self._ended.add(name)
+                yield name, None
+
+    def end(self) -> None:
+        for child, _pipe in self._children.values():
+            child.terminate()
+        for child, _pipe in self._children.values():
+            child.join(2.0)
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+
+def run_child(work: Callable[[], object], pipe: Connection) -> None:
+    """Do the work of a child process: it ends with its starter, and sends what it failed of."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the starter ends its children
+        signal.signal(number, signal.SIG_IGN)
+    end_with_starter()
+    keep_heap()
+    try:
+        work()
+    except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
+        with suppress(OSError):
+            pipe.send(Exception(str(error) or type(error).__name__))
 
 
 @dataclass(frozen=True)
@@ -97,7 +172,6 @@ class ProcessWatch:
         return {n: round(one.percent, 1) for n, one in found if one.percent is not None}
 
     def rss_bytes(self) -> dict[str, int]:
-        """Memory now."""
         found = self._watched.items()
         return {name: one.rss_bytes for name, one in found if one.rss_bytes is not None}
 

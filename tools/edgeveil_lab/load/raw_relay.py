@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import multiprocessing as mp
 import os
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
-from edgeveil.heap import keep_heap
+from edgeveil.errors import BrokerError, JobFailed
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     ExchangeId,
@@ -44,16 +38,15 @@ from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.mqtt import BareClient, Dialler, on_fast_loop
-from edgeveil_lab.load.processes import ProcessWatch
+from edgeveil_lab.load.processes import ChildProcesses, ProcessWatch, run_child
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.cli.common import load_as
-from edgeveil_tools.lifeline import end_with_starter
 
 TOPICS = Topics()
 
 # --- relay, sink and generators: each runs in a process of its own ---
 
-READY = "ready"
+READY, _WHERE = "ready", "--compare raw"
 KEEPALIVE_S = 60
 CONNECT_S = 60.0
 _CREDIT_LOOK_S = 0.001
@@ -97,7 +90,7 @@ def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
         pipe.send(READY)
         await asyncio.gather(onwards.run_forever(), incoming.run_forever())
 
-    _run(lambda: asyncio.run(work()), pipe)
+    run_child(lambda: asyncio.run(work()), pipe)
 
 
 def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
@@ -113,7 +106,7 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
         pipe.send(READY)
         await link.run_forever()
 
-    _run(lambda: asyncio.run(work()), pipe)
+    run_child(lambda: asyncio.run(work()), pipe)
 
 
 def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
@@ -132,12 +125,10 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
         sender.finish()
         return 0
 
-    _run(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
+    run_child(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
 
 
 class _RawPeer:
-    """A device that uploads, and to which nobody writes."""
-
     def __init__(self, device: RawDevice, crowd: RawCrowd, dialler: Dialler) -> None:
         self._device, self._crowd, self._dialler = device, crowd, dialler
         self.answered = asyncio.Event()
@@ -211,18 +202,6 @@ class _Sender:
             peer.sender.finish()
 
 
-def _run(work: Callable[[], object], pipe: Connection) -> None:
-    """The life of a part: it says what it failed of, and ends with its starter."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends its parts
-    end_with_starter()
-    keep_heap()  # as the proxy and the cloud do
-    try:
-        work()
-    except (EdgeVeilError, OSError, TimeoutError, threading.BrokenBarrierError) as error:
-        with suppress(OSError):
-            pipe.send(str(error) or type(error).__name__)
-
-
 CREDIT_BYTES = 16 << 20
 STALLED_S = 30.0
 _LOOK_S = 0.002
@@ -274,27 +253,30 @@ def run_raw(
     JobFailed where a part fails or nothing moves any more.
     """
     frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
-    with _RawProcesses() as parts_:
-        counted = parts_.context.Value(ctypes.c_int64, 0, lock=False)
-        parts_.start("relay", relay, site.edge, site.onwards)
-        parts_.start("sink", sink, site.cloud, counted)
-        parts_.await_ready()
+    children = ChildProcesses(_WHERE)
+    try:
+        counted = children.context.Value(ctypes.c_int64, 0, lock=False)
+        children.start("relay", relay, site.edge, site.onwards)
+        children.start("sink", sink, site.cloud, counted)
+        _await_ready(children, 2)
         count = min(options.processes, len(devices))
-        start = parts_.context.Barrier(count + 1)
+        start = children.context.Barrier(count + 1)
         for number in range(count):
             crowd = RawCrowd(
                 devices[number::count], site.edge, frames, rounds, options.qos, count, CREDIT_BYTES
             )
-            parts_.start(f"generator-{number + 1}", generate, crowd, counted, start)
-        parts_.await_ready()
+            children.start(f"generator-{number + 1}", generate, crowd, counted, start)
+        _await_ready(children, count)
         watch = ProcessWatch()
-        watch.add({**parts_.pids, **brokers})
+        watch.add({**children.pids, **brokers})
         watch.look()
         before_s = watch.cpu_s()
-        seconds = _rounds(parts_, counted, start, rounds, len(devices) * sum(map(len, frames)))
+        seconds = _rounds(children, counted, start, rounds, len(devices) * sum(map(len, frames)))
         watch.look()
         used_s = {name: cpu_s - before_s[name] for name, cpu_s in watch.cpu_s().items()}
         peaks = watch.peak_rss_bytes()
+    finally:
+        children.end()
     uploads, upload_bytes = len(devices) * rounds, sum(map(len, frames))
     took_s = sum(seconds)
     return {
@@ -329,64 +311,25 @@ def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
     return float(sum(row["uploads"] for row in rounds) / window_s / raw["uploads_per_s"])
 
 
-class _RawProcesses:
-    """The processes; all are ended at the end, however that comes."""
+def _await_ready(children: ChildProcesses, count: int) -> None:
+    """Until so many more have said so. Raises JobFailed."""
+    deadline_s = time.monotonic() + CONNECT_S
+    while count:
+        _check(found := list(children.received(max(0.0, deadline_s - time.monotonic()))))
+        count -= len(found)
+        if time.monotonic() > deadline_s:
+            raise JobFailed("the bare relay did not come up", where=_WHERE)
 
-    def __init__(self) -> None:
-        self.context = mp.get_context("spawn")
-        self._children: dict[str, tuple[BaseProcess, Connection]] = {}
-        self._ready: set[str] = set()
 
-    def __enter__(self) -> _RawProcesses:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child, _pipe in self._children.values():
-            child.terminate()
-        for child, _pipe in self._children.values():
-            child.join(2.0)
-            if child.is_alive():
-                child.kill()
-                child.join()
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return {name: child.pid or 0 for name, (child, _) in self._children.items()}
-
-    def start(self, name: str, target: Any, *arguments: Any) -> None:
-        ours, theirs = self.context.Pipe(duplex=False)
-        child = self.context.Process(target=target, args=(*arguments, theirs), daemon=True)
-        child.start()
-        theirs.close()
-        self._children[name] = child, ours
-
-    def await_ready(self) -> None:
-        """Until all that were started have said so. Raises JobFailed."""
-        deadline_s = time.monotonic() + CONNECT_S
-        while len(self._ready) < len(self._children):
-            self.check(max(0.0, deadline_s - time.monotonic()))
-            if time.monotonic() > deadline_s:
-                raise JobFailed("the bare relay did not come up", where="--compare raw")
-
-    def check(self, timeout_s: float = 0.0) -> None:
-        """Take what the parts say. Raises JobFailed where one has failed or ended."""
-        spoken = wait([pipe for _, pipe in self._children.values()], timeout_s)
-        for name, (_, pipe) in self._children.items():
-            if pipe not in spoken:
-                continue
-            try:
-                said = str(pipe.recv())
-            except EOFError:
-                said = "it ended"
-            if said != READY:
-                raise JobFailed(f"{name}: {said}", where="--compare raw")
-            self._ready.add(name)
+def _check(found: Iterable[tuple[str, object]]) -> None:
+    for name, message in found:
+        if message is None:
+            raise JobFailed(f"{name}: it ended", where=_WHERE)
 
 
 def _rounds(
-    parts_: _RawProcesses, counted: Any, start: Any, rounds: int, round_bytes: int
+    children: ChildProcesses, counted: Any, start: Any, rounds: int, round_bytes: int
 ) -> list[float]:
-    """Seconds of each round, from its start until the sink has all of it."""
     seconds = []
     for number in range(1, rounds + 1):
         start.wait(CONNECT_S)
@@ -394,13 +337,13 @@ def _rounds(
         seen = counted.value
         while counted.value < number * round_bytes:
             time.sleep(_LOOK_S)
-            parts_.check()
+            _check(children.received())
             if counted.value != seen:
                 seen, moved_s = counted.value, time.monotonic()
             elif time.monotonic() - moved_s > STALLED_S:
                 raise JobFailed(
                     f"nothing arrives any more, {seen} of {number * round_bytes} bytes did",
-                    where="--compare raw",
+                    where=_WHERE,
                     fix="run it again with less beside it: the bare relay sends nothing twice",
                 )
         seconds.append(time.monotonic() - began_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
@@ -84,38 +83,7 @@ def throughput_plot(series: Sequence[Result]) -> str:
     return done[0]
 
 
-def latency_plot(result: Result) -> str:
-    """Percentiles until the proxy's word and until counted; "" where nothing was uploaded."""
-    rows = [
-        ("until the proxy holds it", result.get("acknowledged_s") or {}),
-        ("until the commit counts it", result["latency_s"]),
-    ]
-    rows = [(name, values) for name, values in rows if values.get("max")]
-    if not rows:
-        return ""
-    names = ("p50", "p95", "p99", "max")
-    with svg_figure(WIDTH, 0.7 + 0.9 * len(rows), "latency") as (figure, done):
-        axes = figure.add_subplot()
-        colours = (BLUE, ORANGE, RED, "#8A8A8A")
-        for row, (_, values) in enumerate(rows):
-            for place, (name, colour) in enumerate(zip(names, colours, strict=True)):
-                y = row + 0.19 * (place - 1.5)
-                axes.barh(y, values[name], height=0.16, color=colour, label="" if row else name)
-                axes.annotate(
-                    ms(values[name]), (values[name], y), (4, 0),
-                    textcoords="offset points", va="center", fontsize=7.5,
-                )  # fmt: skip
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.14 * max(values["max"] for _, values in rows))
-        axes.set_xlabel("seconds since the upload was offered")
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
-        axes.grid(axis="x")
-    return done[0]
-
-
 def memory_plot(series: Sequence[Result]) -> str:
-    """Memory of each process over time; "" for less than two samples."""
     names = dict.fromkeys(name for sample in series for name in sample.get("rss_bytes", {}))
     if len(series) < 2 or not names:
         return ""
@@ -164,41 +132,6 @@ def phases_plot(rounds: Sequence[Result]) -> str:
     return done[0]
 
 
-def sweep_plot(sweep: Sequence[Result]) -> str:
-    """Uploads a second, latency, and processor time per upload over the number of devices."""
-    if len(sweep) < 2:
-        return ""
-    devices = [one["connects"]["devices"] for one in sweep]
-    costs = dict.fromkeys(name for one in sweep for name in one["cpu_ms_per_upload"])
-    names = [name for name in costs if not name.startswith("generator")]
-    panels = {
-        "uploads a second": {"": (BLUE, [one["uploads_per_s"] for one in sweep])},
-        "seconds until counted": {
-            name: (colour, [_or_nan(one["latency_s"][name]) for one in sweep])
-            for name, colour in _PERCENTILES
-        },
-        "ms of processor time per upload": {
-            name: (colour, [_or_nan(one["cpu_ms_per_upload"].get(name)) for one in sweep])
-            for name, colour in zip(names, itertools.cycle(CLUSTERS), strict=False)
-        },
-    }
-    with svg_figure(WIDTH, 3.2, "sweep") as (figure, done):
-        for axes, (title, lines) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-            for colour, values in lines.values():
-                axes.plot(devices, values, color=colour, marker="o")
-            axes.set_xscale("log")
-            axes.set_xticks(devices)
-            axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_xlabel("devices")
-            axes.set_ylim(bottom=0)
-            axes.grid(axis="y")
-            axes.set_title(title)
-            ends = [(values[-1], name, colour) for name, (colour, values) in lines.items()]
-            _name_ends(axes, [end for end in ends if np.isfinite(end[0])])
-    return done[0]
-
-
 def _time_unit(series: Sequence[Result]) -> tuple[float, str]:
     return (60.0, "minutes") if series[-1]["t_s"] > 300 else (1.0, "seconds")
 
@@ -223,10 +156,6 @@ def _name_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
 # --- the page ---
 
 _FILTERS: dict[str, Callable[..., object]] = {
@@ -240,27 +169,21 @@ _FILTERS: dict[str, Callable[..., object]] = {
 
 
 def write_load_report(result: Result, path: Path) -> None:
-    """Write the page. Of a sweep the largest count is shown in full."""
-    sweep = result.get("sweep") or []
-    shown = sweep[-1] if sweep else result
     pictures = {
-        "throughput": throughput_plot(shown["series"]),
-        "latency": latency_plot(shown),
-        "memory": memory_plot(shown["series"]),
-        "phases": phases_plot(shown["rounds"]),
-        "sweep": sweep_plot(sweep),
+        "throughput": throughput_plot(result["series"]),
+        "memory": memory_plot(result["series"]),
+        "phases": phases_plot(result["rounds"]),
     }
     content = {
-        "result": shown,
-        "options": shown["options"],
-        "sweep": sweep,
+        "result": result,
+        "options": result["options"],
         "cell_columns": CELL_COLUMNS,
-        "uploads": sum(row["uploads"] for row in shown["rounds"]),
+        "uploads": sum(row["uploads"] for row in result["rounds"]),
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "warnings": list(warnings(result)),
-        "drifts": drifts(shown),
+        "drifts": drifts(result),
         "flat_mib_per_hour": FLAT_MIB_PER_HOUR,
-        "conditions": list(_conditions(shown["options"])),
+        "conditions": list(_conditions(result["options"])),
     }
     write_page(path, "load.html", content, _FILTERS)
 
@@ -268,8 +191,6 @@ def write_load_report(result: Result, path: Path) -> None:
 def _conditions(options: Mapping[str, Any]) -> list[str]:
     """What made it harder than a steady load, in words."""
     found = []
-    if options.get("ramp_s"):
-        found.append(f"connected over {options['ramp_s']:g} s")
     if options.get("drop"):
         found.append(f"{options['drop']:.0%} of the devices go away in each round")
     if options.get("reconnect_storm"):

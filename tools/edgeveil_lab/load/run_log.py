@@ -76,7 +76,6 @@ class LoadRunLog:
             raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
     def rows(self, merged: Merged) -> list[dict[str, Any]]:
-        """The committed rounds, as a result lists them."""
         return [
             _round_row(one, merged.get((one["round"], one["attempt"]), {}))
             for one in self.committed
@@ -117,11 +116,8 @@ FLAT_MIB_PER_HOUR = 16.0
 
 @dataclass(frozen=True)
 class MemoryDrift:
-    """Growth of one process in MiB an hour by least squares, and its standard error.
-
-    Samples of memory follow each other closely, so the error is that of means over blocks of a
-    tenth of the time, taken as independent.
-    """
+    """Growth of one process in MiB an hour by least squares, and its standard error, over means of
+    ten blocks: samples of memory follow each other closely."""
 
     process: str
     mib_per_hour: float
@@ -199,7 +195,9 @@ class SampleSeries:
             "cpu_percent": self._watch.percent(),
         }
         self.series.append(entry)
-        return {**entry, "phase": phase, "rounds_done": rounds_done, **_live(totals)}
+        latency, live = totals.histogram("counted_s"), {"phase": phase, "rounds_done": rounds_done}
+        live["latency_s"] = {"p50": latency.percentile(0.5), "p99": latency.percentile(0.99)}
+        return {**entry, **live, "refused": dict(totals.refused)}
 
     def generator(self) -> dict[str, Any]:
         """How hard the generators worked while uploads were under way, and whether that held the
@@ -219,24 +217,12 @@ class SampleSeries:
         return {
             "processes": len(self._leader.reports),
             "busy_percent": round(100 * busy, 1),
-            "waited_percent": round(100 * max(_waited(s) for s in loads), 1),
+            "waited_percent": round(100 * max(s.waited_s / (s.wall_s or 1) for s in loads), 1),
             "late_s": round(late_s, 4),
             "latest_s": round(max(s.worst_s for s in loads), 3),
             "bottleneck": bool(note),
             "note": note,
         }
-
-
-def _waited(load: GeneratorLoad) -> float:
-    return load.waited_s / load.wall_s if load.wall_s > 0 else 0.0
-
-
-def _live(totals: FleetTotals) -> dict[str, Any]:
-    latency = totals.histogram("counted_s")
-    return {
-        "latency_s": {"p50": latency.percentile(0.5), "p99": latency.percentile(0.99)},
-        "refused": dict(totals.refused),
-    }
 
 
 # --- what must hold: every upload in its round, the sum right, memory flat ---
@@ -249,11 +235,9 @@ def losses(
 ) -> dict[str, int]:
     """What is lost of a cell, whose generators' `totals` are given.
 
-    `lost`: acknowledged and not in the round's commit record, or offered and never answered
-    though the device stayed, or what the cloud's count of a round is off by. Of an attempt that
-    was given up nothing is lost: it is repeated. Nor of a round that the cloud made without the
-    cell, by its own word: what was acknowledged for it is `left_out`, unless some of it counts.
-    `alone`: nobody else's devices took part.
+    `lost`: acknowledged and not in the round's commit record, never answered though the device
+    stayed, or what the cloud's count is off by. `left_out`: acknowledged for a round made without
+    the cell. `alone`: nobody else's devices took part.
     """
     lost, unanswered, left_out = totals.counts["missing"], 0, 0
     for one in run_log.committed:
@@ -291,7 +275,6 @@ def sum_matches(totals: FleetTotals, run_log: LoadRunLog, values: int) -> bool |
 
 
 def faults(result: Mapping[str, Any]) -> Iterator[str]:
-    """Why a test that came to its end did not pass."""
     devices = result["connects"]["devices"]
     if result["lost"] or result["duplicated"]:
         yield f"{devices:,} devices: {result['lost']} lost, {result['duplicated']} duplicated"
@@ -320,8 +303,6 @@ class SpentMark:
 
 @dataclass
 class RunMeasurements:
-    """What the session notes on its way."""
-
     options: LoadOptions
     broker: str
     connects: int = 0
@@ -330,13 +311,11 @@ class RunMeasurements:
     reason: str = ""
     interrupted: bool = False
     enrolled: int = 0
-    spans: bool = False
     connected: dict[str, int] = field(default_factory=dict)  # in each cell, before they leave
     _marks: list[SpentMark] = field(default_factory=list)
 
     @property
     def others(self) -> int:
-        """Enrolled devices that are not of this test."""
         return max(0, self.enrolled - self.options.devices)
 
     def mark(self, cpu_s: Mapping[str, float], counts: Mapping[str, int], rounds: int) -> None:
@@ -352,7 +331,6 @@ class RunMeasurements:
         return self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
 
     def seconds(self) -> float:
-        """How long that span is."""
         span = self.span()
         return span[1].at_s - span[0].at_s if span else 0.0
 
@@ -376,6 +354,7 @@ def outcome(
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
     cost = _cost(measured, rows)
     peak = watch.peak_rss_bytes()
+    ended = "interrupted" if measured.interrupted else "failed"
     result = {
         "options": options.model_dump(mode="json"),
         "environment": {
@@ -383,7 +362,7 @@ def outcome(
             "python": platform.python_version(),
             "broker": measured.broker,
         },
-        "status": _status(measured),
+        "status": ended if measured.reason or measured.interrupted else "completed",
         "reason": measured.reason,
         "connects": {
             "devices": measured.connects,
@@ -415,13 +394,20 @@ def outcome(
         "raw_ratio": None,
         "generator": samples.generator(),
         "series": samples.series,
-        "sweep": None,
         "cells": [
             _of_cell(measured, cell, of_it, run_log) | lost[cell]
             for cell, of_it in (by_cell or {}).items()
         ],
     }
-    return {**result, "drift": {one.process: _drift_figures(one) for one in drifts(result)}}
+    drift = {
+        one.process: {
+            "mib_per_hour": round(one.mib_per_hour, 2),
+            "error": round(one.error, 2),
+            "verdict": one.verdict,
+        }
+        for one in drifts(result)
+    }
+    return {**result, "drift": drift}
 
 
 def _of_cell(
@@ -454,14 +440,12 @@ class _Cost:
         return _rate(amount, by) if self.seconds >= LEAST_S else None
 
     def of(self, process: str) -> dict[str, float | None]:
-        """Processor time of one process; None for what is not known."""
         used_s = self.cpu_s.get(process)
         if used_s is None:
             return {"cpu_s": None, "cpu_percent": None}
         return {"cpu_s": round(used_s, 3), "cpu_percent": self.rate(100 * used_s, self.seconds)}
 
     def ms_per_upload(self, process: str) -> float | None:
-        """The same for one upload."""
         used_s = self.cpu_s.get(process)
         return None if used_s is None else self.rate(1000 * used_s, self.uploads)
 
@@ -480,14 +464,7 @@ def _cost(measured: RunMeasurements, rows: list[dict[str, Any]]) -> _Cost:
     )
 
 
-def _status(measured: RunMeasurements) -> str:
-    if measured.interrupted:
-        return "interrupted"
-    return "failed" if measured.reason else "completed"
-
-
 def _warnings(measured: RunMeasurements, rows: list[dict[str, Any]]) -> Iterator[str]:
-    """What makes the figures say less than they seem to."""
     devices, deadline_s = measured.options.devices, float(measured.options.deadline_s)
     selected = max((row["selected"] for row in rows), default=0)
     if selected > devices:
@@ -501,16 +478,10 @@ def _warnings(measured: RunMeasurements, rows: list[dict[str, Any]]) -> Iterator
 
 
 def _unknown(measured: RunMeasurements, watch: ProcessWatch, cost: _Cost) -> Iterator[str]:
-    """Of which processes figures are missing, and why."""
     rounds, peak = measured.span() is not None, watch.peak_rss_bytes()
     for name, why in watch.troubles().items():
         if peak[name] is None or (rounds and name not in cost.cpu_s):
             yield f"processor time and memory of {name} are not known in full: {why}"
-
-
-def _drift_figures(one: MemoryDrift) -> dict[str, Any]:
-    figures = {"mib_per_hour": round(one.mib_per_hour, 2), "error": round(one.error, 2)}
-    return {**figures, "verdict": one.verdict}
 
 
 def _rate(amount: float, seconds: float) -> float:

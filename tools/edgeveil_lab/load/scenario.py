@@ -41,8 +41,6 @@ class LoadOptions(Block):
 
     devices: Count = 200
     """Simulated devices, each with its own keys and connection."""
-    sweep: tuple[Count, ...] = Field(default=(), max_length=20)
-    """Device counts to measure one after the other, a fresh site each; takes `devices`' place."""
     selected: Count | None = Field(default=None, examples=[50])
     """Devices that a round asks, drawn anew each time; none: all."""
     rounds: int = Field(default=3, ge=0, le=1000)
@@ -55,8 +53,6 @@ class LoadOptions(Block):
     """Bytes of the model that the cloud broadcasts each round, a multiple of 4."""
     rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, examples=[500])
     """Connections opened a second; none: as fast as the broker takes them."""
-    ramp_s: float = Field(default=0, ge=0, le=86400)
-    """Seconds over which the devices connect, evenly; 0: as `rate_per_s` says."""
     interval_s: float = Field(default=0, ge=0, le=86400)
     """Seconds from the start of one round to the start of the next, at least; 0: at once."""
     hold_s: float = Field(default=0, ge=0, le=86400)
@@ -122,33 +118,18 @@ class LoadOptions(Block):
 
     @property
     def values(self) -> int:
-        """float32 values of one upload."""
         return self.payload_bytes // VALUE_BYTES
 
     @property
     def package_values(self) -> int:
-        """float32 values of one broadcast."""
         return self.package_bytes // VALUE_BYTES
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """The device counts to measure, one or several."""
-        return self.sweep or (self.devices,)
-
-    @property
-    def tests(self) -> Iterator[Self]:
-        """What to play one after the other: a test for each count."""
-        for count in self.counts:
-            yield self.model_copy(update={"devices": count, "sweep": ()})
-
-    @property
     def asked(self) -> int:
-        """Devices that a round asks."""
         return self.devices if self.selected is None else self.selected
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """Of its cells; one needs no name."""
         if self.cells == 1:
             return ("",)
         return tuple(f"cell-{number}" for number in range(1, self.cells + 1))
@@ -172,18 +153,14 @@ def load_scenario(path: Path) -> LoadOptions:
 
 
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
-    if options.ramp_s and options.rate_per_s:
-        yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
     if options.selected is not None:
-        if options.selected > min(options.counts):
+        if options.selected > options.devices:
             yield Mix(("selected", "devices"), "no more devices can be asked than there are")
         if not options.starts_site:
             yield Mix(
                 ("selected", "broker", "site"),
                 "a running site may hold devices that are not of this test; name none",
             )
-    if options.minutes is not None and options.sweep:
-        yield Mix(("minutes", "sweep"), "a sweep plays rounds, not minutes; leave one out")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:
         yield Mix(
             ("rounds", "hold_s"),
@@ -195,7 +172,7 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
                 ("cells", "broker", "site"),
                 "cells are started here with their brokers; name no running site",
             )
-        if min(options.counts) < MIN_BATCH * options.cells:
+        if options.devices < MIN_BATCH * options.cells:
             yield Mix(
                 ("cells", "devices"),
                 f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells",
@@ -236,10 +213,6 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if options.broker is not None and options.broker.startswith("ws"):
         yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
-    if options.sweep and not options.starts_site:
-        yield Mix(
-            ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
-        )
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
     if options.user is not None and options.starts_site:
@@ -260,8 +233,8 @@ _RETRIES = 2
 _ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
 
 
-def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
-    """`noise_only` in as many rounds as are asked for; with `open_end` until it is cancelled.
+def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
+    """`noise_only` in as many rounds as are asked for; of `minutes`, until it is cancelled.
 
     Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
     alone answer. A quorum of several cells may go on without one.
@@ -270,7 +243,7 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
     quorum = options.quorum
     if enrolled > options.devices:
         quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
-    rounds = MANY_ROUNDS if open_end or options.minutes is not None else options.rounds
+    rounds = MANY_ROUNDS if options.minutes is not None else options.rounds
     job: dict[str, Any] = {
         "job": "loadtest",
         "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 1},
@@ -300,7 +273,6 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
 # --- the same keys as options of the command line ---
 
 _SECONDS = re.compile(r"(_per)?_s$")
-_INSTEAD = {"rounds": "minutes", "minutes": "sweep", "ramp_s": "rate_per_s", "rate_per_s": "ramp_s"}
 
 
 def option_of(key: str) -> str:
@@ -309,20 +281,15 @@ def option_of(key: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each key but `sweep`; one that is not given leaves no trace."""
+    """Add an option for each key; one that is not given leaves no trace."""
     walk = SchemaWalk(LoadOptions.model_json_schema())
     for key, field in LoadOptions.model_fields.items():
-        if key == "sweep":
-            continue
         node = walk.variants(walk.property(walk.root, key) or {})[0]
         kind, text = node.get("type"), (field.description or "").removesuffix(".")
         if field.default is not None and field.default is not False:
             text += f" (default {field.default})"
         option: dict[str, Any] = {"dest": key, "default": argparse.SUPPRESS}
-        if key == "devices":
-            option |= {"type": _counts, "metavar": "N[,N…]"}
-            text += "; several counts: a sweep"
-        elif kind == "boolean":
+        if kind == "boolean":
             option["action"] = argparse.BooleanOptionalAction
         elif choices := node.get("enum", [node["const"]] if "const" in node else []):
             option |= {"type": type(choices[0]), "choices": choices}
@@ -336,27 +303,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """The keys that were given on the command line, as a scenario file would have them."""
-    given = {key: getattr(args, key) for key in LoadOptions.model_fields if hasattr(args, key)}
-    counts = given.get("devices", ())
-    if len(counts) == 1:
-        given |= {"devices": counts[0], "sweep": ()}
-    elif counts:
-        del given["devices"]
-        given["sweep"] = counts
-    return given
+    return {key: getattr(args, key) for key in LoadOptions.model_fields if hasattr(args, key)}
 
 
 def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
-    """The scenario with what was given in its place. Raises ConfigError with all problems.
+    """The scenario with the options in its place. Raises ConfigError with all problems.
 
-    An option also replaces a key of the file that would contradict it, as `--ramp` does
-    `rate_per_s`. Relative paths among the options count from the working directory.
+    `rounds` as an option end the file's `minutes`. Paths among the options count from the working
+    directory.
     """
     base = LoadOptions() if scenario is None else load_scenario(scenario)
-    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}
-    for key, other in _INSTEAD.items():
-        if key in plain and other not in plain:
-            plain[other] = LoadOptions.model_fields[other].default
+    plain = {**({"minutes": None} if "rounds" in given else {}), **given}
     where = "edgeveil loadtest"
     value = base.model_dump(mode="json", exclude_unset=True) | plain
     try:
@@ -364,10 +321,3 @@ def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
     except ConfigError as error:  # there is no file whose lines could be named
         lines = (line.removeprefix(f"{where}:1 ").split(": ", 1) for line in error.problems)
         raise ConfigError([f"{where}: {option_of(key)}: {text}" for key, text in lines]) from None
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-_counts.__name__ = "count"  # argparse says `invalid count value`

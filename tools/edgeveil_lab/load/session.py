@@ -6,20 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import BrokerError, EdgeVeilError
-from edgeveil.sites.addresses import place
-from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
+from edgeveil_lab.load.generator import SiteAccess
+from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.processes import ProcessWatch, page
-from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
+from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, outcome
 from edgeveil_lab.load.scenario import LoadOptions, job_yaml
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_json
-from edgeveil_tools.local.children import Children
 
-LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
 _CONNECT_S = 60.0
 _SLOWEST_CONNECTS_PER_S = 100
@@ -33,10 +30,7 @@ Show = Callable[[dict[str, Any]], None]
 
 
 class LoadSession:
-    """Plays one count of devices against `target`. `site` is what was started for it, if it was.
-
-    With `spans`, as in a sweep, rounds go on until their costs can be told.
-    """
+    """Plays the devices against `target`. `site` is what was started for it, if it was."""
 
     def __init__(
         self,
@@ -44,17 +38,12 @@ class LoadSession:
         fleet: LoadFleet,
         target: TargetSite,
         site: LocalSite | None,
-        generators: Children,
         show: Show,
         *,
-        listen: tuple[str, int] = (LOOPBACK, 0),
-        remote: int = 0,
-        token_file: Path,
         password: str | None = None,
-        spans: bool = False,
     ) -> None:
         self._options, self._target, self._site = options, target, site
-        self._children, self._show, self._listen = generators, show, listen
+        self._show = show
         where = {
             cell: SiteAccess(
                 of_it.broker,
@@ -65,9 +54,7 @@ class LoadSession:
             )
             for cell, of_it in target.cells.items()
         }
-        self._token_file = token_file
-        count = options.processes * len(where) + remote
-        self._leader = Leader(options, fleet, count, where, join_token(token_file))
+        self._leader = Leader(options, fleet, where)
         self._watch = ProcessWatch()
         if site is not None:
             self._watch.add(site.pids())
@@ -78,15 +65,15 @@ class LoadSession:
         self._run_log = LoadRunLog()
         self._phase, self._loaded = "start", False
         broker = site.broker_name if site else target.first.broker
-        self.measured = RunMeasurements(options, broker, spans=spans)
+        self.measured = RunMeasurements(options, broker)
 
     async def run(self) -> None:
         """All phases; what was measured so far is in `result` however it ends."""
-        server = await self._leader.serve(*self._listen)
+        self._leader.start()
         sampling = asyncio.create_task(self._sample())
         try:
-            self._start_generators(server.port)
-            await self._until(lambda: self._leader.all_joined, _JOIN_S, "generators did not join")
+            ready = ("ready", "connecting")
+            await self._until(lambda: self._leader.all_in(*ready), _JOIN_S, "generators hang")
             await self._connect()
             await self._hold()
             await self._play()
@@ -95,10 +82,9 @@ class LoadSession:
             for cell in self._target.cells:
                 self.measured.connected[cell] = self._leader.totals(cell).counts["connected"]
             await self._leave()
-            await server.stop()
+            self._leader.stop()
 
     def result(self) -> dict[str, Any]:
-        """The figures, as `load.json` has them."""
         with suppress(Exception):
             self._watch.look()
         totals, cells = self._leader.totals(), self._target.cells
@@ -107,22 +93,10 @@ class LoadSession:
 
     # --- phases ---
 
-    def _start_generators(self, port: int) -> None:
-        host = LOOPBACK if self._listen[0] in ("0.0.0.0", "::") else self._listen[0]  # noqa: S104
-        for number in range(1, self._options.processes * len(self._target.cells) + 1):
-            self._children.start(
-                f"generator-{number}",
-                [
-                    *("loadtest", "--join", f"http://{place(host, port)}", "--local"),
-                    *("--join-token", str(self._token_file)),
-                ],
-                threads=1,
-            )
-
     async def _connect(self) -> None:
         options, self._phase = self._options, "connecting"
-        self._leader.command = "connect"
-        paced_s = options.ramp_s or options.devices / (options.rate_per_s or 1e9)
+        self._leader.command("connect")
+        paced_s = options.devices / (options.rate_per_s or 1e9)
         limit_s = _CONNECT_S + paced_s + options.devices / _SLOWEST_CONNECTS_PER_S
         await self._until(
             lambda: self._leader.all_in("connected"), limit_s, "devices did not connect"
@@ -185,7 +159,7 @@ class LoadSession:
         self._loaded = True
         job = await asyncio.to_thread(
             client.submit_yaml,
-            job_yaml(options, self.measured.enrolled, open_end=self.measured.spans),
+            job_yaml(options, self.measured.enrolled),
         )
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
@@ -208,7 +182,7 @@ class LoadSession:
                 self._phase = self._run_log.phase or self._phase
             if len(self._run_log.committed) > done:
                 await self._mark()
-                if self._enough(end_s):
+                if end_s is not None and time.monotonic() > end_s:
                     await self._recorded()
                     return
             self._check()
@@ -223,17 +197,7 @@ class LoadSession:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _enough(self, end_s: float | None) -> bool:
-        """Whether a job that could play on has played enough."""
-        if end_s is not None:
-            return time.monotonic() > end_s
-        if not self.measured.spans:
-            return False
-        done = len(self._run_log.committed)
-        return done >= self._options.rounds and self.measured.seconds() >= LEAST_S
-
     async def _settle(self) -> None:
-        """Wait a little until every upload's fate is known."""
         end_s = time.monotonic() + _SETTLE_S
         while time.monotonic() < end_s:
             await asyncio.sleep(2 * _LOOK_S)
@@ -242,11 +206,9 @@ class LoadSession:
                 return
 
     async def _leave(self) -> None:
-        self._leader.command = "stop"
+        self._leader.command("stop")
         end_s = time.monotonic() + _LEAVE_S
         while time.monotonic() < end_s and not self._leader.all_in("done"):
-            if not self._leader.reports:
-                return
             await asyncio.sleep(_LOOK_S)
 
     # --- meanwhile ---
@@ -257,7 +219,6 @@ class LoadSession:
         await asyncio.to_thread(self._watch.look)
 
     async def _mark(self) -> None:
-        """Note what was spent up to here."""
         await self._look()
         counts, done = self._leader.totals().counts, len(self._run_log.committed)
         self.measured.mark(self._watch.cpu_s(), counts, done)
@@ -306,6 +267,4 @@ class LoadSession:
     def _check(self) -> None:
         if self._site is not None:
             self._site.check()
-        if self._leader.command != "stop":
-            self._leader.check()
-            self._children.check()
+        self._leader.check()

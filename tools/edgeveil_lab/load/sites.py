@@ -52,8 +52,6 @@ _MAKE = "make one with edgeveil loadtest --make-fleet"
 
 
 class FleetMember(msgspec.Struct, frozen=True, array_like=True):
-    """Secrets of one simulated device."""
-
     signing: bytes
     opening: bytes
     password: str
@@ -62,7 +60,6 @@ class FleetMember(msgspec.Struct, frozen=True, array_like=True):
         return "Member(hidden)"
 
     def enrolment(self) -> Enrolment:
-        """The enrolment that the proxy admits."""
         return Enrolment.make(SigningKey(self.signing), OpeningKey(self.opening))
 
 
@@ -73,8 +70,6 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LoadFleet:
-    """Simulated devices, in order."""
-
     members: Sequence[FleetMember] = field(repr=False)
 
     @classmethod
@@ -92,13 +87,15 @@ class LoadFleet:
         return LoadFleet(self.members[number::of])
 
     def enrolments(self) -> Iterator[Enrolment]:
-        """All of them, for the proxy's registry."""
         return (member.enrolment() for member in self.members)
 
     def users(self, enrolments: Sequence[Enrolment]) -> dict[str, str]:
         """Broker user (the device's id) to password; `enrolments` in the members' order."""
         pairs = zip(enrolments, self.members, strict=True)
         return {enrolment.device_id: member.password for enrolment, member in pairs}
+
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> LoadFleet:
@@ -123,11 +120,10 @@ class LoadFleet:
                 fix="name a new file in a folder that you may write to",
             ) from None
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.msgpack.encode(_File(FORMAT, list(self.members))))
+            file.write(self.to_bytes())
 
     @classmethod
     def load(cls, path: Path) -> LoadFleet:
-        """Read the file. Raises UsageError."""
         try:
             with path.open("rb") as file:
                 raw = file.read(_FILE_BYTES)
@@ -138,7 +134,6 @@ class LoadFleet:
 
 
 def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
-    """Admit all of them at once."""
     registry = Registry(registry_file, limit=limit)
     try:
         registry.admit_many(enrolments, note="load test", again=True)
@@ -147,7 +142,6 @@ def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
 
 
 def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> None:
-    """Take all of them out again."""
     registry = Registry(registry_file, limit=limit)
     try:
         registry.revoke_many(enrolment.device_id for enrolment in enrolments)
@@ -164,8 +158,6 @@ _SPARE_CONNECTIONS = 100
 
 @dataclass(frozen=True)
 class TargetCell:
-    """Broker and proxy of one cell."""
-
     broker: str
     proxy_key: VerifyKey
     proxy_http: str | None = None
@@ -215,7 +207,6 @@ class LocalSite:
 
     @property
     def broker_name(self) -> str:
-        """Engine and version."""
         return self._brokers[self._plan.domains[0]].name
 
     def start(self) -> TargetSite:
@@ -263,11 +254,9 @@ class LocalSite:
         )
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name: cloud, proxies and brokers."""
         return self.children.pids() | self.broker_pids()
 
     def broker_pids(self) -> dict[str, int]:
-        """Process ids of the brokers by name."""
         return {f"broker-{domain}": b.pid for domain, b in self._brokers.items() if b.pid}
 
     def check(self) -> None:
@@ -278,7 +267,6 @@ class LocalSite:
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
 
     def stop(self) -> None:
-        """End all; the brokers last."""
         self.children.stop()
         for domain, broker in self._brokers.items():
             broker.stop()
@@ -356,11 +344,8 @@ def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet, str | N
 
 
 def write_fleet(path: Path, devices: int) -> None:
-    """A new fleet, and beside it what the site's operators need to let it in.
-
-    `<path>.enrolments` for `edgeveil proxy admit`, `<path>.users` to add to the edge broker's
-    list of users. Raises UsageError.
-    """
+    """Write a new fleet, `<path>.enrolments` for `edgeveil proxy admit` and `<path>.users` for the
+    edge broker's list of users. Raises UsageError."""
     fleet = LoadFleet.make(devices)
     fleet.save(path)
     enrolments = list(fleet.enrolments())
@@ -410,7 +395,7 @@ def dial_site(
         f"load-{secrets.token_hex(4)}",
         username=user,
         password=password,
-        ca_file=options.ca,
+        ca_file=options.ca or target.first.ca,
         cert_file=options.cert,
         key_file=options.key,
         protocol=options.protocol,

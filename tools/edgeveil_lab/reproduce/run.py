@@ -1,11 +1,9 @@
 """`edgeveil reproduce`: a text's experiment from its YAML file, its figures beside ours.
 
-A file of this folder holds one figure or table of a text: `job`, what all rows have; `parts`,
-blocks that rows name; `rows`, each a job with the text's figure (`claimed`) and guarantee
-(`privacy`); `quick`, what stands in place of these on digits, in minutes. A row's job is `job`,
-then its `parts`, then its own `job`, each merged over the one before; `null` removes a key. A row
-with `sweep` (value: the text's figure) is a row for each value, which is put in place of `{}` and
-where `set` says.
+A file holds `job`, common to all rows; `parts`, blocks that rows name; `rows`, each a job with the
+text's figure (`claimed`) and guarantee (`privacy`); `quick`, what replaces these on digits. A row's
+job is `job`, its `parts` and its own `job`, merged in this order; `null` removes a key. A row with
+`sweep` (value: figure) is a row for each value, put in place of `{}` and at the key `set`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.registry import nearest
-from edgeveil_lab.pages import placed
 from edgeveil_lab.reproduce.picture import picture, rows_by
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
@@ -91,7 +88,6 @@ class Experiment:
 
 
 def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) -> Experiment:
-    """Raises UsageError for an unknown name."""
     known = experiments(folder)
     if name not in known:
         fix = nearest(name, list(known))
@@ -280,7 +276,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
     rows = [
         row
         for trial in experiment.trials
-        for row in made.get(trial.name) or kept.get(trial.name) or _not_run(trial, lacking)
+        for row in made.get(trial.name) or kept.get(trial.name) or _unmeasured(trial, lacking)
     ]
     about = {"title", "source", "figure", "remark", "picture", "x_label", "x_log"}
     content = {
@@ -373,17 +369,13 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[R
             ],
             "scores": scores(first),
         }
-    return [{**row, **shared} for row in _unmeasured(played.trial)]
+    return [{**row, **shared} for row in _unmeasured(played.trial, {})]
 
 
-def _not_run(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
-    why = f"not run: no files of {trial.source}" if trial.source in lacking else None
-    return [{**row, "proven_privacy": why} for row in _unmeasured(trial)]
-
-
-def _unmeasured(trial: Trial) -> list[Row]:
+def _unmeasured(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
     """A row for each point, with the text's figures alone."""
-    empty = ("ours", "proven_privacy", "rounds", "full_rounds", "seconds", "command")
+    empty = ("ours", "rounds", "full_rounds", "seconds", "command")
+    why = f"not run: no files of {trial.source}" if trial.source in lacking else None
     return [
         {
             "trial": trial.name,
@@ -395,6 +387,7 @@ def _unmeasured(trial: Trial) -> list[Row]:
             "claimed": point.get("claimed"),
             "claimed_privacy": trial.privacy,
             **dict.fromkeys(empty),
+            "proven_privacy": why,
             "values": [],
             "curve": [],
             "scores": [],
@@ -403,13 +396,12 @@ def _unmeasured(trial: Trial) -> list[Row]:
     ]
 
 
-# --- the table as files, and as a section of a page ---
+# --- the table as files ---
 
 COLUMNS = ("row", "text", "ours", "privacy as claimed", "privacy as proven", "rounds", "seconds")
 
 
 def write(content: Mapping[str, Any], out: Path) -> None:
-    """Write all files. Raises UsageError where they cannot be written."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / KEPT, content)
@@ -436,7 +428,6 @@ def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """The table under its title, with remarks and the commands that made it."""
     lines = [f"## {content['experiment']}: {content['title']}", "", f"{content['source']}."]
     lines += [content["remark"], ""]
     if content["quick"]:
@@ -471,27 +462,3 @@ def _cells(row: Row) -> Iterator[str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def write_section(name: str, out: Path, page: Path) -> Path:
-    """Put the table and picture of `name` that `out` keeps into the page; the picture's file.
-
-    The text between `<!-- drawn: NAME -->` and `<!-- end -->` is replaced; a page without these
-    marks gets them at its end. Raises UsageError where `out` keeps no table of this experiment,
-    or the page cannot be written.
-    """
-    content = kept(out)
-    if content is None or content.get("experiment") != name:
-        raise UsageError(
-            f"holds no table of {name}",
-            where=str(out / KEPT),
-            fix=f"run `edgeveil reproduce {name}` first, with the same --out",
-        )
-    image = Path("images") / f"reproduction-{name}.png"
-    section = f"{markdown(content)}\n![{name}: the text's figures and ours]({image.as_posix()})\n"
-    with writing(page, "name a page that you may write with --write"):
-        (page.parent / image).parent.mkdir(parents=True, exist_ok=True)
-        text = page.read_text("utf-8") if page.exists() else ""
-        write_whole(page, placed(text, name, section).encode())
-        write_whole(page.parent / image, picture(content, "png"))
-    return page.parent / image

@@ -74,6 +74,12 @@ SUCCESSORS = {
     "ledger show": "edgeveil ledger EDGE.yaml",
     "ledger verify": "edgeveil ledger EDGE.yaml, which checks every link",
     "provision": "edgeveil site init --local DIR, then edgeveil site apply DIR",
+    **{
+        f"loadtest --{option}": "edgeveil loadtest --processes N, on one machine"
+        for option in ("listen", "remote", "join", "join-token")
+    },
+    "loadtest --ramp": "edgeveil loadtest --rate N, connections a second",
+    "reproduce --write": "reproduction.md and reproduction.png in the folder of --out",
     "loadtest --slow": "a slow interface: tc qdisc add dev IF root netem rate 128kbit",
     "loadtest --kill-cell": "make chaos, in the repository",
     "loadtest --prometheus": "edgeveil loadtest --out DIR, the series in load.json",

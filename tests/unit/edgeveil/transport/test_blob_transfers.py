@@ -133,15 +133,6 @@ def test_a_url_ends_and_what_lay_there_is_swept(tmp_path: Path, client: BlobClie
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_a_file_that_is_gone_is_held_open_for_nobody(tmp_path: Path, client: BlobClient):
-    (tmp_path / "kept").write_bytes(DATA)
-    with serving(tmp_path / "b") as store:
-        url = store.show(ShowBlob(BLOB, FileData(tmp_path / "kept"))).url
-        (tmp_path / "kept").unlink()
-        store.sweep()
-        assert fetch(client, url) == fx.WorkFailed("expired")
-
-
 def test_what_a_process_before_left_is_removed(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "old").write_bytes(b"x")
@@ -292,12 +283,6 @@ def rest(handler: Odd) -> None:
     handler.say(206 if start else 200, DATA[start:], Content_Range=kept)
 
 
-def stall(handler: Odd) -> None:
-    handler.say(200, DATA[:1000], Content_Length=str(len(DATA)))
-    threading.Event().wait(1.5)
-    handler.close_connection = True
-
-
 def _start(handler: Odd) -> int:
     return int((handler.headers.get("Range") or "bytes=0-")[6:-1])
 
@@ -312,12 +297,6 @@ def test_what_was_broken_off_goes_on_where_it_ended(client: BlobClient):
 def test_a_store_that_knows_no_ranges_begins_anew(client: BlobClient):
     with odd(cut, lambda handler: handler.say(200, DATA)) as (url, _):
         assert fetch(client, url) == FetchedBeside(DATA)
-
-
-def test_a_store_that_stalls_is_left_and_asked_again(client: BlobClient):
-    with odd(stall, rest) as (url, seen):
-        assert fetch(client, url) == FetchedBeside(DATA)
-        assert len(seen) == 2
 
 
 def test_a_store_that_is_busy_for_a_moment_is_asked_again(client: BlobClient):
@@ -377,7 +356,3 @@ def test_a_client_that_is_closed_ends_what_is_under_way():
         held.wait(10)
         client.close()
         assert under_way.result(10) == fx.WorkFailed("ended")
-
-
-def test_nothing_listens(client: BlobClient):
-    assert fetch(client, "http://127.0.0.1:9/b/x") == fx.WorkFailed("unreachable")

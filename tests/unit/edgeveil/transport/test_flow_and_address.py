@@ -97,17 +97,6 @@ def test_an_inbox_pauses_when_full_and_resumes_when_half_empty():
     asyncio.run(play())
 
 
-def test_empty_messages_fill_an_inbox_too():
-    async def play():
-        calls = []
-        inbox = Inbox(10_000, lambda: calls.append("pause"), lambda: None)
-        for _ in range(100):
-            inbox.put("t", b"")
-        assert calls == ["pause"]
-
-    asyncio.run(play())
-
-
 def test_an_inbox_knows_when_it_holds_four_times_its_limit():
     inbox = Inbox(1000, lambda: None, lambda: None)
     while not inbox.overfull:

@@ -97,14 +97,6 @@ def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive() -> Non
     assert world.nodes[A].refused == {"oversized": 1}
 
 
-def test_nobody_at_an_address_is_no_error_and_the_wire_can_be_recorded() -> None:
-    sends = [fx.Send(C, need(1)), fx.Send(A, need(2))]
-    world = net({fx.ProxyAddress(): Box(on("go", *sends)), A: Box()})
-    world.wire = []
-    play(world, fx.ProxyAddress())
-    assert world.wire == [(fx.ProxyAddress(), A, encode(need(2)))]
-
-
 def test_timers_are_replaced_cancelled_and_fire_once() -> None:
     effects = [
         fx.SetTimer("a", 1.0),
@@ -139,20 +131,6 @@ def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome() -> None:
     assert isinstance(bad.result, fx.WorkFailed)
     assert "secret text" not in bad.result.reason
     assert (a.stored, a.reports, world.nodes[A].refused) == ([1], ["r"], {"x": 1})
-
-
-def test_links_come_up_towards_the_right_peers() -> None:
-    boxes = {fx.ProxyAddress(): Box(), fx.CloudAddress(): Box(), A: Box()}
-    world = net(boxes)
-    for node in world.nodes.values():
-        world.connect(node)
-    world.run(lambda: False)
-    peers = {address: [event.peer for _, event in box.seen] for address, box in boxes.items()}  # type: ignore[union-attr]
-    assert peers == {
-        fx.ProxyAddress(): [fx.CloudAddress(), fx.AllDevices()],
-        fx.CloudAddress(): [fx.ProxyAddress()],
-        A: [fx.ProxyAddress()],
-    }
 
 
 def test_time_does_not_pass_the_limit() -> None:
@@ -202,13 +180,3 @@ def test_with_an_executor_a_nodes_own_tasks_follow_each_other() -> None:
         play(net({A: a}, executor=executor), A)
     assert a.course == [f"{task} {what}" for task in tasks for what in ("begins", "ends")]
     assert [event.task for _, event in a.seen[1:] if isinstance(event, fx.WorkDone)] == tasks
-
-
-def test_with_an_executor_a_failure_is_an_outcome_too() -> None:
-    a = Box(on("go", fx.Work("bad"), fx.Work("good")))
-    with ThreadPoolExecutor(2) as executor:
-        play(net({A: a}, executor=executor), A)
-    bad, good = (event for _, event in a.seen[1:])
-    assert isinstance(bad, fx.WorkDone)
-    assert isinstance(bad.result, fx.WorkFailed)
-    assert good == fx.WorkDone("good", "done")

@@ -66,13 +66,6 @@ def test_properties_end_inside_their_packet():
             read_connack(b"\0\0" + bytes((size,)) + sound[3:], 5)
 
 
-def test_a_message_ends_inside_its_packet():
-    assert read_publish(0x32, b"\0\1t\0\7\0data", 5) == (7, 6)
-    for cut in (b"\0\x09t", b"\0\1t\0\7\x7fdata", b"\xff\xff", b"\0\1t\0\7\xff"):
-        with pytest.raises(ProtocolError, match="malformed"):
-            read_publish(0x32, cut, 5)
-
-
 def test_a_length_that_is_too_large_is_refused_by_the_header_alone():
     for claimed in (b"\x30\xff\xff\xff\x7f", b"\x30\x81\x10"):
         with pytest.raises(ProtocolError, match="oversized"):

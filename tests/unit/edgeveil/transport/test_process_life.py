@@ -1,4 +1,4 @@
-"""A process's life: keys at the first start, the first end wins, signals, a clean stop."""
+"""A process's life: keys at the first start, the first end wins, signals, a clean stop; systemd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
+import socket
 import ssl
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, CryptoError, EdgeVeilError, SystemFault, UsageError
 from edgeveil.transport import process as process_module
 from edgeveil.transport.process import (
@@ -29,6 +29,8 @@ from edgeveil.transport.process import (
     peer_key,
     run_until_stopped,
     stop_signals,
+    tell,
+    watchdog_s,
 )
 from edgeveil_edge.identity import DeviceIdentity
 
@@ -92,13 +94,6 @@ def test_a_process_ends_where_its_folder_is_moved_from_under_it(
     assert (caught.value.exit_code, caught.value.where) == (1, str(state))
 
 
-def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="state_dir") as caught:
-        OwnFolder(tmp_path / "file" / "state")
-    assert caught.value.where == str(tmp_path / "file" / "state")
-
-
 def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
     state = tmp_path / "deep" / "state"
     key = make_signing_key(state, "cloud")
@@ -106,13 +101,6 @@ def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
     assert peer_key(state / "cloud.pub", "the cloud").to_bytes() == key.public().to_bytes()
     assert (state / "cloud.key").stat().st_mode & 0o077 == 0
     assert state.stat().st_mode & 0o077 == 0
-
-
-def test_a_lost_public_half_is_written_again(tmp_path: Path) -> None:
-    key = make_signing_key(tmp_path, "proxy")
-    (tmp_path / "proxy.pub").unlink()
-    make_signing_key(tmp_path, "proxy")
-    assert VerifyKey.load(tmp_path / "proxy.pub").to_bytes() == key.public().to_bytes()
 
 
 def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
@@ -165,25 +153,6 @@ def test_the_first_error_is_raised_and_the_others_are_ended() -> None:
 
     asyncio.run(asyncio.wait_for(scene(), 20))
     assert ended == ["a"]
-
-
-def test_several_errors_at_once_are_one_error_and_no_word_of_the_event_loop() -> None:
-    said: list[object] = []
-
-    async def fails_when_ended() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ValueError("on the way out")
-
-    async def scene() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: said.append(what))
-        with pytest.raises(BrokerError, match="refused"):
-            await first_of(asyncio.Event(), fails(), fails(), fails_when_ended())
-        gc.collect()
-
-    asyncio.run(asyncio.wait_for(scene(), 20))
-    assert said == []
 
 
 def test_a_task_that_returns_ends_the_process_too() -> None:
@@ -300,10 +269,6 @@ def test_what_the_machine_lacks_is_tried_again(number: int) -> None:
     assert code_of(behind(OSError(number, "no"), UsageError("cannot be used"))) == 1
 
 
-def test_a_database_that_is_away_is_tried_again() -> None:
-    assert code_of(behind(sqlite3.OperationalError("disk I/O error"), UsageError("no"))) == 1
-
-
 @pytest.mark.parametrize(
     "cause",
     [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no"), None],
@@ -311,10 +276,6 @@ def test_a_database_that_is_away_is_tried_again() -> None:
 def test_what_the_owner_wrote_is_not_tried_again(cause: Exception | None) -> None:
     error = UsageError("cannot be used")
     assert code_of(error if cause is None else behind(cause, error)) == 2
-
-
-def test_other_codes_stay() -> None:
-    assert code_of(behind(OSError(errno.ENOENT, "no"), BrokerError("away"))) == 3
 
 
 def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error() -> None:
@@ -352,3 +313,93 @@ def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path: Path, name: str
     made = make(state) if make else make_signing_key(state, name)
     again = load(state) if load else own_signing_key(state, name)
     assert again == made
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(20)
+        yield heard
+
+
+def test_nobody_is_told_where_nobody_asked():
+    assert not tell("READY=1", environ={})
+    assert not tell("READY=1", environ={"NOTIFY_SOCKET": "relative"})
+    assert not tell("READY=1", environ={"NOTIFY_SOCKET": "/nowhere/at/all"})
+
+
+def test_lines_are_one_datagram(manager):
+    assert tell("READY=1", "STATUS=well", environ={"NOTIFY_SOCKET": manager.getsockname()})
+    assert manager.recv(100) == b"READY=1\nSTATUS=well"
+
+
+def test_an_abstract_socket_serves_as_well():
+    name = f"edgeveil-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(f"\0{name}")
+        assert tell("READY=1", environ={"NOTIFY_SOCKET": f"@{name}"})
+        assert heard.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_the_watchdog_is_this_processs_own(environ, limit_s):
+    assert watchdog_s(environ) == limit_s
+
+
+PROCESS = """
+import asyncio
+from edgeveil.transport.process import run_until_stopped
+from edgeveil.transport.process import tell
+
+async def main(stop):
+    tell("READY=1")
+    await stop.wait()
+    return 0
+
+raise SystemExit(run_until_stopped(main))
+"""
+
+
+def test_a_process_is_ready_alive_and_says_that_it_stops(manager):
+    environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
+    running = subprocess.Popen([sys.executable, "-c", PROCESS], env=environ)
+    heard = [manager.recv(100) for _ in range(4)]
+    assert heard.count(b"READY=1") == 1 and heard.count(b"WATCHDOG=1") == 3
+    running.terminate()
+    while (said := manager.recv(100)) == b"WATCHDOG=1":
+        pass
+    assert said == b"STOPPING=1"
+    assert running.wait(10) == 0
+
+
+HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
+
+
+def test_a_loop_that_hangs_falls_silent(manager):
+    environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
+    running = subprocess.Popen([sys.executable, "-c", HANGING], env=environ)
+    try:
+        assert manager.recv(100) == b"READY=1"
+        manager.settimeout(1)
+        with pytest.raises(TimeoutError):
+            manager.recv(100)
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_without_a_watchdog_nothing_runs():
+    from edgeveil.transport.process import keep_alive
+
+    asyncio.run(keep_alive())

@@ -130,20 +130,6 @@ def test_nothing_is_sent_when_storing_fails() -> None:
     assert diary.lines == []
 
 
-def test_events_are_stored_in_their_order() -> None:
-    script = Script(lambda event: [fx.Persist(event), SEND, fx.Persist(event)])
-    diary = Diary()
-
-    async def scene(runtime: Runtime) -> None:
-        for name in "abc":
-            runtime.post(fx.Command(name))
-        await until(lambda: sum(line[0] == "sent" for line in diary.lines) == 3)
-
-    played(script, diary, scene)
-    stored = [line[1].what for line in diary.lines if line[0] == "store"]  # type: ignore[index]
-    assert stored == ["a", "a", "b", "b", "c", "c"]
-
-
 def test_work_comes_back_as_done_with_its_task() -> None:
     script, diary = Script(started([fx.Work("task")])), Diary(lambda task: task.upper())
 
@@ -457,25 +443,6 @@ def test_the_gate_hears_of_whom_a_frame_was_refused_and_why() -> None:
     assert gate.told == [(sender, "unknown_version"), (sender, "forged")]
 
 
-def test_the_loop_goes_on_while_the_disk_is_written():
-    diary, looked = Diary(), threading.Event()
-
-    def store(item: object) -> None:
-        assert looked.wait(20)  # set by the loop, which this write must not hold up
-        diary.lines.append(("store", item))
-
-    diary.store = store  # type: ignore[method-assign]
-
-    async def scene(runtime: Runtime) -> None:
-        step = asyncio.ensure_future(runtime.step(fx.Command("start")))
-        await asyncio.sleep(0)
-        looked.set()
-        await step
-
-    played(Script(started([fx.Persist("a")])), diary, scene)
-    assert diary.lines == [("store", "a"), "durable"]
-
-
 def test_the_end_waits_for_a_write_that_has_begun():
     diary, begun, go_on = Diary(), threading.Event(), threading.Event()
 
@@ -532,26 +499,6 @@ def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
     assert diary.lines == [stores[0], "durable", reports[0], stores[1], "durable", reports[1]]
 
 
-def test_a_write_that_fails_ends_the_run_though_nothing_else_happens():
-    diary = Diary()
-
-    def store(item: object) -> None:
-        raise OSError("disk full")
-
-    diary.store = store  # type: ignore[method-assign]
-
-    async def body() -> None:
-        runtime = Runtime(
-            Script(started([fx.Persist("a")])), diary, diary.publish, None, LOG, LIMIT
-        )
-        running = asyncio.ensure_future(runtime.run())
-        runtime.post(fx.Command("start"))
-        with pytest.raises(OSError, match="disk full"):
-            await asyncio.wait_for(running, 20)
-
-    asyncio.run(body())
-
-
 class NoThread(Executor):
     """An executor of a machine that starts no thread any more."""
 
@@ -559,29 +506,21 @@ class NoThread(Executor):
         raise RuntimeError("can't start new thread")
 
 
-def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason() -> None:
+def nowhere(task: object) -> Executor:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("executor", "error"), [(NoThread(), RuntimeError), (nowhere, MemoryError)]
+)
+def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error) -> None:
     script, diary = Script(started([fx.Work("task")])), Diary()
 
     async def body() -> None:
-        runtime = Runtime(script, diary, diary.publish, NoThread(), LOG, LIMIT)
+        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
         runtime.post(fx.Command("start"))
-        with pytest.raises(RuntimeError, match="new thread"):
+        with pytest.raises(error):
             await asyncio.wait_for(runtime.run(), 20)
         assert not runtime.turns
-
-    asyncio.run(body())
-
-
-def test_a_place_for_work_that_cannot_be_named_ends_the_runtime() -> None:
-    script, diary = Script(started([fx.Work("task")])), Diary()
-
-    def nowhere(task: object) -> Executor:
-        raise MemoryError
-
-    async def body() -> None:
-        runtime = Runtime(script, diary, diary.publish, nowhere, LOG, LIMIT)
-        runtime.post(fx.Command("start"))
-        with pytest.raises(MemoryError):
-            await asyncio.wait_for(runtime.run(), 20)
 
     asyncio.run(body())

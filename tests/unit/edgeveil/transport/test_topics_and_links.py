@@ -1,9 +1,10 @@
-"""Topics name their speaker; a session routes one link into one runtime."""
+"""Topics name their speaker; a session routes one link into one runtime, and asks after silence."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,13 @@ from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
-    SERVER_BACKOFF_CAP_S,
     LinkSettings,
     MessageFilter,
     MessageHandler,
     StateHandler,
     Topics,
 )
-from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import LONGEST_SILENCE_S, Hearing, RuntimeLink, link_settings
 
 TOPICS = Topics()
 ID = "0123456789abcdef"
@@ -67,13 +67,6 @@ def test_the_proxy_speaks_to_each_where_it_listens() -> None:
     assert TOPICS.of_proxy(fx.CloudAddress()) == TOPICS.cloud_in
 
 
-def test_topics_stay_within_what_brokers_allow() -> None:
-    for topic in (TOPICS.device_up(ID), TOPICS.device_down(ID), TOPICS.all_down, TOPICS.cloud_in):
-        assert topic.count("/") <= 7
-        assert not set("#+") & set(topic)
-    assert TOPICS.devices_up.replace("+", ID) == TOPICS.device_up(ID)
-
-
 # --- sessions ------------------------------------------------------------------------------
 
 
@@ -105,15 +98,16 @@ def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(pr
 
 
 @pytest.mark.parametrize(
-    ("content", "exit_code"), [(b"", 1), (b"\nsecret\n", 2), (b"caf\xe9\n", 2)]
+    ("content", "exit_code"), [(b"", 1), (b"\nsecret\n", 2), (b"caf\xe9\n", 2), (None, 2)]
 )
 def test_an_unusable_password_file_is_named_with_the_fix(
-    tmp_path: Path, content: bytes, exit_code: int
+    tmp_path: Path, content: bytes | None, exit_code: int
 ) -> None:
     """One that nothing is written in yet ends a process so that its unit tries again."""
     path = tmp_path / "password"
-    path.write_bytes(content)
-    path.chmod(0o600)
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
     with pytest.raises(EdgeVeilError) as caught:
         link_settings(broker(username="u", password_file=path), "cloud", 8192)
     assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
@@ -147,11 +141,6 @@ def test_a_tls_key_that_others_may_read_is_refused(tmp_path: Path, apart: bool) 
     holder.chmod(0o600)
     with pytest.raises(BrokerError, match="do not fit together"):  # read now, and no key
         client_context(None, certificate, key if apart else None)
-
-
-def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none: .*cannot be read"):
-        link_settings(broker(username="u", password_file=tmp_path / "none"), "cloud", 8192)
 
 
 class Wire:
@@ -279,6 +268,89 @@ def test_a_cell_has_topics_of_its_own() -> None:
     assert north.sender_of(north.cloud_in) == fx.ProxyAddress("north")
 
 
-def test_a_device_tries_again_within_half_a_minute_and_a_server_in_half_of_that() -> None:
-    assert LinkSettings("mqtt://127.0.0.1:1", "x").backoff_cap_s == 30.0
-    assert SERVER_BACKOFF_CAP_S == 15.0
+SILENCE_S = 600.0
+SOON_S = SILENCE_S / 10
+
+
+@pytest.fixture
+def link() -> Hearing:
+    """One that has heard a word at second 0."""
+    made = Hearing(SILENCE_S, lambda low, _high: low)
+    made.heard(0.0)
+    return made
+
+
+def renewals(link: Hearing, until_s: int, answers: bool = False) -> list[int]:
+    """When it would be made anew, where whatever asks says something."""
+    found = []
+    for now_s in range(until_s):
+        due = link.due(now_s)
+        if due == "ask":
+            link.said(now_s, b"a word")
+            if answers:
+                link.heard(now_s)
+        elif due == "renew":
+            found.append(now_s)
+            link.connected(now_s)
+            link.said(now_s, b"a word")
+    return found
+
+
+def test_after_silence_a_sign_is_asked_for_once(link: Hearing) -> None:
+    assert link.due(SILENCE_S - 1) is None
+    assert link.due(SILENCE_S) == "ask"
+    assert link.due(SILENCE_S + 1) is None
+
+
+def test_what_is_repeated_without_an_answer_is_looked_after_sooner(link: Hearing) -> None:
+    for now_s in (90.0, 100.0, 110.0):
+        link.said(now_s, b"a question")
+    assert link.due(100.0 + SOON_S - 1) is None
+    assert link.due(100.0 + SOON_S) == "ask"
+
+
+def test_words_that_want_no_answer_change_nothing(link: Hearing) -> None:
+    for number in range(300):
+        link.said(number, str(number).encode())
+    assert link.due(SILENCE_S - 1) is None
+
+
+def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link: Hearing) -> None:
+    link.said(10.0, b"the same answer")
+    link.heard(20.0)
+    link.said(20.0, b"the same answer")
+    assert link.due(SILENCE_S) is None
+    assert link.due(20.0 + SILENCE_S) == "ask"
+
+
+def test_without_an_answer_the_link_is_made_anew(link: Hearing) -> None:
+    assert link.due(SILENCE_S) == "ask"
+    link.said(SILENCE_S, b"a word")
+    assert link.due(SILENCE_S + SOON_S - 1) is None
+    assert link.due(SILENCE_S + SOON_S) == "renew"
+
+
+def test_an_answer_in_time_is_all_that_is_wanted(link: Hearing) -> None:
+    assert renewals(link, 86_400, answers=True) == []
+
+
+def test_who_says_nothing_is_owed_no_answer(link: Hearing) -> None:
+    assert [due for now_s in range(86_400) if (due := link.due(now_s)) == "renew"] == []
+
+
+def test_a_peer_that_is_away_costs_ever_fewer_connections(link: Hearing) -> None:
+    times = renewals(link, 86_400)
+    waits = [later - before for before, later in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_SILENCE_S / 10
+    link.heard(86_400)
+    assert link.due(86_400 + SILENCE_S) == "ask"  # as at first
+
+
+def test_a_fleet_does_not_come_at_once() -> None:
+    first, last = (Hearing(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1))
+    for link in (first, last):
+        link.heard(0.0)
+    assert first.due(SILENCE_S) == "ask"
+    assert last.due(SILENCE_S) is None
+    assert last.due(2 * SILENCE_S) == "ask"

@@ -85,16 +85,6 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
     asyncio.run(body())
 
 
-def test_several_who_ask_at_once_share_one_look() -> None:
-    async def body() -> None:
-        looks: list[int] = []
-        check = Probe(lambda: not looks.append(1), Clock())
-        assert await asyncio.gather(*(check() for _ in range(5))) == [True] * 5
-        assert len(looks) == 1
-
-    asyncio.run(body())
-
-
 def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
     looks: list[int] = []

@@ -2,7 +2,7 @@
 
 import math
 
-from edgeveil_lab.load.leader import FleetTotals, Leader, SiteAccess
+from edgeveil_lab.load.leader import FleetTotals, Leader
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, SpentMark, outcome
 from edgeveil_lab.load.scenario import LoadOptions
@@ -73,7 +73,6 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
         "raw_ratio": None,
         "generator": {"processes": 1, "busy_percent": 40.0, "bottleneck": False, "note": ""},
         "series": [sample(second, devices, growth_mib_per_s) for second in range(seconds + 1)],
-        "sweep": None,
         "cells": [],
     }  # fmt: skip
 
@@ -92,8 +91,7 @@ IDLE = {
 def outcome_of(totals=None, watch=None, marks=(), **measured):
     """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
     options, run_log, watch = LoadOptions(devices=5), LoadRunLog(), watch or ProcessWatch()
-    where = {"": SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)}
-    samples = SampleSeries(Leader(options, LoadFleet([]), 1, where, "word"), watch)
+    samples = SampleSeries(Leader(options, LoadFleet([]), {"": None}), watch)
     noted = [SpentMark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
     for number in range(1, len(noted)):
         data = {"exchange": number, "attempt": 1, "uploads": 5}

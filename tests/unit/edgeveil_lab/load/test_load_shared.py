@@ -58,7 +58,7 @@ def test_a_signature_counts_for_its_own_bytes_alone():
 def test_a_commit_record_is_read_once_whoever_gets_it(shared, accepted):
     hashes = b"".join(os.urandom(32) for _ in range(accepted))
     mine = hashes[:32]
-    shared.counters.offer(AT, mine, (mine,), shared.now_s())
+    shared.counters.offer(AT, mine, (mine,), 10.0)
     commit = Commit(AT, accepted, describe(hashes, 65000))
     signed = Signer("cloud", SigningKey.generate()).header(commit)
     frames = [encode(send.message) for send in sends(None, signed, commit.blob, hashes, 65536)]

@@ -32,11 +32,6 @@ def paged(found, tmp_path):
     return path.read_text()
 
 
-def swept():
-    each = [result(devices) for devices in (100, 500, 2000)]
-    return {**each[-1], "sweep": each}
-
-
 # --- the table ---
 
 
@@ -62,15 +57,7 @@ def test_latencies_without_a_sample_are_dashes(tmp_path):
     found = {**result(), "latency_s": DurationHistogram().summary()}
     shown = printed(found)
     assert "p50 –, p95 –, p99 –, max –" in shown
-    both = {**found, "sweep": [found, {**result(500), "latency_s": found["latency_s"]}]}
-    rows = [line.split() for line in printed(both).splitlines() if "0.85 ms" in line]
-    assert [row[3:5] for row in rows] == [["–", "–"]] * 2
-    assert "processor time per upload over devices" in paged(both, tmp_path)
-
-
-def test_a_sweep_is_a_line_for_each_count():
-    lines = [line.split() for line in printed(swept()).splitlines() if "0.85 ms" in line]
-    assert [line[0] for line in lines] == ["100", "500", "2,000"]
+    assert "<td>–</td>" in paged(found, tmp_path)
 
 
 def test_losses_and_a_busy_generator_are_said_aloud():
@@ -140,14 +127,8 @@ def test_a_terminal_sees_processes_and_refusals():
 def test_the_page_needs_nothing_else_and_has_each_picture(tmp_path):
     page = paged({**result(), "raw": RAW, "raw_ratio": 0.525, "idle": IDLE}, tmp_path)
     assert not re.search(r'(src|href)="(?!#)', page)
-    assert page.count("<svg") == 4  # over time, phases, latency, memory
+    assert page.count("<svg") == 3  # over time, phases, memory
     assert "52%" in page and "of a bare relay" in page
-
-
-def test_a_sweep_s_page_shows_cost_over_devices(tmp_path):
-    page = paged(swept(), tmp_path)
-    assert "processor time per upload over devices" in page
-    assert "Load test, 2,000 devices" in page
 
 
 def test_a_page_of_held_connections_alone(tmp_path):
@@ -221,7 +202,6 @@ def test_costs_of_a_short_test_are_left_open(tmp_path):
     found["mb_per_s"]["down"] = None
     for used in found["processes"].values():
         used["cpu_percent"] = None
-    write_load_report({**found, "sweep": [found, found]}, tmp_path / "sweep.html")
     write_load_report(found, tmp_path / "load.html")
     assert "<td>–</td>" in (tmp_path / "load.html").read_text()
     show_result(Console(file=io.StringIO()), found)

@@ -7,7 +7,6 @@ import yaml
 
 from edgeveil.errors import UsageError
 from edgeveil.parts.sources import published_files
-from edgeveil_lab.pages import placed
 from edgeveil_lab.reproduce.run import (
     ReproductionOptions,
     agreement,
@@ -249,22 +248,6 @@ CONTENT = {
     "remark": "No remark.", "picture": "rows", "x_label": "", "x_log": False, "quick": False,
     "rows": [ROW], "failures": [],
 }  # fmt: skip
-PAGE = "# Ours\n\nby hand\n\n<!-- drawn: toy -->\nold\n<!-- end -->\n\nbelow, by hand\n"
-
-
-@pytest.mark.parametrize("kind", ["rows", "lines", "rounds", "scores"])
-def test_the_kept_table_and_its_picture_land_in_the_page(kind, tmp_path, capsys):
-    out, page = tmp_path / "out", tmp_path / "docs" / "page.md"
-    content = {**CONTENT, "picture": kind}
-    write(content, out)
-    page.parent.mkdir()
-    page.write_text(PAGE)
-    assert cli.main(["reproduce", "toy", "--out", str(out), "--write", str(page)]) == 0
-    image = "images/reproduction-toy.png"
-    section = f"{markdown(content)}\n![toy: the text's figures and ours]({image})\n"
-    assert page.read_text() == placed(PAGE, "toy", section)
-    assert (page.parent / image).read_bytes() == (out / "reproduction.png").read_bytes()
-    assert image in capsys.readouterr().out
 
 
 def test_the_text_s_figure_scores_and_losses_are_in_the_picture(tmp_path):
@@ -286,15 +269,3 @@ def test_the_table_has_the_median_the_range_and_the_command():
     assert (
         "| one row | 0.500 | 0.500 (0.250 to 0.750) | ε = 1 | no proven guarantee | 2 | 3 |" in said
     )
-
-
-@pytest.mark.parametrize(
-    "there", ["", "{", "[1]", '{"experiment": "other", "rows": []}', '{"rows": [{"trial": "x"}]}']
-)
-def test_where_nothing_is_kept_nothing_is_written(there, tmp_path, capsys):
-    page = tmp_path / "page.md"
-    if there:
-        (tmp_path / "reproduction.json").write_text(there)
-    assert cli.main(["reproduce", "toy", "--out", str(tmp_path), "--write", str(page)]) == 2
-    assert "holds no table of toy" in capsys.readouterr().err
-    assert not page.exists()

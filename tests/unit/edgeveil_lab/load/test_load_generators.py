@@ -1,20 +1,22 @@
-"""Whether the generator itself held a test back."""
+"""Whether a generator held a test back, and in what order its devices work."""
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+
 import pytest
 
+from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil_lab.load.counters import GeneratorLoad, LoadMeter, UploadCounters
-from edgeveil_lab.load.leader import GeneratorReport, Leader, SiteAccess
+from edgeveil_lab.load.generator import GeneratorReport, Turns
+from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.run_log import SampleSeries
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
 AT = ExchangeId(b"j" * 16, 1, 1)
-WHERE = {"": SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)}
 
 
 def judged(load: GeneratorLoad) -> dict:
@@ -22,9 +24,8 @@ def judged(load: GeneratorLoad) -> dict:
     counters = UploadCounters()
     counters.offer(AT, b"b", (b"b",), 10.0)
     counters.ack(AT, b"b", "held", "", 10.3)
-    leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), 1, WHERE, "word")
-    report = GeneratorReport(1, "connected", counters.to_plain(), load)
-    leader.reports[1] = msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=GeneratorReport)
+    leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), {"": None})
+    leader.take("generator-1", GeneratorReport("connected", counters.to_plain(), load))
     return SampleSeries(leader, ProcessWatch()).generator()
 
 
@@ -84,3 +85,55 @@ def test_uploads_are_under_way_from_the_first_offer_to_the_last_answer():
     assert not counters.pending
     counters.commit(AT, b"a")
     assert not counters.offering
+
+
+class Device:
+    def __init__(self, name, log, turns):
+        self._name, self._log, self._turns = name, log, turns
+
+    def perform(self, task):
+        kind = "sealed" if isinstance(task, ComputeAnswer) else "opened"
+        self._log.append((kind, self._name))
+
+        def told():
+            self._log.append((f"told {kind}", self._name))
+            if kind == "opened":
+                self._turns.add(self, ComputeAnswer(None, None))
+
+        return told
+
+
+def play(*groups, pause_s=0.0):
+    log = []
+
+    async def run():
+        turns = Turns()
+        for group in groups:
+            for name in group:
+                turns.add(Device(name, log, turns), "open")
+            await asyncio.sleep(pause_s)
+        async with asyncio.timeout(5):
+            while turns.busy:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    return log
+
+
+def test_answers_leave_when_all_are_sealed():
+    log = play("abc")
+    kinds = [kind for kind, _ in log]
+    assert kinds.index("told sealed") > max(i for i, kind in enumerate(kinds) if kind == "sealed")
+    assert [name for kind, name in log if kind == "told sealed"] == list("abc")
+
+
+def test_who_comes_late_holds_the_others_back_only_shortly():
+    log = play("ab", "c", pause_s=0.02)
+    assert log.index(("sealed", "c")) < log.index(("told sealed", "a"))
+    log = play("ab", "c", pause_s=0.5)
+    assert log.index(("told sealed", "b")) < log.index(("sealed", "c"))
+
+
+def test_outcomes_of_other_tasks_are_told_at_once():
+    log = play("ab")
+    assert log.index(("told opened", "a")) < log.index(("opened", "b"))

@@ -1,12 +1,30 @@
 """A load test's options: one model behind scenario files and the command line."""
 
+from __future__ import annotations
+
 import argparse
+import math
+import resource
 from pathlib import Path
 
 import pytest
 
-from edgeveil.errors import ConfigError
-from edgeveil_lab.load.scenario import LoadOptions, add_arguments, chosen, option_of, resolve
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.jobs import Job, parse_job
+from edgeveil.sites.files import kind_of, load_site
+from edgeveil_lab.load import command
+from edgeveil_lab.load.command import check_files, check_ports
+from edgeveil_lab.load.scenario import (
+    LoadOptions,
+    add_arguments,
+    chosen,
+    job_yaml,
+    load_scenario,
+    option_of,
+    resolve,
+)
+from edgeveil_tools import cli
+from edgeveil_tools.checks import load
 from edgeveil_tools.cli import main
 
 SOAK = Path("configs/load/soak.yaml")
@@ -39,7 +57,7 @@ def test_every_key_is_an_option():
     fields = LoadOptions.model_fields
     switches = {key for key, field in fields.items() if field.annotation is bool}
     assert {"tls", "reconnect_storm"} <= switches
-    wanted = {option_of(key) for key in fields if key != "sweep"}
+    wanted = {option_of(key) for key in fields}
     assert options == wanted | {option_of(f"no_{key}") for key in switches}
 
 
@@ -65,12 +83,6 @@ def test_an_option_takes_the_place_of_the_file_s_key():
 
 def test_an_option_ends_the_key_that_would_contradict_it():
     assert resolved("--rounds 2", SOAK).minutes is None
-    assert resolved("--rate 9", Path("configs/load/ramp.yaml")).ramp_s == 0
-
-
-def test_several_counts_are_a_sweep():
-    assert resolved("--devices 100,500").counts == (100, 500)
-    assert resolved("--devices 100").counts == (100,)
 
 
 def test_all_problems_are_said_at_once_by_the_options_names():
@@ -84,16 +96,13 @@ def test_all_problems_are_said_at_once_by_the_options_names():
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("--ramp 3 --rate 4", "leave one out"),
         ("--rounds 0", "set hold_s"),
         ("--broker mqtt://b --site s", "leave one out"),
         ("--broker mqtt://b --fleet f", "also needs cloud, token_file, keys"),
-        ("--site s --devices 1,2", "fresh site"),
         ("--site s --compare raw", "name no running site"),
         ("--compare raw --drop 0.1 --reconnect-storm", "leave out drop, reconnect_storm"),
         ("--compare raw --qos 0", "set qos: 1"),
         ("--password-file p", "set user"),
-        ("--minutes 1 --devices 1,2", "a sweep plays rounds"),
     ],
 )
 def test_impossible_mixes_are_refused(line, text):
@@ -115,8 +124,6 @@ def test_a_job_is_no_scenario():
 def test_text_for_a_number_is_refused_by_the_parser():
     with pytest.raises(argparse.ArgumentError, match="--rounds: invalid int value"):
         given("--rounds many")
-    with pytest.raises(argparse.ArgumentError, match="invalid count value"):
-        given("--devices 5,x")
 
 
 @pytest.mark.parametrize("mode", ["pub", "sub", "conn"])
@@ -137,6 +144,110 @@ def test_what_cells_cannot_be_is_named(line, said):
     assert any(said in problem for problem in problems(line))
 
 
-def test_a_generator_that_joins_starts_no_cells(capsys):
-    assert main(["loadtest", "--join", "http://x:1", "--cells", "2"]) == 2
-    assert "--cells: says what the leader starts" in capsys.readouterr().err
+STEADY = Path("configs/load/steady.yaml")
+
+
+def test_a_scenario_is_known_by_its_key_and_sent_to_its_own_command():
+    assert kind_of({"load": {}}) == "load"
+    with pytest.raises(ConfigError, match="edgeveil loadtest --scenario"):
+        load(STEADY)
+
+
+@pytest.mark.parametrize("path", sorted(STEADY.parent.iterdir()), ids=str)
+def test_every_example_loads(path):
+    load_scenario(path)
+
+
+def test_every_key_is_described_and_stands_in_an_example():
+    text = STEADY.read_text()
+    for name, field in LoadOptions.model_fields.items():
+        assert field.description
+        assert f"  {name}: " in text
+
+
+def test_the_example_says_the_defaults():
+    """All but the two of which it says otherwise."""
+    found, usual = load_scenario(STEADY), LoadOptions()
+    differing = {
+        key for key in LoadOptions.model_fields if getattr(found, key) != getattr(usual, key)
+    }
+    assert differing == {"devices", "rounds"}
+
+
+def test_as_a_job_it_is_sent_to_its_own_command():
+    with pytest.raises(ConfigError, match="edgeveil loadtest --scenario"):
+        parse_job(STEADY.read_text())
+
+
+def test_it_is_no_site():
+    with pytest.raises(ConfigError, match="this is a load file"):
+        load_site(STEADY)
+
+
+def test_it_holds_nothing_else(tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text("load: {devices: 5}\njobs: 3\n")
+    with pytest.raises(ConfigError, match="'load' holds nothing else"):
+        load_scenario(file)
+
+
+def test_paths_count_from_the_file_s_folder(tmp_path):
+    file = tmp_path / "paths.yaml"
+    file.write_text("load: {ca: tls/ca.crt}\n")
+    assert load_scenario(file).ca == tmp_path / "tls" / "ca.crt"
+
+
+def test_sizes_are_whole_float32_values(tmp_path):
+    assert LoadOptions(payload_bytes=4096).values == 1024
+    file = tmp_path / "odd.yaml"
+    file.write_text("load:\n  payload_bytes: 4097\n")
+    with pytest.raises(ConfigError, match=r":2 load\.payload_bytes: must be a multiple of 4"):
+        load_scenario(file)
+
+
+def job(devices: int, enrolled: int, **options) -> Job:
+    return parse_job(job_yaml(LoadOptions(devices=devices, **options), enrolled))
+
+
+@pytest.mark.parametrize("quorum", [1.0, 0.8])
+@pytest.mark.parametrize(("devices", "enrolled"), [(6, 6), (6, 7), (20, 10_000), (99_999, 100_000)])
+def test_the_quorum_is_of_the_tests_own_devices(devices, enrolled, quorum):
+    share = job(devices, enrolled, quorum=quorum).round.quorum
+    assert math.ceil(share * enrolled) == math.ceil(quorum * devices)
+
+
+def test_too_few_open_files():
+    check_files(900, 1000)
+    check_files(10**6, resource.RLIM_INFINITY)
+    with pytest.raises(UsageError, match=r"901 connections need 1001 open files, 1000") as caught:
+        check_files(901, 1000)
+    assert "ulimit -Hn 1001" in caught.value.fix
+
+
+def test_too_few_ports(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_PORT_RANGE", tmp_path / "range")
+    check_ports(10**9)  # unknown here
+    (tmp_path / "range").write_text("32768\t60999\n")
+    check_ports(28232)
+    with pytest.raises(UsageError, match="there are 28232"):
+        check_ports(28233)
+
+
+def said(capsys, *arguments: str) -> str:
+    """What `edgeveil loadtest` writes before it ends with exit code 2."""
+    try:
+        code = cli.main(["loadtest", *arguments])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    return capsys.readouterr().err
+
+
+def test_an_authority_that_cannot_be_read(capsys, tmp_path):
+    found = said(capsys, "--tls", "--ca", str(tmp_path / "none.crt"))
+    assert "--ca: " in found
+    assert "cannot be read (No such file or directory)" in found
+
+
+def test_more_devices_than_a_test_may_have(capsys):
+    assert "1000000" in said(capsys, "--devices", "2000000")
