@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +211,7 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
                 one.lines = [describe(path).rstrip()]
         else:
             facts = backbone_facts(path) if one.kind == "backbone" else weight_facts(path)
-            one.fields, one.lines = asdict(facts), [f"  {line}" for line in file_lines(facts)]
+            one.fields, one.lines = facts, [f"  {line}" for line in file_lines(facts)]
     except EdgeVeilError as error:
         one.problems = str(error).splitlines()
     return one

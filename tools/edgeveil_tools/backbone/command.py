@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
@@ -35,41 +36,13 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class BackboneFacts:
-    """A backbone file; shapes are those of one record."""
-
-    path: str
-    sha256: str
-    input_shape: tuple[int, ...]
-    features: int
-    size_bytes: int
-
-    @property
-    def form(self) -> str:
-        """What it takes and gives, for a person."""
-        return f"takes {list(self.input_shape)}, gives {self.features} features"
-
-
-@dataclass(frozen=True)
-class WeightFacts:
-    """A state_dict; digest and size are those of the form that jobs name."""
-
-    path: str
-    sha256: str
-    tensors: int
-    values: int
-    size_bytes: int
-
-    @property
-    def form(self) -> str:
-        """What it holds, for a person."""
-        return f"{self.values:,} values in {self.tensors} tensor{'s' * (self.tensors > 1)}"
-
-
-def file_lines(found: BackboneFacts | WeightFacts) -> list[str]:
-    """What a person reads of a backbone's or a state_dict's file."""
-    return [f"{found.path}: {found.form}", f"{found.size_bytes} bytes, SHA-256 {found.sha256}"]
+def file_lines(found: Mapping[str, Any]) -> list[str]:
+    """Facts of a backbone's or a state_dict's file, for a person."""
+    if "features" in found:
+        form = f"takes {list(found['input_shape'])}, gives {found['features']} features"
+    else:
+        form = f"{found['values']:,} values in {found['tensors']} tensors"
+    return [f"{found['path']}: {form}", f"{found['size_bytes']} bytes, SHA-256 {found['sha256']}"]
 
 
 def train(
@@ -79,7 +52,7 @@ def train(
     seed: int = 0,
     force: bool = False,
     on_progress: Progress = lambda _: None,
-) -> BackboneFacts:
+) -> dict[str, Any]:
     """Train the encoder of this name and write it to `path`. UsageError for a file that is there,
     unless `force`."""
     from edgeveil_tools.backbone import encoders
@@ -93,11 +66,6 @@ def train(
     else:
         encoder, drawn = encoders.train_pictures(*given)
         graph = encoders.onnx_pictures(encoder, *encoders.axes(encoder, drawn))
-    return written(path, graph)
-
-
-def written(path: Path, graph: bytes) -> BackboneFacts:
-    """Write an ONNX file, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(graph)
@@ -105,23 +73,24 @@ def written(path: Path, graph: bytes) -> BackboneFacts:
     return facts(path)
 
 
-def facts(path: Path) -> BackboneFacts:
+def facts(path: Path) -> dict[str, Any]:
     """Digest, shapes and size of an ONNX file, checked as a job's backbone. Raises DataError."""
     graph = read_backbone(path)
     try:
         form = opened(graph).form
     except DataError as error:
         raise DataError(error.what, where=str(path), fix=error.fix) from error
-    digest = sha256_hex(graph)
-    return BackboneFacts(str(path), digest, form.input_shape, form.output_dim, len(graph))
+    shapes = {"input_shape": form.input_shape, "features": form.output_dim}
+    whole = {"path": str(path), "sha256": sha256_hex(graph), "size_bytes": len(graph)}
+    return {**whole, **shapes}
 
 
-def weight_facts(path: Path) -> WeightFacts:
-    """Digest and size of a state_dict, checked as a job's. Raises DataError."""
+def weight_facts(path: Path) -> dict[str, Any]:
+    """Digest and size of a state_dict in the form that jobs name, checked. Raises DataError."""
     packed = packed_state_dict(path)
     found = unpacked(packed)
-    values = sum(array.size for array in found.values())
-    return WeightFacts(str(path), sha256_hex(packed), len(found), values, len(packed))
+    whole = {"path": str(path), "sha256": sha256_hex(packed), "size_bytes": len(packed)}
+    return {**whole, "tensors": len(found), "values": sum(a.size for a in found.values())}
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:

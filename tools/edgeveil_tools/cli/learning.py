@@ -76,8 +76,6 @@ def report(args: argparse.Namespace) -> int:
 
 def backbone(args: argparse.Namespace) -> int:
     """`edgeveil backbone`: train a public encoder."""
-    from dataclasses import asdict
-
     from rich.console import Console
     from rich.progress import Progress
 
@@ -93,7 +91,7 @@ def backbone(args: argparse.Namespace) -> int:
             force=args.force,
             on_progress=lambda share: progress.update(task, completed=share),
         )
-    return answer(args, file_lines(found), asdict(found))
+    return answer(args, file_lines(found), found)
 
 
 def predict(args: argparse.Namespace) -> int:
