@@ -19,6 +19,11 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.data import DataSource, Partition
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.policy import Policy
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.split import SPLIT_KEY_FILE
 from edgeveil.jobs import Job
@@ -29,11 +34,6 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import Plaintext, Sealing, Terms, filled
 from edgeveil.selection import uniform
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.data import DataSource, Partition
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.policy import Policy
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
 from edgeveil.transport.process import make_signing_key
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
@@ -19,7 +20,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
 from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, goes_on
-from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job

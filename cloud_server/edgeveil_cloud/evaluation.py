@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.encoding import NO_CLASS
 from edgeveil.data.records import Records
 from edgeveil.data.target import TargetRange
@@ -31,7 +32,6 @@ from edgeveil.parts.own_records import held_records
 from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
-from edgeveil.sites.data import DataSource
 
 LOG = logging.getLogger("edgeveil.cloud")
 _TESTS_KEPT = 8  # of jobs that run beside each other

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.data.records import Records
 from edgeveil.evaluation.cluster_metrics import load_libraries
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -51,7 +52,6 @@ from edgeveil.protocol.cloud_reasons import (
 from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
-from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import partial
 
 from edgeveil import logs
+from edgeveil.config.cloud import CloudCell, CloudSite
 from edgeveil.errors import BrokerError
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.cloud import CloudCell, CloudSite
 from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.health import (
     LINK_DOWN,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgeveil.config.cloud import CloudSite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.round_traffic import BrokerUse
@@ -19,7 +20,6 @@ from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import LEAST_BYTES, part_bytes
-from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.health import writable
 from edgeveil.transport.process import own_signing_key

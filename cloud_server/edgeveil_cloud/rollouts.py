@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, PublishRelease
 from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseOutcome, ReleaseStatement
-from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.rollout_store import Rollout
 from edgeveil_cloud.store import Store

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest, claim_key, claimed_key_id
+from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.authorities import key_pem, new_key
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import BrokerError, CryptoError, SystemFault, UsageError
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import write_durably
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import sample_slots
@@ -28,7 +29,6 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
 from edgeveil_edge.release_trial import try_release
 

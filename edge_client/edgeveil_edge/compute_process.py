@@ -31,14 +31,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.policy import USUAL_ROOM
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.policy import USUAL_ROOM
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import (
     TRIAL_MARGIN,

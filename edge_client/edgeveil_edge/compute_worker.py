@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil import plugins
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError, RecordsError
@@ -34,7 +35,6 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.protocol.sealed import RoundPackage, encode_at_once
 from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import (
     Computation,
     Computer,

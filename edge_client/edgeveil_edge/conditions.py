@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
+from edgeveil.config.edge import Conditions, minutes_of
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.conditions import Conditions, minutes_of
 from edgeveil.units import byte_text
 
 PRESENCE_INTERVAL_S = 900.0  # in each at most one coming or going, at a random moment

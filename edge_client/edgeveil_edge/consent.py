@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from edgeveil import plugins
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.policy import Policy
 from edgeveil.data.records import MAX_BYTES
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
@@ -18,8 +20,6 @@ from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import ReleasePackage
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.policy import Policy
 
 _USED_UP = (  # limits that grow full, against those that a job keeps to or not
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),

@@ -22,13 +22,13 @@ from typing import Any, Literal, Self
 from numpy.typing import NDArray
 
 from edgeveil import plugins
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.site_files import load_site
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError, needs_extra
 from edgeveil.heap import keep_memory_private
 from edgeveil.parts.sources.arrays import given_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
 from edgeveil.transport.process import first_of
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.identity import DeviceIdentity

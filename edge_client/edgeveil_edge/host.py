@@ -15,6 +15,7 @@ from secrets import SystemRandom
 
 from msgspec import structs
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.features import match_artifacts
@@ -33,7 +34,6 @@ from edgeveil.protocol.sealed import (
     Sealing,
     decode_package,
 )
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.trust.believed import take_trust
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.config.edge import Inference
 from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
 from edgeveil.registry import nearest
-from edgeveil.sites.edge import Inference
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
 from edgeveil_edge.predict import Predictions, as_records, stale_since

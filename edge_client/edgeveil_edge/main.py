@@ -13,6 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeveil import logs, plugins
+from edgeveil.config.broker_profiles import PROFILES
+from edgeveil.config.edge import EdgeSite, LoopbackHttp
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job
@@ -27,8 +29,6 @@ from edgeveil.protocol.device import (
 )
 from edgeveil.protocol.device_round import DEVICE_STATES, ComputeAnswer
 from edgeveil.protocol.messages import Bye, encode
-from edgeveil.sites.broker_profiles import PROFILES
-from edgeveil.sites.edge import EdgeSite, LoopbackHttp
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.health import (
     LINK_DOWN,

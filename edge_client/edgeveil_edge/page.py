@@ -21,8 +21,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.edge import LoopbackHttp
 from edgeveil.errors import EdgeVeilError
-from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.tokens import ExpiringSecrets
 from edgeveil.transport.http import (
     EventStream,

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
@@ -30,11 +31,9 @@ from edgeveil.evaluation.figures import (
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import StorageError, write_durably
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
-from edgeveil_edge.round_work import USUAL_SHARE
-from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, split_fact
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, split_fact
 
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, the strongest first
 FOLDS = 5

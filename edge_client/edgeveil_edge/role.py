@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
@@ -13,7 +14,6 @@ from edgeveil.protocol.device import CloudEpoch, DeviceMachine
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Signer, data_set_tag
 from edgeveil.protocol.sealed import Sealing
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys
 from edgeveil.trust.bundle import HeldTrust

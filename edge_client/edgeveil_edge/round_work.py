@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
@@ -34,7 +35,6 @@ from edgeveil.protocol.sealed import (
     check_factors,
 )
 from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import TRIAL_MARGIN, Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, decline_cause, judge, release_refusal
 from edgeveil_edge.identity import DeviceIdentity
@@ -43,6 +43,7 @@ from edgeveil_edge.sealing import Masks, seal_dummies, seal_release
 from edgeveil_edge.store import (
     READ_BY,
     SPLIT_SHARE,
+    USUAL_SHARE,
     DeviceStore,
     memory_name,
     split_fact,
@@ -51,7 +52,6 @@ from edgeveil_edge.store import (
 
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
-USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
 MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again

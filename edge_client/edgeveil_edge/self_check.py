@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs.job import JobData
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.sources import require_header, source_part
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_edge.conditions import BoxSensors
 

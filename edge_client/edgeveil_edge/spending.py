@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.policy import Policy
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger import read_ledger
@@ -26,7 +27,6 @@ from edgeveil.privacy.policy import (
     price,
     total,
 )
-from edgeveil.sites.policy import Policy
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
 

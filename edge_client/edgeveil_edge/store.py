@@ -51,6 +51,7 @@ UPDATE facts SET name = name || '/' WHERE name IN ('evaluation_share', 'records_
 """,
 }
 STORE_FILE = "device.sqlite"
+USUAL_SHARE = 0.1  # of evaluation records, for a job that says none
 SPLIT_SHARE = "evaluation_share"  # of a data set: what its first job kept apart, for good
 READ_BY = "records_read_by"  # of a data set: what its records were split by, for good
 _SPLIT_FACTS = (SPLIT_SHARE, READ_BY)

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from edgeveil.config.base import Block, Mix
 from edgeveil.data import anomaly
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
-from edgeveil.settings.base import Block, Mix
 
 Text = Annotated[str, Field(max_length=256)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from edgeveil.config.base import Mix
 from edgeveil.jobs.job import Round
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import trains_model
 from edgeveil.selection import rounded_up
-from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.plan import Plan

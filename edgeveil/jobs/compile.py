@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from edgeveil.config.base import ImpossibleMixError, Mix
+from edgeveil.config.explain import number
 from edgeveil.crypto.ring import Ring
 from edgeveil.data.schema import impossible
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
@@ -32,8 +34,6 @@ from edgeveil.parts.update import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up
-from edgeveil.settings.base import ImpossibleMixError, Mix
-from edgeveil.settings.explain import number
 
 RECORD_VALUES = 1 << 24
 UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from edgeveil.config.base import RESTS_ON_ANOTHER, Block, Seconds
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
@@ -31,7 +32,6 @@ from edgeveil.parts.models import MODELS, ModelParameters
 from edgeveil.parts.part import OneOf, says_nothing
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
-from edgeveil.settings.base import RESTS_ON_ANOTHER, Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job that this version knows"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeveil.config.explain import Schema
+from edgeveil.config.file import drop_retired, judged, parsed, problems_error, read
+from edgeveil.config.site_files import SITES, kind_of
+from edgeveil.config.yaml_tree import Problem, Tree, read_tree
 from edgeveil.jobs.compile import compile_job
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
-from edgeveil.settings.explain import Schema
-from edgeveil.settings.file import drop_retired, judged, parsed, problems_error, read
-from edgeveil.settings.yaml_tree import Problem, Tree, read_tree
-from edgeveil.sites.files import SITES, kind_of
 
 LOCAL_RUN = "local_run"
 """A job file's key beside the job: how it is played on one machine. Who plays it reads that."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgeveil.config.explain import Schema
+from edgeveil.config.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import Table, nearest
-from edgeveil.settings.explain import Schema
-from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 KEY = "preset"
 _TAGS = ("method", "name")  # a block with another one is another block: nothing of it is kept

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile, ProfileName
+from edgeveil.config.broker_profiles import PROFILES, BrokerProfile, ProfileName
 
 
 @dataclass(frozen=True)

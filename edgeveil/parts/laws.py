@@ -18,6 +18,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from edgeveil.config.data import Partition
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.aggregation import AggregationRule, Uploads
@@ -33,7 +34,6 @@ from edgeveil.parts.partitions import PartitionPart
 from edgeveil.parts.sources import Origin, SourcePart
 from edgeveil.parts.update import BaseStage, Task
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.sites.data import Partition
 from edgeveil.units import byte_text
 
 UPLOADS = 11

@@ -30,7 +30,7 @@ from edgeveil.parts.sources import (
 )
 
 if TYPE_CHECKING:
-    from edgeveil.sites.data import DataSource, Partition
+    from edgeveil.config.data import DataSource, Partition
 
 
 def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:

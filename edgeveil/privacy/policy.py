@@ -27,7 +27,7 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set; see `edgeveil.sites.policy.Policy`.
+    """The owner's limits for one data set; see `edgeveil.config.policy.Policy`.
 
     Training is bounded in the jobs' own unit where all have one, else per record; inference over
     the data set's life, per device and (`max_inference_record_epsilon`, None: as much) per record.

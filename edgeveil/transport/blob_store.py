@@ -22,10 +22,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from edgeveil.config.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.protocol.messages import Blob
 from edgeveil.protocol.transfer import BlobShown, Data, GrantPut, PutGranted, ShowBlob
-from edgeveil.sites.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.storage import FileData
 from edgeveil.transport.health import warn_of_plain_http
 from edgeveil.transport.http import HttpError, Request, Response, Route

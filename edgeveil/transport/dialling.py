@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeveil.config.addresses import BrokerAddress, HttpProxy
 from edgeveil.errors import BrokerError
-from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.storage import open_to_others
 from edgeveil.transport.mqtt_packets import MQTT_5
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgeveil.config.addresses import BrokerAddress, HttpProxy
+from edgeveil.config.broker_profiles import PROFILES, BrokerProfile
 from edgeveil.crypto.buckets import LEVELS, bucket_of
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import BrokerError
@@ -23,8 +25,6 @@ from edgeveil.protocol.effects import (
     DeviceAddress,
     ProxyAddress,
 )
-from edgeveil.sites.addresses import BrokerAddress, HttpProxy
-from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 MessageFilter = Callable[[str, bytes], bool]

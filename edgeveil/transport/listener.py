@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
+from edgeveil.config.addresses import place
+from edgeveil.config.links import Http
 from edgeveil.errors import SystemFault, UsageError
-from edgeveil.sites.addresses import place
-from edgeveil.sites.links import Http
 from edgeveil.storage import open_to_others
 
 MOST_CONNECTIONS = 256

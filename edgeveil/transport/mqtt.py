@@ -22,8 +22,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edgeveil.config.addresses import BrokerAddress
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
 from edgeveil.transport.dialling import (
     WebSocketStream,

@@ -18,11 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from edgeveil.config.addresses import BrokerAddress, HttpProxy
+from edgeveil.config.broker_profiles import PROFILES
+from edgeveil.config.links import BrokerLink
 from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.addresses import BrokerAddress, HttpProxy
-from edgeveil.sites.broker_profiles import PROFILES
-from edgeveil.sites.links import BrokerLink
 from edgeveil.storage import open_to_others
 from edgeveil.transport import dialling
 from edgeveil.transport.link import (

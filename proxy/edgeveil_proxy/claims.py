@@ -34,12 +34,12 @@ from edgeveil.claim import (
     claimed_key_id,
     key_id,
 )
+from edgeveil.config.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.crypto.authorities import RENEWALS, Authority, certificate_pem
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.enrolment import EnrolmentError
 from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil.protocol.effects import DeviceAddress
-from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.storage import SqliteFile
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil import logs
+from edgeveil.config.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.crypto.keys import SIGNATURE_BYTES, SigningKey, sign, verify
 from edgeveil.crypto.labels import PROXY_RUNS
 from edgeveil.errors import BrokerError, UsageError
@@ -24,7 +25,6 @@ from edgeveil.protocol.proxy_rounds import (
     KeptBroadcast,
     UploadKept,
 )
-from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.health import (
     LINK_DOWN,
     OTHER_KEY,
@@ -48,7 +48,7 @@ from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 if TYPE_CHECKING:
-    from edgeveil.sites.links import BrokerLink
+    from edgeveil.config.links import BrokerLink
     from edgeveil.transport.blob_client import BlobClient
     from edgeveil.transport.blob_store import StoreBeside
     from edgeveil.trust.bundle import HeldTrust

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.proxy import ProxySite
 from edgeveil.protocol.messages import DECLINE_CAUSES
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.health import Health
 from edgeveil.transport.http import EventStream, Request, Response, Route, changes, file_routes
 from edgeveil.transport.link import StateHandler

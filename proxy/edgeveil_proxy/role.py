@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
@@ -23,7 +24,6 @@ from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
 from edgeveil.protocol.proxy_uploads import TakePut
 from edgeveil.protocol.sealed import RoundCheck
 from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, check_own_cell, delegated_key, take_trust

@@ -153,7 +153,7 @@ def broker_site(tmp_path, engine, port):
         f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n"
     )
     code = (
-        "import sys; from pathlib import Path; from edgeveil.sites.files import load_site;"
+        "import sys; from pathlib import Path; from edgeveil.config.site_files import load_site;"
         "from edgeveil_tools.site.brokers import run_broker;"
         "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
     )

@@ -14,11 +14,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgeveil.claim import ClaimRequest, claim_text
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import write_durably
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, publish_head
@@ -239,8 +239,8 @@ THEN = """
 import asyncio, json, sys
 from pathlib import Path
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 part, said = sys.argv[1], json.loads(sys.argv[2])
 if part == "box":
     from edgeveil_edge.claim import take_up_claim

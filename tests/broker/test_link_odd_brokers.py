@@ -7,8 +7,8 @@ import ssl
 import pytest
 from broker_harness import WAIT_S, Ear
 
+from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from broker_harness import PASSWORDS, UP, linked
 
-from edgeveil.sites.broker_profiles import PROFILES
+from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.transport.link import LinkDown
 from edgeveil_tools.site.brokers import BrokerPlan
 from tests.kits.profiled_broker import BEYOND_PROFILE, ProfiledBroker

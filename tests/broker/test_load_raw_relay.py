@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import JobFailed
-from edgeveil.sites.files import load_site
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, run_raw
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports

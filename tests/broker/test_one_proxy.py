@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 from broker_harness import WAIT_S, linked
 
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey, sign
 from edgeveil.crypto.labels import PROXY_RUNS
 from edgeveil.errors import BrokerError, UsageError
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import Topics
 from edgeveil_proxy.main import AloneInCell
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess

@@ -23,6 +23,8 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import Authority, certificate_pem
 from edgeveil.crypto.keys import SealingKey, SigningKey
 from edgeveil.errors import EdgeVeilError, JobFailed
@@ -31,8 +33,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId, Manifest, Signer, encode
 from edgeveil.protocol.sealed import ReleasePackage, Terms, encode_package, seal_broadcast
 from edgeveil.protocol.transfer import part_bytes, sends
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.files import load_site
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil_cloud.stored_jobs import wire_id

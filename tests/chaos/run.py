@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.addresses import place
 from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
-from edgeveil.sites.addresses import place
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cloud_client import Cloud, get_json

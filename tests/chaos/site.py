@@ -14,10 +14,10 @@ from typing import Any, Literal
 import psutil
 import yaml
 
+from edgeveil.config.site_files import load_site
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.ray_cluster import join_cluster
-from edgeveil.sites.files import load_site
 from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun

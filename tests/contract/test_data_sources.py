@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from edgeveil.config.data import DataSource, Images
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import devices_records, held_records
 from edgeveil.parts.sources import SOURCES, brings_its_test, load_records, published_files
 from edgeveil.parts.sources.source import Origin
-from edgeveil.sites.data import DataSource, Images
 
 COUNT = 12
 LABELS = np.arange(COUNT) % 3

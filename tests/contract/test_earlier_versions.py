@@ -18,14 +18,14 @@ from typing import Protocol
 
 import pytest
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.ledger_chain import spent
 from edgeveil.protocol.messages import Manifest
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.releases import ReleaseStore

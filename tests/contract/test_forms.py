@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet, table
 
+from edgeveil.config.base import ImpossibleMixError
 from edgeveil.crypto.labels import RECORD_RANK, context
 from edgeveil.data.records import as_records
 from edgeveil.data.schema import DataSchema
@@ -34,7 +35,6 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts import own_records
 from edgeveil.parts.sources import SOURCES, brings_its_test
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.settings.base import ImpossibleMixError
 from edgeveil_edge.compute import Computer, load_own
 from tests.unit.edgeveil_edge.edge_kit import CENTRE, Device, Round, job
 from tests.unit.edgeveil_edge.edge_kit import site as kit_site

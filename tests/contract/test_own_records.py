@@ -10,12 +10,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource
 from edgeveil.crypto.labels import RECORD_DEALT
 from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import device_records, held_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.dealing import record_words
-from edgeveil.sites.data import DataSource
 from edgeveil_lab.audit.record_guard import CLASSES, FORMS, SIDE, RecordTable, by_index, made_up
 
 DEVICES, KEY = 5, bytes(range(32))

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import yaml
 
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.site_files import load_site
 from edgeveil.parts.own_records import own_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
 from edgeveil_edge.predict import predict
 from tests.kits.debian_roots import CONSTRAINTS, build_wheel, foreign_files, need, run
 from tests.kits.live_site import LiveSite, wait_for

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgeveil.config.edge import LoopbackHttp
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.parts.models.heads import described
@@ -22,7 +23,6 @@ from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import yaml
 
-from edgeveil.sites.broker_profiles import PROFILES
+from edgeveil.config.broker_profiles import PROFILES
 from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.profiled_broker import BEYOND_PROFILE
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.sites.policy import Policy
 from tests.kits.live_site import LiveSite
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgeveil.config.site_files import load_site
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.sites.files import load_site
 from edgeveil_proxy.registry import REGISTRY_FILE
 from edgeveil_tools.site.provision import Site
 from tests.kits.earlier_code import BEFORE_HALF, EARLIER, earlier_code
@@ -32,7 +32,7 @@ PRAGMA user_version = 2;
 _PROVISION = """
 import json, sys
 from pathlib import Path
-from edgeveil.sites.policy import Policy
+from edgeveil.config.policy import Policy
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 ports, devices = json.loads(sys.argv[2])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE
-from edgeveil.sites.policy import Policy
 from edgeveil_proxy.spool import SPOOL_FILE
 from tests.chaos.checks import (
     ChaosFacts,

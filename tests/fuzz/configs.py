@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.site_files import load_site
+from edgeveil.config.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
-from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
-from edgeveil.sites.files import load_site
 from edgeveil_lab.load.scenario import LoadOptions, load_scenario
 from edgeveil_tools.checks import schema
 from tests.fuzz.target import Target, as_file, demand

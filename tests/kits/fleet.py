@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
+from edgeveil.config.data import Partition
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
-from edgeveil.sites.data import Partition
-from edgeveil.sites.policy import Policy
 from edgeveil.testing import DIGITS, MemoryFleet, PlainSealing, device_sites
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 

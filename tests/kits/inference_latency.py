@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeveil.config.edge import Inference
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
-from edgeveil.sites.edge import Inference
 from edgeveil.transport.listener import connect_unix
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.releases import ReleaseStore

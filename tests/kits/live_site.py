@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
+from edgeveil.config.broker import BrokerTls
+from edgeveil.config.broker_profiles import ProfileName
+from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
-from edgeveil.sites.broker import BrokerTls
-from edgeveil.sites.broker_profiles import ProfileName
-from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, SitePlan, provision

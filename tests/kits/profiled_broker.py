@@ -18,8 +18,8 @@ from typing import Any
 from amqtt.adapters import ReaderAdapter, WriterAdapter
 from websockets.exceptions import ConnectionClosed
 
+from edgeveil.config.broker_profiles import PROFILES, BrokerProfile, ProfileName
 from edgeveil.errors import ProtocolError
-from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile, ProfileName
 from edgeveil.transport.mqtt_packets import (
     CONNECT,
     PUBACK,

@@ -13,9 +13,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from edgeveil.config.site_files import load_site
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.ledger_chain import spent
-from edgeveil.sites.files import load_site
 from edgeveil_edge.store import DeviceStore
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.state_backup import back_up

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from edgeveil.config.policy import Policy
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, compile_job, load_job
 from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
-from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import wire_id
 from tests.kits.fleet import Fleet
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.features import backbone_digests
-from edgeveil.sites.policy import Policy
 from tests.kits.backbone_files import small_backbone
 from tests.kits.fleet import Fleet
 

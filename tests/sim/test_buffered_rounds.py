@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import buffered_rounds
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 from edgeveil_edge.store import trial_name
 from tests.kits.fleet import Fleet, small_job

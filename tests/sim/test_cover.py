@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
@@ -20,7 +21,6 @@ from edgeveil.protocol.messages import (
     decode_body,
     decode_header,
 )
-from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 

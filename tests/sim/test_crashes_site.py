@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.sampler import os_random
@@ -35,7 +36,6 @@ from edgeveil.protocol.messages import (
     decode_body,
     decode_header,
 )
-from edgeveil.sites.policy import Policy
 from edgeveil.storage import SqliteFile
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.role import DeviceRole

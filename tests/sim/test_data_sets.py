@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.sites.data import DataSource
+from edgeveil.config.data import DataSource
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
 from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import PACKET_BYTES, small_job

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from edgeveil.config.policy import Policy
 from edgeveil.evaluation.cluster_sums import ONE
 from edgeveil.evaluation.figures import GUESSING
 from edgeveil.evaluation.onnx_session import OnnxModel
@@ -19,7 +20,6 @@ from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
-from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet
 from tests.sim.test_secure_sums import (
     DEVICES,

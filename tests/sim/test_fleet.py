@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
-from edgeveil.sites.policy import Policy
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_proxy.registry import ROSTER_VALID_S

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import read_ledger
-from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet, small_job
 
 CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeveil.config.policy import Policy
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet, small_job
 
 

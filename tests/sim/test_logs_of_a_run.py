@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edgeveil import logs
+from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computer
 from tests.kits.fleet import Fleet, small_job
 

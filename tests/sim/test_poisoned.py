@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.sites.policy import Policy
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
 from edgeveil_edge.role import DeviceRole
 from tests.sim.hostile import Attacker

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.update import CLIP_NORM, WITHIN, Pipeline
@@ -32,7 +33,6 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.proxy_rounds import SumMasks, SummedMasks
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.stored_jobs import state_after

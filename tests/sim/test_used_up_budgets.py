@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.policy import Policy
 from edgeveil.privacy.policy import INFER
-from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow

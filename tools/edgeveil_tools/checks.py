@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from edgeveil.config.cloud import CloudLimits
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.explain import Schema
+from edgeveil.config.file import only_block, parsed, read
+from edgeveil.config.site_files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil.data.check import DataReport, check_records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import (
@@ -35,11 +40,6 @@ from edgeveil.parts.own_records import device_records
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
-from edgeveil.settings.explain import Schema
-from edgeveil.settings.file import only_block, parsed, read
-from edgeveil.sites.cloud import CloudLimits
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil_tools.backbone.command import ENCODERS, ensure_for_jobs, file_lines, weight_facts
 from edgeveil_tools.backbone.command import facts as backbone_facts
 from edgeveil_tools.cli.common import say_next
@@ -47,8 +47,8 @@ from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, l
 from edgeveil_tools.result import PlainTable
 
 if TYPE_CHECKING:
-    from edgeveil.sites.files import Site
-    from edgeveil.sites.policy import Policy
+    from edgeveil.config.policy import Policy
+    from edgeveil.config.site_files import Site
     from edgeveil_cloud.broadcasts import BroadcastLimits
     from edgeveil_tools.site.fleet_plan import FleetPlan
     from edgeveil_tools.site.provision import LocalPlan
@@ -337,8 +337,8 @@ def site_limits(paths: Iterable[Path], devices: int = 0) -> BroadcastLimits | No
     """Return what the cloud and proxy of these files take of a round, with their brokers' quotas
     for `devices` (0: as many as a round has at least); None without a sound file, or the cloud's
     libraries."""
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.cloud import CloudSite
+    from edgeveil.config.proxy import ProxySite
 
     sites: list[Site] = []
     for path in paths:
@@ -386,7 +386,7 @@ def _inner_schema(kind: str) -> Schema:
     if kind in SITES:
         return site_of(kind).model_json_schema()
     if kind == "policy":
-        from edgeveil.sites.policy import Policy
+        from edgeveil.config.policy import Policy
 
         return Policy.model_json_schema()
     from edgeveil_tools.site.fleet_plan import FleetPlan

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from edgeveil.config.addresses import place
+from edgeveil.config.links import Http
 from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.sites.addresses import place
-from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context, clock_advice
 from edgeveil.transport.listener import is_loopback

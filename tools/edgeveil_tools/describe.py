@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from edgeveil.config.explain import number
 from edgeveil.data.encoding import number_in
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.images import class_folders, pictures_below
 from edgeveil.parts.sources.tables import csv_rows, parquet_rows
-from edgeveil.settings.explain import number
 
 OF_NUMBER = "in place of classes"  # what a draft says of a label that is a number
 _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from edgeveil import plugins
+from edgeveil.config.policy import FUNCTION
 from edgeveil.errors import UsageError
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
@@ -25,7 +26,6 @@ from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
 from edgeveil.registry import nearest
-from edgeveil.sites.policy import FUNCTION
 from edgeveil_tools.cli.common import answer
 
 _MIN_WIDTH = 60

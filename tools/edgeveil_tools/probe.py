@@ -40,8 +40,8 @@ def quick_health(arguments: list[str]) -> int | None:
 
 def command(args: argparse.Namespace) -> int:
     """`edgeveil health --json`, or of a file that says what is wrong with it."""
+    from edgeveil.config.site_files import load_site
     from edgeveil.errors import UsageError
-    from edgeveil.sites.files import load_site
     from edgeveil_tools.cli.common import answer
 
     found = site_values(str(args.config))

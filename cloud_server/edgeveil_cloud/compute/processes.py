@@ -30,7 +30,7 @@ from edgeveil.ray_cluster import ClusterAway
 from edgeveil_cloud.open_segments import RoundOpening, Slice
 
 if TYPE_CHECKING:  # a worker needs no site file
-    from edgeveil.sites.cloud import ComputeAt
+    from edgeveil.config.cloud import ComputeAt
 
 LOG = logging.getLogger("edgeveil.cloud")
 TRIES = 3  # of one slice

@@ -10,8 +10,8 @@ from typing import Any
 
 from cryptography import x509
 
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.links import BrokerLink
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.links import BrokerLink
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.store import Store

@@ -24,12 +24,12 @@ from pydantic import Field, ValidationInfo, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from edgeveil.config.policy import FUNCTION
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.sites.policy import FUNCTION
 
 if TYPE_CHECKING:
     import torch

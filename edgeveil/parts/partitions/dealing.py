@@ -26,7 +26,7 @@ from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.partition import Indices, Shares, Words, threshold
 
 if TYPE_CHECKING:
-    from edgeveil.sites.data import Partition
+    from edgeveil.config.data import Partition
 
 
 def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Shares:

@@ -19,7 +19,7 @@ from edgeveil.data.public_order import public_chance, public_order
 from edgeveil.parts.part import Part
 
 if TYPE_CHECKING:
-    from edgeveil.sites.data import Partition
+    from edgeveil.config.data import Partition
 
 Indices = NDArray[np.int64]
 Shares = list[Indices]

@@ -21,7 +21,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 if TYPE_CHECKING:
-    from edgeveil.sites.data import Images
+    from edgeveil.config.data import Images
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 MAX_PIXELS = 1 << 26  # of one picture as it is stored

@@ -17,7 +17,7 @@ from edgeveil.parts.part import Part
 from edgeveil.registry import nearest
 
 if TYPE_CHECKING:
-    from edgeveil.sites.data import Images
+    from edgeveil.config.data import Images
 
 Half = Literal["train", "test"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from edgeveil.config.data import DataSource
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.links import BrokerLink
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import sealed as real
 from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import ExchangeId, Group
 from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
-from edgeveil.sites.data import DataSource
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.links import BrokerLink
 from edgeveil.testing import PlainSealing
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity

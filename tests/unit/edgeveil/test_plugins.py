@@ -152,7 +152,7 @@ def test_an_owner_declines_a_job_of_a_plugin_not_allowed(good):
         good,
         """
         import json
-        from edgeveil.sites.edge import EdgeSite
+        from edgeveil.config.edge import EdgeSite
         from edgeveil_edge.consent import judge
         plan = parse_plan(named("midrange"))
         digest = plugins.digest("good-parts")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.cloud import CloudSite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, SystemFault
-from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.process import make_signing_key
 from edgeveil_cloud.main import _run_alone
 

@@ -21,6 +21,7 @@ from round_kit import CloudRound, job
 from test_cloud_host import Desk
 from test_secure_rounds import seed
 
+from edgeveil.config.cloud import ComputeAt
 from edgeveil.errors import UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import mean
@@ -28,7 +29,6 @@ from edgeveil.protocol.cloud_job import BatchPart, Obstacle
 from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.sealed import RoundCheck, masked_vectors
 from edgeveil.protocol.tensors import masked_segment
-from edgeveil.sites.cloud import ComputeAt
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import joined
 from edgeveil_cloud.compute import on_ray, processes

@@ -3,7 +3,7 @@
 import time
 from unittest.mock import Mock
 
-from edgeveil.sites.cloud import CloudSite
+from edgeveil.config.cloud import CloudSite
 from edgeveil_cloud.pages.fleet import CloudFacts
 from tests.kits.certificates import Authority
 

@@ -11,6 +11,7 @@ import pytest
 from round_kit import job
 from test_cloud_host import Desk
 
+from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol.cloud import CountReports, PublishRelease, SealPublication
@@ -23,7 +24,6 @@ from edgeveil.protocol.messages import (
     data_set_tag,
 )
 from edgeveil.protocol.sealed import decode_package, open_broadcast, seal_segment
-from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil_cloud.rollout_store import Rollout
 from edgeveil_cloud.rollouts import RolloutDriver, verdict
 from edgeveil_cloud.store import Store

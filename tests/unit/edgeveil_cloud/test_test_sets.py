@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import yaml
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.data import DataSource
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.load import parse_plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.data import DataSource
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.evaluation import Evaluation, HeldTests

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
@@ -21,7 +22,6 @@ from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_cloud.open_segments import RoundSecret

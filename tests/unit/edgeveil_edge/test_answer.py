@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, Device, Loader, Round, job
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
@@ -27,7 +28,6 @@ from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import round_work as answers
 from edgeveil_edge import sealing
 from edgeveil_edge.compute import Computation, Compute, ComputedAnswer, Computer, softmax_answer

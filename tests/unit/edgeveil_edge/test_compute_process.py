@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 import pytest
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
 from edgeveil.jobs import Job, compile_job
@@ -32,7 +33,6 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob, softmax_answer

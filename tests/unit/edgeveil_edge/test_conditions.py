@@ -11,8 +11,8 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from edgeveil.config.edge import Conditions
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.conditions import Conditions
 from edgeveil_edge import conditions
 from edgeveil_edge.conditions import BoxSensors, Presence, unmet, within
 

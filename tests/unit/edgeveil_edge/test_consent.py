@@ -11,12 +11,12 @@ import pytest
 import yaml
 from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
+from edgeveil.config.policy import Policy
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of, refusals
 
 PLAN = compile_job(job())

@@ -8,13 +8,13 @@ import pytest
 import torch
 from edge_kit import Device, Loader, Round, job
 
+from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_model
 from edgeveil.plugins import code_digest
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.sites.policy import Policy
 
 POLICY = {
     "min_devices": 3,

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import pytest
 from pydantic import ValidationError
 
+from edgeveil.config.edge import LoopbackHttp
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.sites.edge import LoopbackHttp
 from edgeveil_edge import page as page_module
 from edgeveil_edge.control import ask
 from edgeveil_edge.identity import DeviceIdentity

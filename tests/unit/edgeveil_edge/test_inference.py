@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edgeveil.config.edge import Inference
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
-from edgeveil.sites.edge import Inference
 from edgeveil_edge.inference import REQUEST_BYTES, InferenceService
 from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict

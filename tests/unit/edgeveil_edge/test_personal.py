@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.data.split import SPLIT_KEY_FILE, split_once
 from edgeveil.errors import DataError, UsageError
@@ -20,13 +21,11 @@ from edgeveil.parts.models import build_network
 from edgeveil.parts.models.convolutional import CnnParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import StorageError
 from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_edge.round_work import USUAL_SHARE
-from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore, split_fact
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
 from edgeveil_tools.cli import main
 
 CHANCE = np.random.default_rng(4)

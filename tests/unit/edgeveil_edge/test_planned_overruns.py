@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_job
@@ -19,7 +20,6 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute
 from edgeveil_edge.compute import ComputedAnswer, Computer, TaughtJob, trial_seconds
 from edgeveil_edge.identity import DeviceIdentity

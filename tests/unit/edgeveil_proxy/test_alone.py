@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError
-from edgeveil.sites.proxy import ProxySite
 from edgeveil_proxy.main import AloneInCell
 
 

@@ -9,7 +9,7 @@ MODULES, RESIDENT_KIB = 60, 55 << 10
 CODE = """
 import sys
 from pathlib import Path
-from edgeveil.sites.files import load_site
+from edgeveil.config.site_files import load_site
 load_site(Path("configs/proxy.yaml"))
 import edgeveil_proxy.main
 print(*sys.modules)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.health import Health
 from edgeveil.transport.http import Request
 from edgeveil.transport.listener import ListenAt

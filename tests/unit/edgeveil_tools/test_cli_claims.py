@@ -7,10 +7,10 @@ import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgeveil.claim import ClaimAnswer, ClaimRequest, claim_key, claimed_key_id
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import Authority, new_key
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
-from edgeveil.sites.files import load_site
 from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimDesk
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli import main

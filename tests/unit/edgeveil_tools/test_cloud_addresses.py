@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.sites.files import load_site
 from edgeveil.transport import listener
 from edgeveil.transport.listener import ListenAt
 from edgeveil_cloud.http import make_app

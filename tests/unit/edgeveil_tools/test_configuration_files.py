@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeveil.config.base import Block
+from edgeveil.config.explain import SchemaWalk
 from edgeveil.errors import ConfigError
-from edgeveil.settings.base import Block
-from edgeveil.settings.explain import SchemaWalk
 from edgeveil_tools.checks import KINDS, load, schema, validate
 from edgeveil_tools.cli import main
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from cryptography import x509
 
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import serial_number
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.sites.files import load_site
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_proxy.devices_file import read_devices

@@ -9,9 +9,9 @@ import yaml
 from cryptography import x509
 
 from edgeveil.audit_log import AuditLogError
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import Authority, serial_number
 from edgeveil.errors import CryptoError, UsageError
-from edgeveil.sites.files import load_site
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil_proxy.devices_file import read_devices
 from edgeveil_tools.cli import main

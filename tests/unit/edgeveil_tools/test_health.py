@@ -89,7 +89,7 @@ def test_a_loop_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["cloud.yaml", "proxy.yaml", "edge.yaml", "broker-edge.yaml"])
 def test_site_files_are_read_as_their_loader_reads_them(name):
-    from edgeveil.sites.files import load_site
+    from edgeveil.config.site_files import load_site
 
     path = CONFIGS / name
     state, host, port = probe.site_values(str(path))
@@ -119,7 +119,7 @@ def test_another_form_is_left_to_the_loader(tmp_path, text):
 
 @pytest.mark.parametrize("party", ["cloud", "proxy", "edge"])
 def test_without_a_state_folder_its_loaders_default_is_asked(tmp_path, party):
-    from edgeveil.sites.files import load_site
+    from edgeveil.config.site_files import load_site
 
     found = yaml.safe_load((CONFIGS / f"{party}.yaml").read_text())
     del found[party]["state_dir"]

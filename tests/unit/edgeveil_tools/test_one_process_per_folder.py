@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli.common import load_as

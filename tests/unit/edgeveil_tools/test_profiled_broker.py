@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeveil.sites.broker_profiles import PROFILES
+from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, packet, subscribe
 from tests.kits.profiled_broker import ProfileGuard
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import TwoValueEvent
@@ -19,9 +22,6 @@ from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, RoundUnmasked, UploadKept
 from edgeveil.protocol.proxy_uploads import UploadPart
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder, make_signing_key
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity

@@ -6,11 +6,11 @@ import sys
 import pytest
 import yaml
 
+from edgeveil.config.policy import Policy
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import load_job
-from edgeveil.sites.files import load_site
-from edgeveil.sites.policy import Policy
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli import main

@@ -102,8 +102,8 @@ def test_the_reference_learns_from_the_devices_training_records_alone(small):
 
 
 def test_the_reference_splits_as_the_devices_do(small):
+    from edgeveil.config.site_files import load_site
     from edgeveil.parts.own_records import device_records
-    from edgeveil.sites.files import load_site
 
     job, run, plan = small
     key = load_split_key(plan.edge_state(1) / SPLIT_KEY_FILE)

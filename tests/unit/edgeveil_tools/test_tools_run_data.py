@@ -9,11 +9,11 @@ import pytest
 import yaml
 from pyarrow import parquet
 
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.pages.frozen import thawed
 from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import held_records, own_records
-from edgeveil.sites.files import load_site
 from edgeveil_tools.local.data import check_data, dealt, held
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local

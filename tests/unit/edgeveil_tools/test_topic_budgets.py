@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgeveil.claim import USER, claimed_key_id
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.authorities import Authority
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.effects import DeviceAddress
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import Topics
 from edgeveil_proxy.claims import ClaimLink
 from edgeveil_proxy.conduct import ConductLimits, DeviceConduct

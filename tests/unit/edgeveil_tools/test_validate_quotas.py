@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from edgeveil.config.site_files import load_site
 from edgeveil.jobs import load_job
-from edgeveil.sites.files import load_site
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.rehearsal import RefusedJobError

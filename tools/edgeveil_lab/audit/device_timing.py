@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
@@ -40,7 +41,6 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer

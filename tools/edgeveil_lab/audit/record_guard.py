@@ -26,6 +26,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from edgeveil.config.data import DataSource, Partition
 from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
 from edgeveil.data.split import sample_slots
@@ -44,7 +45,6 @@ from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triangle
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
-from edgeveil.sites.data import DataSource, Partition
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 # --- files of every form that owners have ---

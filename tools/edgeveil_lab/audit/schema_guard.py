@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
@@ -35,7 +36,6 @@ from edgeveil.protocol.device_round import (
 )
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.sealed import JobPackage, Terms, seal_broadcast
-from edgeveil.sites.edge import EdgeSite
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity

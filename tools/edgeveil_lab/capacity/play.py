@@ -24,6 +24,8 @@ from typing import Any
 
 import msgspec
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.buckets import bucket_bytes, bucket_level, bucket_of, bucket_stanzas
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
 from edgeveil.crypto.sealing import stanza_area_bytes
@@ -44,8 +46,6 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.sealed import Plaintext, Terms, front_bytes, in_pieces
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.testing import PlainSealing
 from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform

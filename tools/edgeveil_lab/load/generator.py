@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgeveil.config.addresses import BrokerAddress
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
 from edgeveil_lab.load.counters import GeneratorLoad, LoadMeter

@@ -16,9 +16,9 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
+from edgeveil.config.addresses import BrokerAddress
 from edgeveil.errors import ProtocolError
 from edgeveil.heap import keep_heap
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import mqtt_packets as packets
 from edgeveil.transport.dialling import dial_fault, refusal_words
 

@@ -19,6 +19,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, JobFailed
 from edgeveil.protocol.messages import (
@@ -31,8 +33,6 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import padded
 from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
+from edgeveil.config.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.config.explain import SchemaWalk
+from edgeveil.config.file import checked, only_block, parsed, problems_error, read
+from edgeveil.config.links import BrokerUrl, PacketBytes
+from edgeveil.config.site_files import kind_of
+from edgeveil.config.yaml_tree import Problem, Tree
 from edgeveil.errors import ConfigError
-from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
-from edgeveil.settings.explain import SchemaWalk
-from edgeveil.settings.file import checked, only_block, parsed, problems_error, read
-from edgeveil.settings.yaml_tree import Problem, Tree
-from edgeveil.sites.files import kind_of
-from edgeveil.sites.links import BrokerUrl, PacketBytes
 
 _RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
 MIN_BATCH = 3

@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from edgeveil.config.addresses import place
+from edgeveil.config.broker import BrokerTls
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.proxy import ProxySite
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import BrokerError, JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
-from edgeveil.sites.addresses import place
-from edgeveil.sites.broker import BrokerTls
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.files import load_site
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink, read_password
 from edgeveil.transport.process import make_signing_key, peer_key

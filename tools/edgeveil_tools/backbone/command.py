@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeveil.config.file import parsed, read
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
 from edgeveil.parts.models.network import packed_state_dict, unpacked
-from edgeveil.settings.file import parsed, read
 
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from edgeveil.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.files import Site
+    from edgeveil.config.edge import EdgeSite
+    from edgeveil.config.site_files import Site
 
 Subparsers = Any  # argparse keeps the type of its sub-commands private
 S = TypeVar("S", bound="Site")
@@ -151,7 +151,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def load_as(kind: type[S], path: Path) -> S:
     """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
-    from edgeveil.sites.files import load_site
+    from edgeveil.config.site_files import load_site
 
     site = load_site(path)
     if isinstance(site, kind):
@@ -168,7 +168,7 @@ def load_as(kind: type[S], path: Path) -> S:
 def load_edge(path: Path) -> EdgeSite:
     """A device's site file; from then on the process takes the plug-ins that its owner allows."""
     from edgeveil import plugins
-    from edgeveil.sites.edge import EdgeSite
+    from edgeveil.config.edge import EdgeSite
 
     site = load_as(EdgeSite, path)
     plugins.admit(site.policy.allowed_plugins)

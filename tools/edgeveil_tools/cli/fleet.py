@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from edgeveil.config.addresses import place
 from edgeveil.errors import UsageError
-from edgeveil.sites.addresses import place
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.cli.trust import asks
 from edgeveil_tools.deploy import files_for

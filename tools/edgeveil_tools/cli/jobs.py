@@ -97,7 +97,7 @@ def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
     token_file = args.token_file or _named("EDGEVEIL_TOKEN_FILE")
     files = {f"{one}_file": _named(f"EDGEVEIL_{one.upper()}_FILE") for one in ("ca", "cert", "key")}
     if not (url and (token_file or files["cert_file"])):
-        from edgeveil.sites.cloud import CloudSite
+        from edgeveil.config.cloud import CloudSite
 
         site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
         url = url or own_address(site.http)

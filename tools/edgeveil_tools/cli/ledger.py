@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from edgeveil_tools.cli.common import answer, columns, load_edge
 
 if TYPE_CHECKING:
+    from edgeveil.config.policy import Policy
     from edgeveil.privacy.ledger_chain import LedgerChain
-    from edgeveil.sites.policy import Policy
 
 _COLUMNS = ("exchange", "released", "mechanism", "times", "for", "unit", "status")
 _KEYS = ("exchanges", "what", "mechanism", "count", "purpose", "unit", "status")

@@ -18,7 +18,7 @@ from edgeveil_tools.cli.common import answer, load_as, load_edge
 
 if TYPE_CHECKING:
     from edgeveil.audit_log import OwnAuditLog
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.proxy import ProxySite
     from edgeveil_proxy.claims import ClaimBook
     from edgeveil_proxy.registry import Registry
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def broker(args: argparse.Namespace) -> int:
     """`edgeveil broker`."""
-    from edgeveil.sites.broker import BrokerSite
+    from edgeveil.config.broker import BrokerSite
     from edgeveil_tools.site.brokers import run_broker
 
     return run_broker(load_as(BrokerSite, args.config))
@@ -35,7 +35,7 @@ def broker(args: argparse.Namespace) -> int:
 
 def cloud(args: argparse.Namespace) -> int:
     """`edgeveil cloud`."""
-    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.config.cloud import CloudSite
 
     site = load_as(CloudSite, args.config)
     from edgeveil_cloud.main import run
@@ -126,10 +126,10 @@ def _standing(found: Mapping[str, Any]) -> Iterator[str]:
 
 def keys(args: argparse.Namespace) -> int:
     """`edgeveil keys`: make keys or tokens, print where their public part or the token is."""
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.files import load_site
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.cloud import CloudSite
+    from edgeveil.config.edge import EdgeSite
+    from edgeveil.config.proxy import ProxySite
+    from edgeveil.config.site_files import load_site
 
     site = load_site(args.config)
     if args.token and not isinstance(site, CloudSite):
@@ -234,9 +234,9 @@ def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
 
             signers = frozenset(fleet_site.signers(place, key))
         return read_audit(place / AUDIT_FILE, signers)
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.files import load_site
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.cloud import CloudSite
+    from edgeveil.config.proxy import ProxySite
+    from edgeveil.config.site_files import load_site
 
     site = load_site(place)
     if not isinstance(site, CloudSite | ProxySite):
@@ -255,7 +255,7 @@ def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
 
 def backup(args: argparse.Namespace) -> int:
     """`edgeveil backup`."""
-    from edgeveil.sites.files import load_site
+    from edgeveil.config.site_files import load_site
     from edgeveil_tools.site.state_backup import back_up, backed_up
 
     made = back_up(backed_up(load_site(args.config)), args.out)
@@ -265,7 +265,7 @@ def backup(args: argparse.Namespace) -> int:
 
 def restore(args: argparse.Namespace) -> int:
     """`edgeveil restore`."""
-    from edgeveil.sites.files import load_site
+    from edgeveil.config.site_files import load_site
     from edgeveil_tools.site.state_backup import backed_up
     from edgeveil_tools.site.state_backup import restore as put_back
 
@@ -431,7 +431,7 @@ def _is_claim(site: ProxySite, name: str) -> bool:
 
 
 def _proxy_site(path: Path) -> ProxySite:
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.proxy import ProxySite
 
     return load_as(ProxySite, path)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import UsageError
 from edgeveil.parts.methods import trains_model
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
 from edgeveil_tools.site.bundles import INVENTORY, SIGNATURE, SITE_FILE, inventory_of
 from edgeveil_tools.site.fleet_files import POLICY_FILE
 

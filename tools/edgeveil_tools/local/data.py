@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeveil.config.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil.data.anomaly import NORMAL, learned_from
 from edgeveil.data.check import check_records, schema_problems
 from edgeveil.data.records import Records
@@ -26,7 +27,6 @@ from edgeveil.parts.sources import (
 )
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.parts.sources.tables import read_matrix
-from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named

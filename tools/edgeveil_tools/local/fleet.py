@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil import logs
+from edgeveil.config.addresses import place
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from edgeveil.parts.models.heads import described
 from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.ray_cluster import check_cluster, imported_ray
-from edgeveil.sites.addresses import place
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.data import dealt, is_published

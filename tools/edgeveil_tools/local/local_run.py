@@ -11,19 +11,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeveil import plugins
-from edgeveil.errors import PrivacyError
-from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
-from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.models import python_function
-from edgeveil.parts.partitions.dealing import needs_classes
-from edgeveil.parts.sources import guessed_header
-from edgeveil.privacy.policy import Limits, check_job
-from edgeveil.selection import how_many
-from edgeveil.settings.base import Block, ImpossibleMixError, Mix, SitePath
-from edgeveil.settings.explain import Schema
-from edgeveil.settings.file import judged, read
-from edgeveil.sites.data import (
+from edgeveil.config.base import Block, ImpossibleMixError, Mix, SitePath
+from edgeveil.config.data import (
     DataFiles,
     Partition,
     SourceName,
@@ -34,8 +23,19 @@ from edgeveil.sites.data import (
     test_file_mixes,
     unread_mixes,
 )
-from edgeveil.sites.files import load_policy
-from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
+from edgeveil.config.explain import Schema
+from edgeveil.config.file import judged, read
+from edgeveil.config.policy import AllowedPlugin, AllowedPythonModel, Policy
+from edgeveil.config.site_files import load_policy
+from edgeveil.errors import PrivacyError
+from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
+from edgeveil.jobs.artifacts import carried_digests
+from edgeveil.parts.aggregation import build_rule
+from edgeveil.parts.models import python_function
+from edgeveil.parts.partitions.dealing import needs_classes
+from edgeveil.parts.sources import guessed_header
+from edgeveil.privacy.policy import Limits, check_job
+from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, PrivacyError, UsageError
@@ -27,7 +28,6 @@ from edgeveil.privacy.policy import JobRequest, check_job
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.sites.edge import EdgeSite
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
 from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob

@@ -27,9 +27,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
+from edgeveil.config.broker import BrokerSite, BrokerTls
 from edgeveil.errors import BrokerError
-from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
-from edgeveil.sites.broker import BrokerSite, BrokerTls
 from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.process import stop_signals, tell

@@ -28,12 +28,12 @@ import msgspec
 import yaml
 from cryptography import x509
 
+from edgeveil.config.file import parsed, read
+from edgeveil.config.proxy import ProxySite
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BUNDLE
 from edgeveil.errors import CryptoError, EdgeVeilError, UsageError
-from edgeveil.settings.file import parsed, read
-from edgeveil.sites.files import load_site
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import write_durably
 
 FORMAT = 1

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from edgeveil.config.site_files import site_of
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
-from edgeveil.sites.files import site_of
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves

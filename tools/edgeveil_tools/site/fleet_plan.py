@@ -22,20 +22,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from edgeveil.config.addresses import BrokerAddress, split_place
+from edgeveil.config.base import Block, Mix, SitePath
+from edgeveil.config.broker import BrokerLimits
+from edgeveil.config.broker_profiles import ProfileName
+from edgeveil.config.cloud import CloudLimits, TestSources
+from edgeveil.config.data import DataSource, unstated_header
+from edgeveil.config.edge import Conditions, EdgeLimits
+from edgeveil.config.file import only_block, parsed, problems_error, read
+from edgeveil.config.links import Cell, CloudHttp, Http, Log, ProxyHttp
+from edgeveil.config.policy import Policy
+from edgeveil.config.proxy import ProxyLimits
+from edgeveil.config.yaml_tree import Problem
 from edgeveil.errors import UsageError
-from edgeveil.settings.base import Block, Mix, SitePath
-from edgeveil.settings.file import only_block, parsed, problems_error, read
-from edgeveil.settings.yaml_tree import Problem
-from edgeveil.sites.addresses import BrokerAddress, split_place
-from edgeveil.sites.broker import BrokerLimits
-from edgeveil.sites.broker_profiles import ProfileName
-from edgeveil.sites.cloud import CloudLimits, TestSources
-from edgeveil.sites.conditions import Conditions
-from edgeveil.sites.data import DataSource, unstated_header
-from edgeveil.sites.edge import EdgeLimits
-from edgeveil.sites.links import Cell, CloudHttp, Http, Log, ProxyHttp
-from edgeveil.sites.policy import Policy
-from edgeveil.sites.proxy import ProxyLimits
 
 PLAN_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgeveil.audit_log import AUDIT_FILE, AuditLog, read_audit
+from edgeveil.config.file import drop_retired
 from edgeveil.crypto.authorities import (
     AUTHORITY_DAYS,
     Authority,
@@ -43,7 +44,6 @@ from edgeveil.crypto.authorities import (
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
-from edgeveil.settings.file import drop_retired
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity

@@ -21,20 +21,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
+from edgeveil.config.base import Block, Mix
+from edgeveil.config.broker import BrokerLimits
+from edgeveil.config.broker_profiles import PROFILES, ProfileName
+from edgeveil.config.cloud import CloudLimits
+from edgeveil.config.data import DataSource, Partition
+from edgeveil.config.edge import EdgeLimits
+from edgeveil.config.file import only_block, parsed, read
+from edgeveil.config.policy import Policy
+from edgeveil.config.proxy import ProxyLimits
+from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
-from edgeveil.settings.base import Block, Mix
-from edgeveil.settings.file import only_block, parsed, read
-from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
-from edgeveil.sites.broker import BrokerLimits
-from edgeveil.sites.broker_profiles import PROFILES, ProfileName
-from edgeveil.sites.cloud import CloudLimits
-from edgeveil.sites.data import DataSource, Partition
-from edgeveil.sites.edge import EdgeLimits
-from edgeveil.sites.files import load_site
-from edgeveil.sites.policy import Policy
-from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import make_signing_key, refuse_lost_state
 from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity

@@ -26,13 +26,13 @@ from pathlib import Path
 
 import msgspec
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import CryptoError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.ledger_chain import ChainHead
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import copy_database, sync_folder
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_proxy.spool import SPOOL_FILE, Spool

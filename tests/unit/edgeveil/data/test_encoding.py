@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.check import schema_problems
 from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.schema import DataSchema
@@ -24,7 +25,6 @@ from edgeveil.parts.own_records import device_records
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES, Origin, load_records
 from edgeveil.parts.sources.tables import encode_csv, encode_parquet, parquet_rows
-from edgeveil.sites.data import DataSource
 
 KEY = bytes(range(32))
 NAMES = ["age", "hours", "work", "income"]

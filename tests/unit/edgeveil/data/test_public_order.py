@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.partitions.dealing import hold_back_share
-from edgeveil.sites.data import DataSource
 
 
 def some(sizes, seed=0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edgeveil.config.base import ImpossibleMixError
 from edgeveil.jobs import Job, buffered_rounds, compile_job
 from edgeveil.jobs.buffered_rounds import (
     closing_uploads,
@@ -13,7 +14,6 @@ from edgeveil.jobs.buffered_rounds import (
 )
 from edgeveil.jobs.compile import KnownFleet
 from edgeveil.jobs.job import Round
-from edgeveil.settings.base import ImpossibleMixError
 
 BUFFERED = {"mode": "buffered", "buffer": 6, "min_batch": 3}
 PLAIN = {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeveil.config.base import ImpossibleMixError
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ONE
@@ -19,7 +20,6 @@ from edgeveil.parts.exchange import CLUSTER, EVALUATE
 from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.settings.base import ImpossibleMixError
 from edgeveil_cloud.evaluation import cluster_figures
 
 ASKED = {"upload": "sums", "epsilon": 1.0, "every_rounds": 2}

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from edgeveil.config.yaml_tree import TEXT_BYTES
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import parse_job
 from edgeveil.jobs.job import Job
-from edgeveil.settings.yaml_tree import TEXT_BYTES
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import Job, load_job, parse_job
-from edgeveil.sites.files import load_site
 from edgeveil_tools.local.local_run import owners_policy, parse_local_job
 
 JOB = Path("tests/kits/quickstart.yaml").read_text()

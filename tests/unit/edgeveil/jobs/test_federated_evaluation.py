@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeveil.config.base import ImpossibleMixError
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
@@ -20,7 +21,6 @@ from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, 
 from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.policy import Limits, check_job, price
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.settings.base import ImpossibleMixError
 
 PLAIN: dict[str, Any] = {
     "job": "evaluated",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.base import ImpossibleMixError
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import Job, compile_canonical, compile_job, load_job, parse_job
-from edgeveil.settings.base import ImpossibleMixError
 
 QUICKSTART = Path("tests/kits/quickstart.yaml")
 SMALL = """\

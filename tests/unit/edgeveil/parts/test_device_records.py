@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
 from edgeveil.parts.own_records import device_records, held_records, own_records
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.sites.data import DataSource
 
 KEY = bytes(range(32))
 

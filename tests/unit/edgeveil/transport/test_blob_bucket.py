@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.blobs import BlobBucket
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.transfer import (
@@ -21,7 +22,6 @@ from edgeveil.protocol.transfer import (
     describe,
     is_allowed,
 )
-from edgeveil.sites.blobs import BlobBucket
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.blob_store import BucketStore, taken
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.addresses import BrokerAddress
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.transfer import FetchBeside, describe
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil_tools.cloud_client import Cloud

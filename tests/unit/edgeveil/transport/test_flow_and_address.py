@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeveil.config.addresses import place, split_place
 from edgeveil.errors import UsageError
-from edgeveil.sites.addresses import place, split_place
 from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow
 from edgeveil.transport.mqtt import Intake
 from edgeveil.transport.mqtt_link import Inbox

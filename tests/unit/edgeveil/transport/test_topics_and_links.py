@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.links import BrokerLink
 from edgeveil.errors import BrokerError, EdgeVeilError, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from edgeveil.config.addresses import HttpProxy
 from edgeveil.errors import BrokerError
-from edgeveil.sites.addresses import HttpProxy
 from edgeveil.transport.dialling import WebSocketRefused, WebSocketStream
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink

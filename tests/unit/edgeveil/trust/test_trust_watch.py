@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.metadata import now_utc

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.config.site_files import kind_of, load_site
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job, parse_job
-from edgeveil.sites.files import kind_of, load_site
 from edgeveil_lab.load import command
 from edgeveil_lab.load.command import check_files, check_ports
 from edgeveil_lab.load.scenario import (

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.partitions.dealing import deal_own, disturbed, low_quality_devices, partition
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.sites.data import DataSource
 
 SEED = 7
 

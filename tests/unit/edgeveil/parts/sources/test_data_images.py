@@ -6,12 +6,12 @@ import zlib
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource, Images
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.sources import images as reader
 from edgeveil.parts.sources.images import PART, read_images
 from edgeveil.parts.sources.source import Origin
-from edgeveil.sites.data import DataSource, Images
 
 Image = pytest.importorskip("PIL.Image")
 PETS = ("cat", "dog")

@@ -6,13 +6,13 @@ import struct
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource
 from edgeveil.errors import DataError
 from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources.idx import MNIST_FILES
 from edgeveil.parts.sources.source import Origin
-from edgeveil.sites.data import DataSource
 from tests.kits.published_sets import read_published
 
 TRAIN, TEST = 30, 12

@@ -6,10 +6,10 @@ import struct
 import numpy as np
 import pytest
 
+from edgeveil.config.data import DataSource
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.sources.idx import CIFAR10_FILES, CIFAR100_FILES, EMNIST_FILES
-from edgeveil.sites.data import DataSource
 from tests.kits.published_sets import read_published
 
 RED, GREEN, BLUE = range(1, 4)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from edgeveil.config.base import Block, named_in
+from edgeveil.config.explain import SHA256_HEX
 from edgeveil.registry import known_names
-from edgeveil.settings.base import Block, named_in
-from edgeveil.settings.explain import SHA256_HEX
 
 
 def _method_name(name: str) -> str:

@@ -7,16 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.file import only_block, parsed, problems_error, read
+from edgeveil.config.yaml_tree import Problem, Tree
 from edgeveil.errors import SystemFault
-from edgeveil.settings.file import only_block, parsed, problems_error, read
-from edgeveil.settings.yaml_tree import Problem, Tree
 
 if TYPE_CHECKING:
-    from edgeveil.sites.broker import BrokerSite
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.policy import Policy
-    from edgeveil.sites.proxy import ProxySite
+    from edgeveil.config.broker import BrokerSite
+    from edgeveil.config.cloud import CloudSite
+    from edgeveil.config.edge import EdgeSite
+    from edgeveil.config.policy import Policy
+    from edgeveil.config.proxy import ProxySite
 
     Site = CloudSite | ProxySite | EdgeSite | BrokerSite
 
@@ -27,7 +27,7 @@ _OF_JOBS = ("job", "preset", "train", "privacy", "features")  # jobs have a `pro
 
 def site_of(kind: str) -> type[Site]:
     """The model of one kind of `SITES`."""
-    module = import_module(f"edgeveil.sites.{kind}")
+    module = import_module(f"edgeveil.config.{kind}")
     found: type[Site] = getattr(module, f"{kind.title()}Site")
     return found
 
@@ -56,8 +56,8 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
     from pydantic import TypeAdapter, ValidationError
 
     from edgeveil import plugins
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.policy import AllowedPlugin, Policy
+    from edgeveil.config.edge import EdgeSite
+    from edgeveil.config.policy import AllowedPlugin, Policy
 
     own = _policy_tree(tree, path)
     allowed: tuple[AllowedPlugin, ...] = ()
@@ -73,7 +73,7 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
 
 def load_policy(path: Path) -> Policy:
     """An owner's policy by itself, as `policy_file` names it. Raises ConfigError."""
-    from edgeveil.sites.policy import Policy
+    from edgeveil.config.policy import Policy
 
     return only_block(Policy, "policy", parsed(read(path), str(path)), path)
 

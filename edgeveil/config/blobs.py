@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
-from edgeveil.sites.links import HttpTls
+from edgeveil.config.base import Block, Mix, PortNumber, SitePath
+from edgeveil.config.links import HttpTls
 
 
 def _prefix(url: str) -> str:

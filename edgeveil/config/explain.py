@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from edgeveil.config.base import MIX, RESTS_ON_ANOTHER, ImpossibleMixError, Mix
+from edgeveil.config.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import nearest
-from edgeveil.settings.base import MIX, RESTS_ON_ANOTHER, ImpossibleMixError, Mix
-from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 Schema = dict[str, Any]
 SHA256_HEX = "^[0-9a-f]{64}$"

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
-from edgeveil.sites.links import ByteLimit, Cell, PacketBytes
+from edgeveil.config.base import Block, Mix, PortNumber, SitePath
+from edgeveil.config.links import ByteLimit, Cell, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from edgeveil.config import yaml_tree
+from edgeveil.config.base import ImpossibleMixError
+from edgeveil.config.yaml_tree import Problem, Tree, path_text, read_tree
 from edgeveil.errors import ConfigError, SystemFault, of_environment
-from edgeveil.settings import yaml_tree
-from edgeveil.settings.base import ImpossibleMixError
-from edgeveil.settings.yaml_tree import Problem, Tree, path_text, read_tree
 
 if TYPE_CHECKING:
-    from edgeveil.settings.explain import Explainer, Schema
+    from edgeveil.config.explain import Explainer, Schema
 
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
@@ -113,7 +113,7 @@ def judged(
     try:
         result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
-        from edgeveil.settings.explain import Explainer, SchemaWalk  # a sound file needs none
+        from edgeveil.config.explain import Explainer, SchemaWalk  # a sound file needs none
 
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)

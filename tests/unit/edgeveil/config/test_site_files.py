@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgeveil.config.broker import BrokerSite
+from edgeveil.config.cloud import CloudSite
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.file import RETIRED
+from edgeveil.config.links import BrokerLink
+from edgeveil.config.proxy import ProxySite
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError
-from edgeveil.settings.file import RETIRED
-from edgeveil.sites.broker import BrokerSite
-from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
-from edgeveil.sites.links import BrokerLink
-from edgeveil.sites.proxy import ProxySite
 from edgeveil_tools.checks import load
 
 SITES = {

@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from edgeveil.settings.base import Block, Mix, SitePath
-from edgeveil.sites.blobs import BlobStore, blob_mixes
-from edgeveil.sites.data import DataSource, data_mixes
-from edgeveil.sites.links import (
+from edgeveil.config.base import Block, Mix, SitePath
+from edgeveil.config.blobs import BlobStore, blob_mixes
+from edgeveil.config.data import DataSource, data_mixes
+from edgeveil.config.links import (
     BrokerLink,
     ByteLimit,
     Cell,

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgeveil.settings.base import Block, Mix, SitePath
-from edgeveil.sites.blobs import BlobAccess, BlobStore, blob_mixes
-from edgeveil.sites.links import (
+from edgeveil.config.base import Block, Mix, SitePath
+from edgeveil.config.blobs import BlobAccess, BlobStore, blob_mixes
+from edgeveil.config.links import (
     BrokerLink,
     ByteLimit,
     Cell,

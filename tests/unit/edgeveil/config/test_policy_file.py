@@ -2,9 +2,9 @@
 
 import pytest
 
+from edgeveil.config.edge import EdgeSite
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError, SystemFault
-from edgeveil.sites.edge import EdgeSite
-from edgeveil.sites.files import load_site
 
 SITE = """\
 edge:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from edgeveil.config.base import Block, Mix, SitePath, named_in
 from edgeveil.registry import known_names, part_named
-from edgeveil.settings.base import Block, Mix, SitePath, named_in
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 

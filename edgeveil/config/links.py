@@ -9,10 +9,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from edgeveil.config.addresses import BrokerAddress, HttpProxy
+from edgeveil.config.base import Block, Mix, SitePath
+from edgeveil.config.broker_profiles import PROFILES, ProfileName
 from edgeveil.errors import UsageError
-from edgeveil.settings.base import Block, Mix, SitePath
-from edgeveil.sites.addresses import BrokerAddress, HttpProxy
-from edgeveil.sites.broker_profiles import PROFILES, ProfileName
 
 
 def _broker_urls(value: object) -> str | tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Site and job files: frozen models of their blocks, with every problem named at once."""

@@ -1,1 +1,0 @@
-"""YAML files -> frozen models, with every problem of a file named at once."""
