@@ -86,7 +86,21 @@ class CloudCell(Block):
 TestSources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=64)]
 
 
-class CloudSite(Block):
+class CloudKeys(Block):
+    """Keys of a cloud that a fleet's plan has too."""
+
+    http: CloudHttp = Http()
+    """Status and control."""
+    test_data: DataSource | TestSources | None = None
+    """Labelled records to test each round's model on, of the data set that `name` names: jobs name
+    it as `data.source`. A list: of several data sets, or of one in several forms; null: none."""
+    limits: CloudLimits = CloudLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+
+class CloudSite(CloudKeys):
     """The cloud process: runs jobs, never sees who sent what."""
 
     broker: BrokerLink
@@ -103,11 +117,6 @@ class CloudSite(Block):
     """The cells of the fleet; empty: it has one, without a name."""
     moves_file: SitePath | None = Field(default=None, examples=["../site/moves.jsonl"])
     """Which cell each moved device belongs to, from `edgeveil site apply`; null: none was moved."""
-    http: CloudHttp = Http()
-    """Status and control."""
-    test_data: DataSource | TestSources | None = None
-    """Labelled records to test each round's model on, of the data set that `name` names: jobs name
-    it as `data.source`. A list: of several data sets, or of one in several forms; null: none."""
     record_dir: SitePath | None = None
     """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
     allow_python_models: bool = False
@@ -119,10 +128,6 @@ class CloudSite(Block):
     blobs: BlobStore | None = None
     """A store from which the proxy gets large packages and to which it puts large batches; null:
     all goes over the broker."""
-    limits: CloudLimits = CloudLimits()
-    """Bounds."""
-    log: Log = Log()
-    """Console."""
 
     @property
     def test_sets(self) -> tuple[DataSource, ...]:

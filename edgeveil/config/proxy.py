@@ -63,7 +63,23 @@ class ClaimDeskSettings(Block):
     """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
 
 
-class ProxySite(Block):
+class ProxyKeys(Block):
+    """Keys of a proxy that a fleet's plan has too."""
+
+    http: ProxyHttp = Http()
+    """Status."""
+    min_batch_floor: int = Field(default=3, ge=1, le=10**6)
+    """Fewest uploads ever handed over in one batch, whatever a job says."""
+    cover_traffic: bool = False
+    """Every device answers every round, the unselected with dummies, so that not even the proxy can
+    tell who was selected. Costs an upload per device and round."""
+    limits: ProxyLimits = ProxyLimits()
+    """Bounds."""
+    log: Log = Log()
+    """Console."""
+
+
+class ProxySite(ProxyKeys):
     """The proxy process: knows the devices, never sees a model, an update or an inference."""
 
     edge_broker: BrokerLink
@@ -83,13 +99,6 @@ class ProxySite(Block):
     and when it changes. Whoever is not in it stays as it is."""
     claims: ClaimDeskSettings | None = None
     """Admission by one-time claims; null: there is none."""
-    http: ProxyHttp = Http()
-    """Status."""
-    min_batch_floor: int = Field(default=3, ge=1, le=10**6)
-    """Fewest uploads ever handed over in one batch, whatever a job says."""
-    cover_traffic: bool = False
-    """Every device answers every round, the unselected with dummies, so that not even the proxy can
-    tell who was selected. Costs an upload per device and round."""
     cover_window_s: float = Field(default=10, gt=0, le=86400)
     """Seconds over which devices spread their answers under cover traffic."""
     blobs: BlobStore | None = None
@@ -97,10 +106,6 @@ class ProxySite(Block):
     goes over the broker."""
     cloud_blobs: BlobAccess | None = None
     """The cloud's store, likewise; null: all goes over the cloud's broker."""
-    limits: ProxyLimits = ProxyLimits()
-    """Bounds."""
-    log: Log = Log()
-    """Console."""
 
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)

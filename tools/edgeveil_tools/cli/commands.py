@@ -56,7 +56,6 @@ _PASSPHRASE = (
 _DIR = arg("dir DIR", "the site's folder", Path)
 _KINDS = ("job", "cloud", "proxy", "edge", "broker")
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters", "site")
-_AUTHORITIES = ("edge-authority", "cloud-authority")
 _ROOT = arg("dir DIR", "the root's folder", Path)
 _CELL = arg("--cell NAME", "of this cell; else of the unnamed one", default="")
 _DAYS = arg("--days DAYS", "the delegations expire after so many; 180", _DAYS_LONG, default=180)
@@ -590,8 +589,6 @@ COMMANDS = (
         arg("--cloud-jobs KEY.pub", "", Path, required=True),
         arg("--cloud-releases KEY.pub", "", Path, required=True),
         arg("--proxy-rosters KEY.pub", "", Path, required=True),
-        arg("--edge-authority PEM", "vouches for that broker and its clients", Path),
-        arg("--cloud-authority PEM", "vouches for that broker and its clients", Path),
         arg("--cell NAME=KEY.pub", "a named cell and its proxy's key", **_REPEATED),
         arg("--site KEY.pub", "who moves devices: site.pub of edgeveil site", Path),
         _KEYS,
@@ -612,11 +609,11 @@ COMMANDS = (
     ),
     row(
         "trust rotate",
-        "replace a key, certificates, a registry or the root's own keys; name a cell",
+        "replace a key, a registry or the root's own keys; name a cell",
         "cli.trust:rotate",
         _ROOT,
-        arg("what WHAT", choices=(*_ROLES, *_AUTHORITIES, "cell", "registry", "root")),
-        arg("value VALUE", "KEY.pub, none, PEM, or a registry's lineage", nargs="?"),
+        arg("what WHAT", choices=(*_ROLES, "cell", "registry", "root")),
+        arg("value VALUE", "KEY.pub, none, or a registry's lineage", nargs="?"),
         _CELL,
         arg("--without FINGERPRINT", "of the root: leave a lost key out"),
         _KEYS,
@@ -629,7 +626,6 @@ COMMANDS = (
                              key, whose words count no more: sequence numbers begin anew.
                              `edgeveil keys --next` makes the next key where it stays.
                              `none` at once, before there is one: nobody speaks for it
-          edge-authority, cloud-authority                   PEM of the new certificates
           cell               KEY.pub of a further cell's proxy, --cell NAME; a fleet's plan
                              names its cells by itself
           registry           the lineage of a rebuilt one, as `proxy devices` prints it

@@ -17,6 +17,8 @@ SUCCESSORS = {
     "edge check": "edgeveil check EDGE.yaml [JOB]",
     "site plan": "edgeveil site apply DIR --dry-run",
     "site move": "the device's cell in fleet.yaml (devices.list, the table), then site apply DIR",
+    "trust init --edge-authority": "ca_file of the parties' broker links",
+    "trust init --cloud-authority": "ca_file of the parties' broker links",
     "trust revoke": "edgeveil trust rotate DIR ROLE none",
     "site check": "edgeveil check FOLDER",
     "init loadtest": "edgeveil loadtest --scenario FILE; configs/load has some",

@@ -12,8 +12,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.trust.bundle import TrustBundle
@@ -30,7 +28,6 @@ from edgeveil_tools.cli.common import answer
 from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder, save_root_key
 
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
-_DOMAINS = ("edge", "cloud")
 _SITE = "site"
 
 
@@ -86,13 +83,12 @@ def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
 
 def init(args: argparse.Namespace) -> int:
     roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in _ROLES}
-    files = {domain: getattr(args, f"{domain}_authority") for domain in _DOMAINS}
     made = TrustFolder.init(
         args.dir,
         _new_keys(args),
         args.threshold,
         roles,
-        {domain: _pem(file) for domain, file in files.items() if file is not None},
+        {},
         asks(args, new=True),
         cells=_given_cells(args.cell),
         site=VerifyKey.load(args.site) if args.site else None,
@@ -125,24 +121,13 @@ def _check_name(cell: str) -> None:
         raise UsageError("is no name for a cell", where=cell[:64], fix=fix)
 
 
-def _pem(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-        x509.load_pem_x509_certificates(raw)
-        return raw.decode("ascii")
-    except ValueError:
-        raise UsageError(
-            "holds no certificates", where=str(path), fix="name a PEM file of certificates"
-        ) from None
-
-
 def rotate(args: argparse.Namespace) -> int:
     """`edgeveil trust rotate`: whatever the root vouches for, and its own keys."""
     folder = _open(args)
     if args.what == "root":
         return _rotate_root(args, folder)
     if args.value is None:
-        raise UsageError("names no value", where=args.what, fix="add the KEY.pub, PEM or lineage")
+        raise UsageError("names no value", where=args.what, fix="add the KEY.pub or lineage")
     if args.what == "registry":
         if not re.fullmatch(r"[0-9a-f]{32}", args.value):
             fix = "copy the one that `edgeveil proxy devices` prints"
@@ -153,15 +138,10 @@ def rotate(args: argparse.Namespace) -> int:
         _check_name(args.cell)
         new_cell = {args.cell: VerifyKey.load(file)}
         return _told(args, folder, folder.extend(new_cell, days=args.days))
-    if args.what in (*_ROLES, _SITE):
-        place = {"cell": args.cell, "days": args.days}
-        if args.value == "none":
-            return _told(args, folder, folder.revoke_role(args.what, **place))
-        return _told(args, folder, folder.rotate_role(args.what, VerifyKey.load(file), **place))
-    domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
-    if args.cell:
-        folder.delegated().proxy_of(args.cell)  # refuses what is no cell
-    return _told(args, folder, folder.set_authority(domain, _pem(file), days=args.days))
+    place = {"cell": args.cell, "days": args.days}
+    if args.value == "none":
+        return _told(args, folder, folder.revoke_role(args.what, **place))
+    return _told(args, folder, folder.rotate_role(args.what, VerifyKey.load(file), **place))
 
 
 def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from edgeveil.config.proxy import ProxyKeys
 from edgeveil.config.site_files import site_of
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
@@ -227,6 +228,7 @@ def _broker(plan: FleetPlan, party: Party) -> Settings:
 
 def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     cloud = plan.cloud
+    keys = cloud.model_dump(mode="json", include={"http", "limits", "log"})
     data = cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
     names = domains_of(plan, party)
     links = {domain: _link(plan, party, name, domain) for name, domain in names.items()}
@@ -241,10 +243,8 @@ def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
         **({"moves_file": MOVES_FILE} if facts.moves else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
-        "http": cloud.http.model_dump(mode="json"),
         "test_data": data.get("test_data"),
-        "limits": cloud.limits.model_dump(mode="json"),
-        "log": cloud.log.model_dump(mode="json"),
+        **keys,
     }
 
 
@@ -266,11 +266,7 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
         "trust_file": TRUST_FILE,
         "devices_file": DEVICES_FILE,
         "claims": desk,
-        "http": proxy.http.model_dump(mode="json"),
-        "min_batch_floor": proxy.min_batch_floor,
-        "cover_traffic": proxy.cover_traffic,
-        "limits": proxy.limits.model_dump(mode="json"),
-        "log": proxy.log.model_dump(mode="json"),
+        **proxy.model_dump(mode="json", include=set(ProxyKeys.model_fields)),
     }
 
 

@@ -26,13 +26,13 @@ from edgeveil.config.addresses import BrokerAddress, split_place
 from edgeveil.config.base import Block, Mix, SitePath
 from edgeveil.config.broker import BrokerLimits
 from edgeveil.config.broker_profiles import ProfileName
-from edgeveil.config.cloud import CloudLimits, TestSources
+from edgeveil.config.cloud import CloudKeys
 from edgeveil.config.data import DataSource, unstated_header
 from edgeveil.config.edge import Conditions, EdgeLimits
 from edgeveil.config.file import only_block, parsed, problems_error, read
-from edgeveil.config.links import Cell, CloudHttp, Http, Log, ProxyHttp
+from edgeveil.config.links import Cell, Log
 from edgeveil.config.policy import Policy
-from edgeveil.config.proxy import ProxyLimits
+from edgeveil.config.proxy import ProxyKeys
 from edgeveil.config.yaml_tree import Problem
 from edgeveil.errors import UsageError
 
@@ -168,33 +168,12 @@ class PlannedBroker(Hosted):
         return (host_and_port(self.public or "")[0], *self.also)
 
 
-class PlannedCloud(Hosted):
+class PlannedCloud(Hosted, CloudKeys):
     """The cloud."""
 
-    http: CloudHttp = Http()
-    """Where its control listens."""
-    test_data: DataSource | TestSources | None = None
-    """Labelled records to test each round's model on, of the data set that `name` names; a list: of
-    several; null: none."""
-    limits: CloudLimits = CloudLimits()
-    """Bounds."""
-    log: Log = Log()
-    """Console."""
 
-
-class PlannedProxy(Hosted):
+class PlannedProxy(Hosted, ProxyKeys):
     """The proxy."""
-
-    http: ProxyHttp = Http()
-    """Where its status page listens."""
-    min_batch_floor: int = Field(default=3, ge=1, le=10**6)
-    """Fewest uploads ever handed over in one batch, whatever a job says."""
-    cover_traffic: bool = False
-    """Every device answers every round, the unselected with dummies."""
-    limits: ProxyLimits = ProxyLimits()
-    """Bounds."""
-    log: Log = Log()
-    """Console."""
 
 
 class PlannedCell(Block):

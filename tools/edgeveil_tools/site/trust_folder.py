@@ -207,13 +207,6 @@ class TrustFolder:
         what = {"cells": sorted(cells), "authorities": sorted(authorities)}
         return self._delegate("extend", what, days, **changed)
 
-    def set_authority(self, domain: str, pem: str, *, days: int = DELEGATION_DAYS) -> Published:
-        """Certificates (PEM, one or several) that vouch for a domain's broker and clients."""
-        held = self.delegated()
-        return self._delegate(
-            "rotate", {"authority": domain}, days, authorities={**held.authorities, domain: pem}
-        )
-
     def set_lineage(
         self, lineage: str, *, cell: str = "", days: int = DELEGATION_DAYS
     ) -> Published:
