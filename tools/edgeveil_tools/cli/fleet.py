@@ -15,8 +15,8 @@ from edgeveil_tools.cli.trust import asks
 from edgeveil_tools.deploy import files_for
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.bundles import install as put
+from edgeveil_tools.site.fleet_files import PartyChange
 from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
-from edgeveil_tools.site.fleet_record import PartyChange
 from edgeveil_tools.site.fleet_site import SITE_KEY, FleetSite
 from edgeveil_tools.site.provision import guide, local_plan, provision
 

@@ -1,23 +1,27 @@
-"""The public files of each party's bundle: a function of the plan and the record alone.
+"""`record.json`, and the public files of each party's bundle, a function of plan and record alone.
 
 The same plan and record give the same bytes, so that a second apply changes what the plan changed.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from cryptography import x509
 from pydantic import ValidationError
 
 from edgeveil.config.proxy import ProxyKeys
 from edgeveil.config.site_files import site_of
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
+from edgeveil.storage import write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves
@@ -32,13 +36,93 @@ from edgeveil_tools.site.fleet_plan import (
     host_and_port,
     of_cell,
 )
-from edgeveil_tools.site.fleet_record import Party
 
 Settings = dict[str, Any]
 POLICY_FILE, DEVICES_FILE = "policy.yaml", "devices.jsonl"
 CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
 MOVES_FILE = "moves.jsonl"
 TO_BE_MADE = "to be made\n"
+FORMAT = 1  # of record.json
+
+
+@dataclass(frozen=True)
+class Party:
+    """One party.
+
+    By broker domain: `certificates` (PEM), `issues` (how many there were), `words` (password
+    hashes). `files` (digests), `text` (site file) and `believes` (digest of the root's metadata)
+    are of its last bundle. A device is in `cell` and was in those of `left`; `move` is its note.
+    """
+
+    name: str = ""
+    kind: str = ""  # cloud, proxy, broker, edge
+    device_id: str | None = None
+    enrolment: str | None = None
+    certificates: Mapping[str, str] = field(default_factory=dict)
+    issues: Mapping[str, int] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    revoked: str | None = None
+    sequence: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    believes: str = ""
+    cell: str = ""
+    left: tuple[str, ...] = ()
+    move: Mapping[str, Any] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether it may take part."""
+        return self.revoked is None
+
+    def ends(self) -> datetime.datetime | None:
+        """When the first of its certificates ends."""
+        pems = self.certificates.values()
+        found = [x509.load_pem_x509_certificate(pem.encode()) for pem in pems]
+        return min((one.not_valid_after_utc for one in found), default=None)
+
+
+@dataclass(frozen=True)
+class PartyChange:
+    """What an apply does to one party: `new`, `moved`, `changed`, `renewed`, `revoked`,
+    `unplanned`."""
+
+    name: str
+    what: str
+    difference: str = ""
+
+
+@dataclass
+class FleetRecord:
+    """`record.json`."""
+
+    fleet: str = ""
+    sequence: int = 0
+    parties: dict[str, Party] = field(default_factory=dict)
+    revocations: dict[str, str] = field(default_factory=dict)
+    authorities: dict[str, list[str]] = field(default_factory=dict)  # PEM, the newest first
+    format: int = FORMAT
+
+    @classmethod
+    def load(cls, path: Path) -> FleetRecord:
+        if not path.exists():
+            return cls()
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.DecodeError:
+            fix = "restore it from a backup"
+            raise UsageError("is damaged", where=str(path), fix=fix) from None
+        if found.format != FORMAT:
+            fix = "use the edgeveil that wrote it, or a newer one"
+            raise UsageError("is of another version", where=str(path), fix=fix)
+        return replace(found, parties={n: replace(one, name=n) for n, one in found.parties.items()})
+
+    def save(self, path: Path) -> None:
+        plain = msgspec.to_builtins(self)
+        for party in plain["parties"].values():
+            del party["name"]
+        raw = msgspec.json.format(msgspec.json.encode(plain), indent=1)
+        write_durably(path, raw + b"\n", mode=0o600)
 
 
 @dataclass(frozen=True)

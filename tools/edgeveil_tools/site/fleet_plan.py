@@ -30,7 +30,7 @@ from edgeveil.config.cloud import CloudKeys
 from edgeveil.config.data import DataSource, unstated_header
 from edgeveil.config.edge import Conditions, EdgeLimits
 from edgeveil.config.file import only_block, parsed, problems_error, read
-from edgeveil.config.links import Cell, Log
+from edgeveil.config.links import BrokerUrl, Cell, Log
 from edgeveil.config.policy import Policy
 from edgeveil.config.proxy import ProxyKeys
 from edgeveil.config.yaml_tree import Problem
@@ -100,15 +100,12 @@ PublicPlace = Annotated[str, Field(max_length=300), AfterValidator(_public)]
 HostKind = Annotated[
     Literal["plain", "systemd", "compose", "kubernetes"], BeforeValidator(_host_kind)
 ]
-PartyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
+PartyName = Annotated[str, Field(pattern=f"^{_NAME}$")]
 
 
-def _broker_url(url: str) -> str:
-    try:
-        address = BrokerAddress.parse(url)
-    except UsageError as error:
-        raise ValueError(f"{error.what}; {error.fix}") from None
-    if not address.tls:
+def _encrypted(url: str) -> str:
+    if not BrokerAddress.parse(url).tls:
         raise ValueError("is not encrypted; write mqtts:// or wss://")
     return url
 
@@ -135,7 +132,7 @@ class PlannedBroker(Hosted):
     """`auto`: mosquitto where it is installed."""
     limits: BrokerLimits = BrokerLimits()
     """Bounds of one's own broker."""
-    url: Annotated[str, Field(max_length=300), AfterValidator(_broker_url)] | None = Field(
+    url: Annotated[BrokerUrl, AfterValidator(_encrypted)] | None = Field(
         default=None, examples=["mqtts://fleet.example.net:8883"]
     )
     """Address of a broker that others run; `mqtts://` or `wss://`."""
@@ -435,7 +432,7 @@ def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
     reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *plan.servers}
     for number, (place, values, own_data) in enumerate(rows, 1):
         name = values["name"]
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", name):
+        if not re.fullmatch(_NAME, name):
             fix = "use letters, digits, '.', '-' and '_'"
             raise UsageError(f"'{name[:64]}' is no name for a device", where=place, fix=fix)
         if name in found or name in reserved:

@@ -64,6 +64,9 @@ from edgeveil_tools.site.fleet_files import (
     POLICY_FILE,
     TO_BE_MADE,
     Facts,
+    FleetRecord,
+    Party,
+    PartyChange,
     believes,
     files_of,
     given_policy,
@@ -82,7 +85,6 @@ from edgeveil_tools.site.fleet_plan import (
     load_plan,
     of_cell,
 )
-from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
 from edgeveil_tools.site.trust_folder import (
     BUNDLE_FILE,
     Passphrase,
