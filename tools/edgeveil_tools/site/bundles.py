@@ -387,29 +387,27 @@ def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> list[I
     """What is in the place, whole or begun."""
     new, where = given.inventory, str(given.folder)
     if new.host is not None and new.host != host:
-        raise BundleError(
-            f"is for the machine {new.host}, and this is {host}",
-            where=where,
-            fix="take the bundle of this machine, or correct its host in the plan",
-        )
+        fix = "take the bundle of this machine, or correct its host in the plan"
+        what = f"is for the machine {new.host}, and this is {host}"
+        raise BundleError(what, where=where, fix=fix)
     if site is not None and site != given.signer.fingerprint():
-        raise BundleError(
-            f"is signed by site {given.signer.fingerprint()}, not by {site}",
-            where=where,
-            fix="ask who keeps the site for its bundle and its key's fingerprint",
-        )
+        fix = "ask who keeps the site for its bundle and its key's fingerprint"
+        what = f"is signed by site {given.signer.fingerprint()}, not by {site}"
+        raise BundleError(what, where=where, fix=fix)
     mine = to / IDENTITY
     found = _in_place(to)
     keys = IDENTITY in new.given or mine.exists()
     if new.device_id is not None and not keys and not (to / INVENTORY).exists():
-        raise BundleError(
-            "updates a device that is in place; it holds no keys for a new one",
-            where=where,
-            fix=f"name {new.name}'s folder, or revoke it and add a device of another name",
-        )
+        fix = f"name {new.name}'s folder, or revoke it and add a device of another name"
+        what = "updates a device that is in place; it holds no keys for a new one"
+        raise BundleError(what, where=where, fix=fix)
     for old, signer in found:
         _check_successor(given, old, signer)
-    _check_identity(given, mine)
+    theirs = given.contents.get(IDENTITY)
+    if theirs is not None and mine.exists() and mine.read_bytes() != theirs:
+        fix = "its ledger is another's: install to a new folder"
+        what = "holds another identity than the device in place"
+        raise BundleError(what, where=where, fix=fix)
     return [old for old, _ in found]
 
 
@@ -439,37 +437,19 @@ def _foreign(name: str) -> bool:
 
 
 def _check_successor(given: Bundle, old: Inventory, signer: VerifyKey) -> None:
-    new, where = given.inventory, str(given.folder)
-    ours = (old.fleet, old.party, old.name)
-    if ours != (new.fleet, new.party, new.name):
-        raise BundleError(
-            f"is {new.name}'s of fleet {new.fleet}, and here is {old.name} of fleet {old.fleet}",
-            where=where,
-            fix="take the bundle of this place",
-        )
-    if signer != given.signer:
-        raise BundleError(
-            "is signed by another site than the one before",
-            where=where,
-            fix="ask who keeps the site; where its key was replaced, remove inventory.sig and"
-            " inventory.json here",
-        )
-    if new.sequence < old.sequence:
-        raise BundleError(
-            f"is number {new.sequence}, older than number {old.sequence} in place",
-            where=where,
-            fix="take the newest bundle",
-        )
-
-
-def _check_identity(given: Bundle, mine: Path) -> None:
-    theirs = given.contents.get(IDENTITY)
-    if theirs is not None and mine.exists() and mine.read_bytes() != theirs:
-        raise BundleError(
-            "holds another identity than the device in place",
-            where=str(given.folder),
-            fix="its ledger is another's: install to a new folder",
-        )
+    new, what, fix = given.inventory, "", ""
+    if (old.fleet, old.party, old.name) != (new.fleet, new.party, new.name):
+        what = f"is {new.name}'s of fleet {new.fleet}, and here is {old.name} of fleet {old.fleet}"
+        fix = "take the bundle of this place"
+    elif signer != given.signer:
+        what = "is signed by another site than the one before"
+        fix = "ask who keeps the site; where its key was replaced, remove inventory.sig and"
+        fix += " inventory.json here"
+    elif new.sequence < old.sequence:
+        what = f"is number {new.sequence}, older than number {old.sequence} in place"
+        fix = "take the newest bundle"
+    if what:
+        raise BundleError(what, where=str(given.folder), fix=fix)
 
 
 def _put(content: bytes, to: Path, *, secret: bool = False) -> None:
