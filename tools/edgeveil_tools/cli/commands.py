@@ -421,21 +421,13 @@ COMMANDS = (
     ),
     row(
         "edge pause",
-        "have the running device decline rounds",
+        "have the running device decline rounds, or take part again",
         "cli.parties:control",
         _PART_CONFIG,
+        arg("--end", "take part again, from its next change of presence"),
         about="""
         Rounds are declined at once, and the device goes at its next change of presence; an
-        answer that is under way still leaves. Holds over restarts, until `edge resume`.
-        """,
-    ),
-    row(
-        "edge resume",
-        "have the running device take part again",
-        "cli.parties:control",
-        _PART_CONFIG,
-        about="""
-        It comes back at its next change of presence.
+        answer that is under way still leaves. Holds over restarts, until --end.
         """,
     ),
     row(

@@ -79,14 +79,15 @@ def edge(args: argparse.Namespace) -> int:
 
 
 def control(args: argparse.Namespace) -> int:
-    """`edgeveil edge status | pause | resume`, by the socket of the running device."""
+    """`edgeveil edge status | pause`, by the socket of the running device."""
     from edgeveil_edge.control import ask
 
     state_dir = load_edge(args.config).state_dir
     if getattr(args, "page", False):
         url = ask(state_dir, "page")["url"]
         return answer(args, [url], {"url": url})
-    found = ask(state_dir, args.command.split()[1])
+    resumes = getattr(args, "end", False)
+    found = ask(state_dir, "resume" if resumes else args.command.split()[1])
     return answer(args, _standing(found), found)
 
 

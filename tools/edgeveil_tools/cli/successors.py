@@ -59,6 +59,7 @@ SUCCESSORS = {
     "proxy keys": "edgeveil keys --config PROXY.yaml [--next]",
     "edge enrol": "edgeveil keys --config EDGE.yaml [--out FILE]",
     "edge rekey": "edgeveil keys --config EDGE.yaml --next",
+    "edge resume": "edgeveil edge pause --config EDGE.yaml --end",
     "edge page": "edgeveil edge status --config EDGE.yaml --page",
     "cloud accept-registry": "edgeveil cloud --config CLOUD.yaml --accept-registry",
     "cloud log": "edgeveil log CLOUD.yaml",
