@@ -96,7 +96,7 @@ class Delegated:
             raise TrustError(
                 "unknown_cell",
                 f"the root names no cell '{cell}'; it names {', '.join(self.cells) or 'none'}",
-                fix="correct cell in the site file, or name it: edgeveil trust rotate DIR cell",
+                fix="correct cell in the site file, or add it to the plan: edgeveil site apply",
             )
         return self.cells[cell]
 

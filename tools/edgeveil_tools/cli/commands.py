@@ -581,7 +581,6 @@ COMMANDS = (
         arg("--cloud-jobs KEY.pub", "", Path, required=True),
         arg("--cloud-releases KEY.pub", "", Path, required=True),
         arg("--proxy-rosters KEY.pub", "", Path, required=True),
-        arg("--cell NAME=KEY.pub", "a named cell and its proxy's key", **_REPEATED),
         arg("--site KEY.pub", "who moves devices: site.pub of edgeveil site", Path),
         _KEYS,
         _THRESHOLD,
@@ -604,7 +603,7 @@ COMMANDS = (
         "replace a key, a registry or the root's own keys; name a cell",
         "cli.trust:rotate",
         _ROOT,
-        arg("what WHAT", choices=(*_ROLES, "cell", "registry", "root")),
+        arg("what WHAT", choices=(*_ROLES, "registry", "root")),
         arg("value VALUE", "KEY.pub, none, or a registry's lineage", nargs="?"),
         _CELL,
         arg("--without FINGERPRINT", "of the root: leave a lost key out"),
@@ -618,8 +617,6 @@ COMMANDS = (
                              key, whose words count no more: sequence numbers begin anew.
                              `edgeveil keys --next` makes the next key where it stays.
                              `none` at once, before there is one: nobody speaks for it
-          cell               KEY.pub of a further cell's proxy, --cell NAME; a fleet's plan
-                             names its cells by itself
           registry           the lineage of a rebuilt one, as `proxy devices` prints it
           root               new keys, or with --without the others of the same: as many of
                              them as must sign leave a lost one out

@@ -16,7 +16,6 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
-    CELL,
     Delegated,
     RoleKey,
     TrustedMetadata,
@@ -90,7 +89,6 @@ def init(args: argparse.Namespace) -> int:
         roles,
         {},
         asks(args, new=True),
-        cells=_given_cells(args.cell),
         site=VerifyKey.load(args.site) if args.site else None,
         root_days=args.root_days,
         days=args.days,
@@ -102,23 +100,6 @@ def init(args: argparse.Namespace) -> int:
         f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.",
     ]
     return answer(args, lines, _plain(trusted))
-
-
-def _given_cells(texts: list[str]) -> dict[str, VerifyKey]:
-    found = {}
-    for text in texts:
-        name, sign, path = text.partition("=")
-        if not sign:
-            raise UsageError("is no NAME=KEY.pub", where=text, fix="write north=proxy.pub")
-        _check_name(name)
-        found[name] = VerifyKey.load(Path(path))
-    return found
-
-
-def _check_name(cell: str) -> None:
-    if not CELL.fullmatch(cell):
-        fix = "use 1 to 32 small letters, digits and '-', not '-' first"
-        raise UsageError("is no name for a cell", where=cell[:64], fix=fix)
 
 
 def rotate(args: argparse.Namespace) -> int:
@@ -133,15 +114,12 @@ def rotate(args: argparse.Namespace) -> int:
             fix = "copy the one that `edgeveil proxy devices` prints"
             raise UsageError("is no lineage of 32 hexadecimal digits", where=args.value, fix=fix)
         return _told(args, folder, folder.set_lineage(args.value, cell=args.cell, days=args.days))
-    file = Path(args.value)
-    if args.what == "cell":
-        _check_name(args.cell)
-        new_cell = {args.cell: VerifyKey.load(file)}
-        return _told(args, folder, folder.extend(new_cell, days=args.days))
     place = {"cell": args.cell, "days": args.days}
     if args.value == "none":
         return _told(args, folder, folder.revoke_role(args.what, **place))
-    return _told(args, folder, folder.rotate_role(args.what, VerifyKey.load(file), **place))
+    return _told(
+        args, folder, folder.rotate_role(args.what, VerifyKey.load(Path(args.value)), **place)
+    )
 
 
 def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
