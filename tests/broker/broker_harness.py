@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+from edgeveil.config.broker import BrokerTls
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.brokers import ListenerTls
 
 PASSWORDS = {"proxy": "proxy-word", "cloud": "cloud-word", "ada": "ada-word", "bob": "bob-word"}
 UP, DOWN, ALL = "edgeveil/v1/d/{}/up", "edgeveil/v1/d/{}/down", "edgeveil/v1/all/down"
@@ -53,6 +53,8 @@ async def linked(broker, user, topics=(), **changes):
 
 
 def listener_tls(folder, name="here", *, ca=False):
-    return ListenerTls(
-        folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt" if ca else None
+    return BrokerTls(
+        cert_file=folder / f"{name}.crt",
+        key_file=folder / f"{name}.key",
+        ca_file=folder / "ca.crt" if ca else None,
     )

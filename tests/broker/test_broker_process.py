@@ -13,12 +13,12 @@ import psutil
 import pytest
 from broker_harness import PASSWORDS, linked, make_link
 
+from edgeveil.config.broker import BrokerTls
 from edgeveil.errors import BrokerError
 from edgeveil_tools.site import brokers
 from edgeveil_tools.site.brokers import (
     BrokerPlan,
     BrokerProcess,
-    ListenerTls,
     choose_engine,
     free_port,
 )
@@ -233,7 +233,7 @@ def test_nothing_of_a_stopped_broker_stays(broker):
 def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(brokers, "START_TIMEOUT_S", 30.0)
     (tmp_path / "x.crt").write_text("no certificate")
-    tls = ListenerTls(tmp_path / "x.crt", tmp_path / "x.crt")
+    tls = BrokerTls(cert_file=tmp_path / "x.crt", key_file=tmp_path / "x.crt")
     process = BrokerProcess(BrokerPlan(engine=engine, tls=tls), tmp_path / "b")
     with pytest.raises(BrokerError, match=f"{engine} did not start: ."):
         process.start()

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgeveil.claim import ClaimRequest, claim_text
+from edgeveil.config.broker import BrokerTls
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
@@ -28,7 +29,7 @@ from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimLink
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site import brokers
 from edgeveil_tools.site.broker_rules import rules_for
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 from tests.kits.earlier_code import earlier_code
 
 TOPICS, PROXY = Topics(), SigningKey.generate()
@@ -50,7 +51,11 @@ class Place:
         self._write("broker", shown, key)
         self.certificate("proxy")
         self.certificate("claim")
-        tls = ListenerTls(folder / "broker.crt", folder / "broker.key", folder / "ca.crt")
+        tls = BrokerTls(
+            cert_file=folder / "broker.crt",
+            key_file=folder / "broker.key",
+            ca_file=folder / "ca.crt",
+        )
         plan = BrokerPlan(engine="mosquitto", acl="edge", tls=tls)
         self.broker = BrokerProcess(plan, folder / "broker")
         self.broker.start()
