@@ -87,9 +87,8 @@ def read_tree(raw: bytes) -> Tree:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         return _broken(tree, line, "must be UTF-8 text, got other bytes; save it as UTF-8")
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        node = _compose(text)
     except _Refused as error:
         return _broken(tree, _line_of(error), str(error.problem))
     except yaml.reader.ReaderError as error:
@@ -100,8 +99,6 @@ def read_tree(raw: bytes) -> Tree:
             return _broken(tree, _line_of(error), "not YAML: a tab; indent with spaces")
         said = " ".join(part for part in (error.context, error.problem) if part)
         return _broken(tree, _line_of(error), f"not YAML: {said}; mend the syntax here")
-    finally:
-        loader.dispose()
     if node is None:
         return _broken(tree, 1, "the file is empty; start from one of the files in configs/")
     tree.lines[()] = _line(node)
@@ -112,6 +109,15 @@ def read_tree(raw: bytes) -> Tree:
 def too_large(size_bytes: int) -> str:
     """What is wrong with a text of more than `TEXT_BYTES`."""
     return f"must be at most {TEXT_BYTES} bytes, got {size_bytes}; is this a configuration file?"
+
+
+def _compose(text: str) -> Node | None:
+    loader = _Loader(text)  # raises ReaderError itself
+    try:
+        node: Node | None = loader.get_single_node()
+        return node
+    finally:
+        loader.dispose()
 
 
 def _broken(tree: Tree, line: int, text: str) -> Tree:

@@ -19,9 +19,10 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import OwnFolder
 from edgeveil_tools.lifeline import Lifeline
-from edgeveil_tools.local.children import MEMORY, sweep
+from edgeveil_tools.local.children import sweep
 from tests.fuzz.table import target
 
+MEMORY = Path("/dev/shm")
 PREFIX = "edgeveil-fuzz-"
 _ROOT = Path(__file__).parents[2]  # where the children find `tests`
 

@@ -65,8 +65,9 @@ class Course:
         self.enrol(self.keys)
         self.posted: list[object] = []
         self.offering: set[str] = set()  # cells
-        releases = SimpleNamespace(offering=self.offering.__contains__)
-        self.machine = SimpleNamespace(courses={}, releases=releases, keys={"": None}, heard={""})
+        self.machine = SimpleNamespace(
+            courses={}, offering=self.offering.__contains__, keys={"": None}, heard={""}
+        )
         runner = Mock()
         runner.post = lambda event: self.posted.append(event.what)
         self.desk = Desk(self.store)

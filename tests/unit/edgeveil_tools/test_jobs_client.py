@@ -451,12 +451,12 @@ def test_an_operator_lists_shows_promotes_and_withdraws_a_release(tmp_path, caps
             return code, capsys.readouterr().out
 
         job = Cloud(url, token).submit(QUICKSTART)
-        assert "release" not in job_command("list")[1]
+        assert "release" not in job_command("show")[1]
         store.rollouts.begin(job, "digits", [b"k" * 32, b"l" * 32], 9.0)
         store.rollouts.sent(job, 5, "canary", 2, bytes(64))
         store.rollouts.count(5, {b"d" * 32: "failed_trial", b"e" * 32: "in_use"})
-        assert "canary, 1 in use, 1 failed the trial" in job_command("list")[1]
-        (row,) = json.loads(job_command("list", "--json")[1])["jobs"]
+        assert "canary, 1 in use, 1 failed the trial" in job_command("show")[1]
+        (row,) = json.loads(job_command("show", "--json")[1])["jobs"]
         assert row["release"]["canary"] == 2
         assert "2 of 2 reported: 1 in use, 1 failed the trial" in job_command("show", job)[1]
         assert "promoted by the operator" in job_command("release", job, "promote")[1]

@@ -149,7 +149,7 @@ sys.exit(said)
 
 def test_a_command_is_as_private() -> None:
     script = "import ctypes, resource, sys; from edgeveil_tools.cli.program import main"
-    script += f"\nmain(['schema']){_PRIVATE}"
+    script += f"\nmain(['check', '--schema', 'job']){_PRIVATE}"
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 

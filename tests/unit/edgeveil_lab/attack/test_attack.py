@@ -109,7 +109,7 @@ def test_what_cannot_be_attacked_is_said(tmp_path: Path, folder: Path) -> None:
 def test_without_noise_a_single_record_is_rebuilt(recording: Recording, name: str) -> None:
     exchange, device = recording.rounds[0], recording.device
     own = recording.devices[0]
-    one = attack_inversion.take(own, np.array([0]))
+    one = own.at(np.array([0]))
     exact = exact_linear(device, exchange, recording.broadcast(exchange), one)
     assert likely_labels(exact, 1) == one.y.tolist()
     head = attack_inversion.head_of(recording)

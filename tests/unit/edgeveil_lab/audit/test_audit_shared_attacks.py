@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeveil.parts.methods import pca_residual
+from edgeveil.parts.methods import fm_sums
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import shared_attacks
@@ -139,12 +139,12 @@ def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeyp
 
 @pytest.mark.slow
 def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
-    whole = pca_residual.noised
+    whole = fm_sums.noised
 
     def halved(total, event, random_bytes):
         return total + whole(0 * total, event, random_bytes) // 2
 
-    monkeypatch.setattr(pca_residual, "noised", halved)
+    monkeypatch.setattr(fm_sums, "noised", halved)
     assert verdicts(normal_attack(1500))[WHOLE] == "FAILS"
 
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from edgeveil.errors import UsageError
+from edgeveil.parts.methods.pso import MOVES
 from edgeveil.parts.sources import published_files
 from edgeveil_lab.reproduce.run import (
     ReproductionOptions,
@@ -112,7 +113,7 @@ def test_a_swarm_takes_as_many_steps_as_its_rival():
     found = {trial.name: trial.job["train"] for trial in load_experiment("pso-fig5").trials}
     alone, swarm = found["dp_sgd_eps2"], found["priced_eps2"]
     assert alone["rounds"] == swarm["rounds"]
-    assert alone["local_steps"] == swarm["local_steps"] * swarm["moves"]
+    assert alone["local_steps"] == swarm["local_steps"] * MOVES
 
 
 def test_figure_2_plays_from_end_to_end(tmp_path, capsys):
