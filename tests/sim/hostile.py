@@ -172,7 +172,7 @@ def others_words(who: Attacker, manifest: Manifest) -> list[Message]:
         *(who.signer.note(body) for body in notes),
         who.signer.offer(Commit(manifest.at, 0, blob)),
         who.signer.offer(manifest, b"model"),
-        *(Signer("cloud", who.signer._key).note(body) for body in notes),
+        *(Signer("cloud", who.signer.key).note(body) for body in notes),
     ]
 
 

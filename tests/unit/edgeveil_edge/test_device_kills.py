@@ -124,7 +124,7 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
     """One life: whatever the device says is answered, until the process is killed."""
     device = Device(folder).knows(PLAN)
     signer = Signer(device.identity.device_id, device.identity.signing)
-    keys = PeerKeys.pinned(cloud=CLOUD._key.public(), proxy=PROXY._key.public())
+    keys = PeerKeys.pinned(cloud=CLOUD.key.public(), proxy=PROXY.key.public())
     machine = DeviceMachine(signer, keys, device.store.load(), DeviceSettings(packet_bytes=1 << 20))
     world = World(folder, rounds, chance)
     events: deque[fx.Event] = deque([fx.PeerConnected(fx.ProxyAddress())])

@@ -118,15 +118,11 @@ def test_values_show_on_hover_and_by_arrow_keys(chromium, page):
     chart.send_keys(Keys.END)
     chart.send_keys(Keys.ARROW_LEFT)
     chromium.wait(f"{legend}.startsWith('training round 11')")
-    titles = chromium.run(
-        "return [...document.querySelectorAll('#time title')].map((one) => one.textContent)"
-    )
-    assert any(said.startswith("5: wait for devices 200 ms") for said in titles)
 
 
 def test_every_chart_has_its_values_as_a_table(chromium, page):
     chromium.open(page, PHONE)
-    chromium.wait("document.querySelector('#time .drawn')")
+    chromium.wait("document.querySelector('#time canvas')")
     assert chromium.run("return document.querySelectorAll('figure').length") == chromium.run(
         "return document.querySelectorAll('figure > details').length"
     )
@@ -168,7 +164,7 @@ def test_a_hostile_name_stays_text(chromium, tmp_path):
     view["lines"].append({"text": HOSTILE, "tone": "bad"})
     (tmp_path / "report.html").write_text(frozen(view, [(HOSTILE, HOSTILE)]), "utf-8")
     chromium.open((tmp_path / "report.html").as_uri())
-    chromium.wait("document.querySelector('#time .drawn')")
+    chromium.wait("document.querySelector('#time canvas')")
     assert chromium.run("return document.querySelector('h1').textContent") == HOSTILE
     assert chromium.run("return [window.hit, document.images.length]") == [None, 0]
     assert chromium.wrong() == []
@@ -178,7 +174,7 @@ def test_an_update_draws_only_what_changed(chromium, tmp_path):
     """Live: the reader's open table and place stay, and what is new stands there."""
     (tmp_path / "report.html").write_text(frozen(whole_view()), "utf-8")
     chromium.open((tmp_path / "report.html").as_uri())
-    chromium.wait("document.querySelector('#time .drawn')")
+    chromium.wait("document.querySelector('#time canvas')")
     chromium.run(
         "window.shown = EdgeVeil.jobView(document.getElementById('view'), arguments[0])",
         whole_view(3),

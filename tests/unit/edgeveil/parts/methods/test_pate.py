@@ -193,7 +193,7 @@ def test_the_public_set_travels_in_the_job(tmp_path: Path) -> None:
         ({"public": ", public: {file: gone.npz}"}, "no such file"),
         ({"public": ", public: {file: digits, records: 400}"}, "where 400 records are asked for"),
         ({"public": ", public: {records: 4}"}, "names no records"),
-        ({"public": ", teacher: {hidden: [4]}"}, r"train\.teacher: is always None by now"),
+        ({"public": ", teacher: {hidden: [4]}"}, r"train\.teacher: is always null by now"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_way_out(
