@@ -52,6 +52,13 @@ class CellFleet(PlannedFleet):
         self.start("proxy-north", "proxy-south", *BOXES)
         self.wait_ready("proxy-north", "proxy-south", *BOXES)
 
+    def move(self, box: str, cell: str) -> None:
+        """As an operator does: the device's cell in the plan, and an apply."""
+        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
+        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        self.command("apply")
+
     def status(self, cell: str) -> dict:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_of[cell]}/status") as answer:
             return json.load(answer)
@@ -95,7 +102,7 @@ def test_a_device_is_in_one_cell_and_moves_to_another(fleet: CellFleet) -> None:
     box, state = NORTH[0], fleet.places / NORTH[0] / "state"
     identity = (state / "identity.key").read_bytes()
     lost = fleet.log("broker-edge").count("started anew")
-    fleet.command("move", box, "--to", "south")
+    fleet.move(box, "south")
     assert (fleet.site / "bundles" / "cloud" / "moves.jsonl").exists()
     moved = [path.name for path in (fleet.site / "bundles").iterdir() if path.name != "cloud"]
     assert SOUTH[0] in moved, "its bundle is the one of before"
