@@ -117,7 +117,6 @@ def simulated(path: Path, options: list[str], out: Path) -> dict[str, Any]:
     command += [
         "--seed",
         SEED,
-        "--no-page",
         "--no-reference",
         "--out",
         str(out),

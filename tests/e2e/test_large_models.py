@@ -24,8 +24,6 @@ selection: {min_devices: 3}
 proxy: {shuffle: whole}
 local_run:
   devices: 3
-  policy:
-    {accept_unproven: true, accept_unprotected: true, allowed_methods: [sgd], min_devices: 3}
 """
 
 

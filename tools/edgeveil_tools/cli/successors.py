@@ -52,6 +52,7 @@ SUCCESSORS = {
     "run --resume": "edgeveil run JOB --force; a grid (--seeds) keeps the runs that are done",
     "run --page": "edgeveil run JOB; the page of a run is DIR/report.html",
     "run --open": "edgeveil run JOB; the page of a run is DIR/report.html",
+    "run --no-page": "edgeveil run JOB, without it",
     "job --insecure-http": "the environment variable EDGEVEIL_INSECURE_HTTP=1",
     **_CLOUD_FILES,
     "cloud token": "edgeveil keys --config CLOUD.yaml --token SCOPE [--next]",
