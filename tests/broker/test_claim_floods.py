@@ -244,14 +244,14 @@ THEN = """
 import asyncio, json, sys
 from pathlib import Path
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.config.edge import EdgeSite
-from edgeveil.config.proxy import ProxySite
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
 part, said = sys.argv[1], json.loads(sys.argv[2])
 if part == "box":
     from edgeveil_edge.claim import take_up_claim
     print(asyncio.run(take_up_claim(EdgeSite(**said))))
 else:
-    from edgeveil_proxy.claims import ClaimLink
+    from edgeveil_proxy.claim_link import ClaimLink
     site, key = ProxySite(**said), SigningKey.load(Path(sys.argv[3]))
     asyncio.run(ClaimLink(site, site.claims, lambda: key).run())
 """

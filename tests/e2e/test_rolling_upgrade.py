@@ -32,7 +32,7 @@ PRAGMA user_version = 2;
 _PROVISION = """
 import json, sys
 from pathlib import Path
-from edgeveil.config.policy import Policy
+from edgeveil.sites.policy import Policy
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 ports, devices = json.loads(sys.argv[2])

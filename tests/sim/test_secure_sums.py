@@ -184,7 +184,7 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books:
     fleet, done = played(tmp_path, what, policy=OWNER)
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
-    clip = Pipeline(compile_job(what).setting).clip
+    clip = Pipeline(compile_job(what).setting).last.clip
     assert clip is not None
     norm = 1e-3
     for sums in books.sums.values():
