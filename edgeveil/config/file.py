@@ -210,7 +210,7 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         "round.max_staleness": 8,
         "round.staleness_exponent": 0.5,
         "release.max_failed_share": 0,
-        "unsupervised.labels": str,  # argmax by now, also where k-means was asked for
+        "unsupervised.labels": "argmax",
         "unsupervised.silhouette": "sklearn",
     },
     "broker": {"enforce_profile": None},
@@ -245,6 +245,7 @@ RETIRED["fleet"] = {
     for key, usual in RETIRED[kind].items()
 }
 _INSTEAD = {
+    "labels": "drop the key, or use upload: sums, which learns clusters of records",
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",
     "broadcast": "drop the block; model.adapters makes packages small",
