@@ -291,10 +291,3 @@ def test_who_was_taken_out_is_not_admitted_by_an_earlier_word(book, registry, ma
     assert said(ask(desk, box.asks(claim))).verdict == "admitted"
     book.disapprove(box.id)
     assert said(ask(desk, box.asks(claim))).verdict == "waiting"
-
-
-def test_a_second_claim_of_one_device_repeats_no_serial_number(book, make_desk):
-    box, desk = Box(), make_desk()
-    answers = [said(ask(desk, box.asks(claim_of(book, name)))) for name in ("a", "b")]
-    shown = [x509.load_pem_x509_certificate(one.certificate.encode()) for one in answers]
-    assert shown[0].serial_number != shown[1].serial_number

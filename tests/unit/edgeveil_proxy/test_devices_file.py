@@ -49,15 +49,6 @@ def test_it_admits_and_revokes_and_is_read_again_when_it_changes(registry, write
     assert active(registry) == {two.device_id: "b", three.device_id: "c"}
 
 
-def test_who_was_revoked_here_is_not_admitted_by_the_file(registry, write):
-    one = device()
-    path = write((one, "a", False))
-    DevicesFile(path, registry).look()
-    registry.revoke(one.device_id)
-    assert DevicesFile(path, registry).look()
-    assert active(registry) == {}
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -75,8 +66,6 @@ def test_a_line_that_is_none_is_refused_and_nothing_is_changed(registry, write, 
     assert f"{path}:2" in str(caught.value)
     assert active(registry) == {}
 
-
-# --- moves ---
 
 SITE = SigningKey(bytes([9]) * 32)
 WHERE = RoleKey(SITE.public())

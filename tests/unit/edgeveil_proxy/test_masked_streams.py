@@ -115,25 +115,6 @@ def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path: Path) ->
     assert done.digest == hashlib.sha256(whole(done)).digest()
 
 
-def test_a_group_below_the_floor_stays_out_beside_a_stream(tmp_path: Path) -> None:
-    uploads = [(0, ALL), (1, ONLY), (2, ONLY)]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
-    stream.add(lot(uploads, 0, 2), backwards)
-    done = stream.finish(closing(uploads, floor=2), tmp_path / "batch", backwards)
-    assert done.counts == (3, 0, 3)
-    assert segment(0, 1) not in whole(done)
-
-
-def test_uploads_without_masked_groups_have_no_place_in_the_stream(tmp_path: Path) -> None:
-    uploads = [(0, (1,)), (1, ALL), (2, (1,)), (3, ALL)]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
-    stream.add(lot(uploads, 0, 3), backwards)
-    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
-    assert done.order == (1, 3)
-    assert done.counts == (2, 4, 2)
-    assert whole(done).startswith(masked_of([1, 3]))
-
-
 def test_the_batch_made_twice_is_the_same(tmp_path: Path) -> None:
     """The first try may have failed when it wrote the others."""
     uploads = [(slot, ALL) for slot in range(4)]
@@ -174,9 +155,6 @@ def test_pieces_read_as_the_bytes_that_they_stand_for(
     assert PiecedData(path, read.pieces)[0 : len(expected)] == expected
 
 
-# --- in the spool ---
-
-
 def held(spool: Spool, slot: int, groups: tuple[int, ...] = ONLY) -> None:
     spool.store(UploadPart(at(), slot * SLOT, content(slot, groups)))
     item = HeldUpload(groups, hashlib.sha256(b"%d" % slot).digest(), slot, MaskSeed(bytes(32)))
@@ -215,15 +193,6 @@ def test_a_streamed_batch_is_there_after_a_restart(path: Path, groups: tuple[int
     assert again.data[0 : len(again.data)] == content_
     for upload in reopened(path).uploads:
         assert (upload.held.slot, upload.held.digest, upload.held.seed) == (-1, b"", None)
-    spool.close()
-
-
-def test_where_others_came_with_them_the_uploads_go(path: Path) -> None:
-    spool, _ = streamed(path, ALL)
-    assert names(path) == {"batch"}
-    spool.close()
-    spool, _ = streamed(path.with_name("other.sqlite"))
-    assert names(path.with_name("other.sqlite")) == {"uploads"}
     spool.close()
 
 

@@ -67,9 +67,6 @@ STRICT = {
 }
 
 
-# --- the rate ----------------------------------------------------------------------------------
-
-
 def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
     scene = Scene(messages_per_s=10, refusals=10**6)
     burst = round(10 * BURST_S)
@@ -98,9 +95,6 @@ def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> N
     assert sum(scene.takes(A, PART) for _ in range(30)) == pytest.approx(burst + 2, abs=1)
     told = [scene.conduct.refusal(A, PART) for _ in range(1000)]
     assert set(told) == {"rate", "cooling_down"} and scene.set_aside == [A.id]
-
-
-# --- cool-downs --------------------------------------------------------------------------------
 
 
 def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other() -> None:
@@ -140,14 +134,6 @@ def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them() -> None:
     assert cooling(scene) == 20.0
 
 
-def test_refusals_that_are_far_apart_do_not_add_up() -> None:
-    scene = Scene(**STRICT)
-    for _ in range(50):
-        scene.misbehave(times=1)
-        scene.clock.now_s += 4.0
-    assert scene.takes(A) and not scene.set_aside
-
-
 @pytest.mark.parametrize(
     "reason", ["closed_round", "spool_full", "unknown_blob", "hello_too_often"]
 )
@@ -157,9 +143,6 @@ def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason:
     assert scene.takes(A) and reason not in UNSOUND
     (shown,) = scene.conduct.refused_by_device()
     assert shown["refused"] == {reason: 1000}
-
-
-# --- what is kept and shown --------------------------------------------------------------------
 
 
 def test_each_identity_has_its_counts_and_the_most_refused_come_first() -> None:

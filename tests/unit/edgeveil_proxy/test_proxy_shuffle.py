@@ -60,23 +60,6 @@ def test_every_group_is_permuted_alone(tmp_path: Path) -> None:
     assert done.data[0 : len(done.data)] == (tmp_path / "batch").read_bytes()
 
 
-def test_a_job_that_asks_for_no_shuffle_gets_the_order_of_arrival(tmp_path: Path) -> None:
-    done = shuffled(tmp_path, ALL, keep_order=True)
-    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (2, 0, 1), (2, 0, 1))
-    assert done.counts == (3, 3)
-
-
-@pytest.mark.parametrize("keep_order", [False, True])
-def test_a_group_below_the_floor_is_left_out_in_either_order(
-    tmp_path: Path, keep_order: bool
-) -> None:
-    uploads = ((0, (0, 1)), (1, (1,)), (2, (1,)))
-    done = shuffled(tmp_path, uploads, floor=2, keep_order=keep_order)
-    order = (0, 1, 2) if keep_order else (2, 1, 0)
-    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (), order)
-    assert done.counts == (0, 3)
-
-
 def test_segments_larger_than_a_block_arrive_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

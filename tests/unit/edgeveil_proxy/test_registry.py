@@ -22,16 +22,6 @@ def test_the_file_is_its_owners_alone(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_admitted_devices_are_known_and_stay_known(path):
-    one = device()
-    assert Registry(path).admit(one, note="ward 3")
-    registry = Registry(path)
-    assert registry.verify_key(one.device_id) == one.identity
-    (entry,) = registry.devices()
-    assert (entry.device_id, entry.sealing, entry.note) == (one.device_id, one.sealing, "ward 3")
-    assert entry.active
-
-
 def test_the_roster_is_sorted_by_key_so_that_it_says_nothing(path):
     registry, devices = Registry(path), [device() for _ in range(8)]
     for one in devices:
@@ -39,14 +29,6 @@ def test_the_roster_is_sorted_by_key_so_that_it_says_nothing(path):
     epoch, keys = registry.roster()
     assert epoch == 8
     assert keys == b"".join(sorted(one.sealing.to_bytes() for one in devices))
-
-
-def test_admitting_twice_changes_nothing(path):
-    registry, one = Registry(path), device()
-    assert registry.admit(one)
-    before = registry.roster()
-    assert not registry.admit(one)
-    assert registry.roster() == before
 
 
 def test_a_second_sealing_key_for_an_identity_is_refused(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from pathlib import Path
 
@@ -34,29 +33,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "spool.sqlite"
 
 
-# --- work ------------------------------------------------------------------------------------
-
-
-def test_a_batch_holds_each_group_s_segments_in_an_order_of_its_own(path: Path) -> None:
-    spool, sizes = Spool(path), (40, 24)
-    for slot in range(4):
-        data = bytes((slot, 0)) * 20 + bytes((slot, 1)) * 12
-        spool.store(UploadPart(at(), slot * 64, data))
-    turns = iter((1, 2))
-
-    def rotate(places: list[int]) -> None:
-        by = next(turns)
-        places[:] = places[by:] + places[:by]
-
-    task = ShuffleRound(at(), sizes, 64, 3, tuple((slot, (0, 1)) for slot in range(4)))
-    done = spool.shuffled(task, rotate)
-    data = done.data[:]
-    assert done.counts == (4, 4) and done.digest == hashlib.sha256(data).digest()
-    firsts, seconds = data[:160], data[160:]
-    assert firsts == b"".join(bytes((slot, 0)) * 20 for slot in (1, 2, 3, 0))
-    assert seconds == b"".join(bytes((slot, 1)) * 12 for slot in (2, 3, 0, 1))
-
-
 def test_a_group_below_the_floor_is_left_out(path: Path) -> None:
     spool = Spool(path)
     for slot in range(3):
@@ -83,9 +59,6 @@ def test_dropping_one_under_way_leaves_a_kept_one_of_the_same_bytes(path: Path) 
     spool.store(BroadcastDropped(item.header.blob.digest))
     (found,) = reopened(path).kept.values()
     assert found.data[:] == item.data[:]
-
-
-# --- faults ----------------------------------------------------------------------------------
 
 
 def test_what_a_killed_process_left_half_done_is_swept(path: Path) -> None:

@@ -124,9 +124,6 @@ def upload_of(
     return m.Upload(where, groups, describe(data, PART_BYTES)), data
 
 
-# --- readers ------------------------------------------------------------------------------
-
-
 def of(effects: list[fx.Effect], kind: type[T]) -> list[T]:
     return [effect for effect in effects if isinstance(effect, kind)]
 

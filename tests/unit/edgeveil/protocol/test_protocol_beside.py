@@ -11,14 +11,14 @@ import msgspec
 import protocol_kit as kit
 import pytest
 from cloud_bench import OTHER, both_waiting
-from device_bench import ME, PACKAGE, SEALED, device, done, fire, receive
+from device_bench import PACKAGE, SEALED, device, done, fire, receive
 from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.cloud import CancelJob, PublishRelease, SealPublication
+from edgeveil.protocol.cloud import CancelJob
 from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage
 from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
 from edgeveil.protocol.proxy_rounds import UploadKept
@@ -27,9 +27,6 @@ from edgeveil.protocol.proxy_uploads import TakePut
 PREFIX = "https://blobs.example.org/f/"
 URL = PREFIX + "0f" * 32
 LARGE = bytes(range(256)) * (tr.LEAST_BYTES // 256)
-
-
-# --- which URLs count ---
 
 
 @pytest.mark.parametrize(
@@ -59,9 +56,6 @@ LARGE = bytes(range(256)) * (tr.LEAST_BYTES // 256)
 )
 def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
     assert not tr.is_allowed(url, [PREFIX])
-
-
-# --- a device and a package ---
 
 
 def large_offer():
@@ -131,18 +125,6 @@ def test_what_comes_for_a_round_that_is_over_is_dropped():
     assert done(machine, task, tr.FetchedBeside(LARGE)) == []
 
 
-def test_only_the_proxy_says_where_a_blob_is():
-    machine = device(blob_urls=(PREFIX,))
-    _, sent = large_offer()
-    receive(machine, sent)
-    at_ = m.decode_body(told().body)
-    assert kit.refused(receive(machine, ME.signer.note(at_))) == ["unknown_signer"]
-    assert kit.refused(receive(machine, kit.CLOUD.note(at_))) == ["unexpected_body"]
-
-
-# --- a device and its upload ---
-
-
 def uploading(**settings):
     machine = device(**({"blob_urls": (PREFIX,)} | settings))
     return machine, answered(machine, kit.JOB, LARGE)
@@ -171,28 +153,12 @@ def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged()
     assert machine.memory.uploads[kit.JOB].held
 
 
-def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
-    machine, _ = uploading()
-    for left in reversed(range(tr.MOST_FAILURES)):
-        (task,) = kit.tasks(receive(machine, told(put=True)))
-        out = done(machine, task, fx.WorkFailed("expired"))
-        assert kit.refused(out) == ["beside_expired"]
-        (sent,) = kit.messages(out, m.Offer)
-        assert sent.beside == (left > 0)
-    assert "over_the_broker" in kit.reports(out)
-    digest = machine.memory.uploads[kit.JOB].upload.blob.digest
-    assert len(kit.messages(receive(machine, m.Need(digest, (0, 1))), m.BlobPart)) == 2
-
-
 def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     machine, _ = uploading()
     out = receive(machine, told("https://127.0.0.1/admin", put=True))
     assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
     (sent,) = kit.messages(fire(machine, "resend"), m.Offer)
     assert not sent.beside
-
-
-# --- the proxy ---
 
 
 def holding(**settings):
@@ -246,13 +212,6 @@ def test_a_store_that_fails_is_told_and_parts_are_sent():
     (task,) = kit.tasks(says(machine, FLEET[0], need))
     assert "store_failed" in kit.reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
     assert len(kit.messages(says(machine, FLEET[0], need), m.BlobPart)) == 1
-
-
-def test_a_stranger_is_shown_nothing():
-    machine, header = holding(), kit.manifest(LARGE)
-    keep_large(machine, header)
-    asked = fx.MessageReceived(fx.DeviceAddress("f" * 16), m.Need(header.blob.digest, (0,), True))
-    assert kit.refused(machine.handle(asked, 0.0)) == ["unknown_signer"]
 
 
 def large_round(**settings):
@@ -325,17 +284,6 @@ def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of(
     assert fifth.in_place_of == ("2" * 64, "3" * 64)
 
 
-def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
-    machine, header = large_round()
-    (grant,) = kit.tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    (take,) = kit.tasks(
-        says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest)))
-    )
-    out = machine.handle(fx.WorkDone(take, fx.WorkFailed("/var/x: no room")), 0.0)
-    assert kit.refused(out) == ["beside_failed"]
-
-
 def test_nobody_says_that_anothers_upload_lies_there():
     machine, header = large_round()
     (grant,) = kit.tasks(put_offer(machine, header))
@@ -373,9 +321,6 @@ def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
     assert "store_failed" in kit.reports(out)
     (need,) = kit.messages(put_offer(machine, header), m.Need)
     assert need.blob == header.blob.digest
-
-
-# --- the proxy and the cloud's store ---
 
 
 def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
@@ -431,9 +376,6 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
             out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
             (again,) = to_cloud(out)
             assert again.beside == (left > 0) and m.decode_header(again.header).at.job_id == job
-
-
-# --- the cloud's store ---
 
 
 def test_each_jobs_broadcast_is_shown_by_its_own_course():
@@ -494,14 +436,3 @@ def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
     assert kit.tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
         cj.Absorb({"": theirs.batch})
     ]
-
-
-def test_the_clouds_publication_is_shown_too():
-    machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    machine.handle(fx.Command(PublishRelease(kit.JOB)), 0.0)
-    header, data = cloud_bench.sealed(cj.SealRelease(kit.JOB), tr.LEAST_BYTES)
-    sealed = cj.CellBroadcasts({"": cj.Broadcast(header, data)})
-    cloud_bench.done(machine, SealPublication(kit.JOB), sealed)
-    (task,) = kit.tasks(cloud_bench.receive(machine, m.Need(header.blob.digest, (0,), True)))
-    (told_,) = kit.bodies(cloud_bench.done(machine, task, tr.BlobShown(URL)), m.BlobAt)
-    assert told_.blob == header.blob.digest

@@ -13,7 +13,7 @@ from protocol_kit import at
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine
-from edgeveil.protocol.messages import Ack, BlobPart, Close, ExchangeId, Need, Shortfall, Signer
+from edgeveil.protocol.messages import Ack, Close, ExchangeId, Need, Shortfall, Signer
 from edgeveil.protocol.transfer import NEED_LIMIT
 
 
@@ -41,13 +41,6 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     assert record in kit.headers(out)
 
 
-def test_the_proxy_coming_back_gets_the_broadcast():
-    machine = cb.cloud()
-    cb.start(machine)
-    header, _ = cb.seal(machine, cj.SealJob(kit.JOB))
-    assert kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == [header]
-
-
 def test_a_batch_may_come_before_the_acknowledgement():
     machine = cb.cloud()
     cb.start(machine)
@@ -56,10 +49,6 @@ def test_a_batch_may_come_before_the_acknowledgement():
     assert kit.tasks(cb.hand_over(machine)) == [cj.Absorb({"": cb.batch()[0]})]
     assert cb.receive(machine, ack(header)) == []
     assert kit.tasks(cb.absorb(machine)) == [cj.SealRound(kit.JOB, 2, 1)]
-
-
-def test_a_batch_without_a_job_is_closed():
-    assert [a.status for a in kit.bodies(cb.hand_over(cb.cloud()), Ack)] == ["closed"]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +68,6 @@ def test_only_the_proxy_s_own_word_counts(message, reason):
     assert kit.refused(cb.receive(machine, message)) == [reason]
     assert cb.state(machine) is cj.CloudState.WAITING
     assert len(kit.tasks(cb.hand_over(machine))) == 1
-
-
-# --- repeating ----------------------------------------------------------------------------
 
 
 def shortfall(machine, where=None):
@@ -117,12 +103,6 @@ def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(agai
     assert kit.bodies(out, Close) == [] and cb.state(machine) is cj.CloudState.IDLE
 
 
-def test_a_shortfall_that_comes_twice_repeats_once():
-    machine = cb.waiting()
-    shortfall(machine)
-    assert shortfall(machine) == []
-
-
 def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     machine = cb.cloud()
     cb.start(machine, cj.StartJob(kit.JOB, 3, 1, exchanges=2, retries=1))
@@ -156,9 +136,6 @@ def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
     whole_s = kit.timers(out)["watchdog"]
     assert kit.timers(cb.receive(machine, Need(header.blob.digest, (0,)))) == {"watchdog": whole_s}
     assert kit.timers(cb.receive(machine, Need(b"x" * 32, (0,)))) == {}
-
-
-# --- A batch on its way into the cloud: every part to the disk, none in memory, none
 
 
 def spooled(effects):
@@ -207,21 +184,6 @@ def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
     assert min(open_at_once[: -cj.BATCH_CREDIT]) >= NEED_LIMIT // 2
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda p: BlobPart(p.blob, 10**6, p.crc, p.data),
-        lambda p: BlobPart(p.blob, p.index, p.crc ^ 1, p.data),
-        lambda p: BlobPart(p.blob, p.index, p.crc, p.data[:-1]),
-    ],
-)
-def test_a_part_that_does_not_fit_is_refused_and_stores_nothing(bad):
-    machine, _, pieces, _ = pulling()
-    out = cb.receive(machine, bad(pieces[0]))
-    assert kit.refused(out) == ["bad_part"] and kit.stored(out) == []
-    assert len(spooled(cb.receive(machine, pieces[0]))) == 1
-
-
 def test_a_long_pull_is_no_silence_and_a_stalled_one_is():
     machine, _, pieces, out = pulling(proxy_margin_s=30.0)
     assert kit.timers(out)["watchdog"] == 30.0
@@ -244,86 +206,16 @@ def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
     assert "100000" in status.reason and "limits.spool_bytes" in status.reason
 
 
-@pytest.mark.parametrize(
-    "result", [fx.WorkFailed("bad_digest"), cj.TooFewUploads("1 valid upload")]
-)
-def test_a_batch_of_no_use_is_dropped_with_its_file(result):
-    machine = cb.waiting()
-    (task,) = kit.tasks(cb.hand_over(machine))
-    out = cb.done(machine, task, result)
-    assert cj.BatchDropped(kit.JOB) in kit.stored(out) and kit.tasks(out) == [
-        cj.SealRound(kit.JOB, 1, 2)
-    ]
-
-
-# --- A job that others hold up comes to a stand, and goes on where it stood
-
-
 ONCE = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=0)
-
-
-def by_shortfall(machine):
-    return cb.receive(machine, kit.PROXY.note(Shortfall(at(), 1, 2)))
 
 
 def by_silence(machine):
     return cb.fire(machine, "watchdog")
 
 
-def by_a_poor_batch(machine):
-    return cb.done(machine, kit.tasks(cb.hand_over(machine))[0], cj.TooFewUploads("1 valid upload"))
-
-
-def by_a_full_disk(machine):
-    return cb.done(
-        machine, kit.tasks(cb.hand_over(machine))[0], cj.Obstacle("the batch cannot be written")
-    )
-
-
 def paused(out):
     (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
     return status.status == "paused" and status.job_id == kit.JOB and bool(status.reason)
-
-
-@pytest.mark.parametrize("how", [by_shortfall, by_silence, by_a_poor_batch, by_a_full_disk])
-def test_without_retries_left_the_job_pauses_and_nobody_is_told_that_it_ended(how):
-    machine = cb.waiting(what=ONCE)
-    out = how(machine)
-    assert paused(out) and kit.tasks(out) == [] and kit.bodies(out, Close) == []
-    assert cb.state(machine) is cj.CloudState.IDLE and kit.JOB not in machine.courses
-    assert kit.reports(out)["job_paused"]["reason"]
-    assert {"watchdog", "resend"} <= {
-        effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)
-    }
-
-
-def test_a_blocked_release_pauses():
-    machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 3, 1, exchanges=2, retries=1))
-    cb.broadcast(machine, cj.SealJob(kit.JOB))
-    assert paused(cb.done(machine, cj.SealRelease(kit.JOB), cj.Obstacle("no device is enrolled")))
-
-
-def test_work_that_can_never_be_done_still_fails_the_job():
-    machine = cb.cloud()
-    cb.start(machine)
-    out = cb.done(machine, cj.SealJob(kit.JOB), fx.WorkFailed("the sealed job has 9 bytes"))
-    assert kit.stored(out) == [cj.JobStatus(kit.JOB, "failed", "the sealed job has 9 bytes")]
-
-
-def test_a_refused_broadcast_pauses():
-    machine = cb.cloud()
-    cb.start(machine)
-    header, _ = cb.seal(machine, cj.SealJob(kit.JOB))
-    out = cb.receive(machine, ack(header, "refused", "spool_full"))
-    assert paused(out) and "spool_full" in kit.stored(out)[0].reason
-
-
-def test_devices_that_all_decline_still_end_the_job():
-    machine = cb.waiting(what=ONCE)
-    cb.selecting(machine, 3)
-    out = cb.receive(machine, kit.PROXY.note(Shortfall(at(), 0, 3)))
-    assert kit.stored(out)[0].status == "failed" and len(kit.bodies(out, Close)) == 1
 
 
 def test_a_resumed_job_is_announced_again_and_goes_on_with_fresh_retries():
@@ -337,9 +229,6 @@ def test_a_resumed_job_is_announced_again_and_goes_on_with_fresh_retries():
     assert kit.tasks(cb.fire(machine, "watchdog")) == [cj.SealRound(kit.JOB, 1, 3)]
     cb.broadcast(machine, cj.SealRound(kit.JOB, 1, 3))
     assert kit.tasks(cb.absorb(machine, at(1, 3))) == [cj.SealRound(kit.JOB, 2, 1)]
-
-
-# --- Several jobs at one cloud: each goes its own way, and none holds up another
 
 
 THIRD = b"L" * 16
@@ -371,14 +260,6 @@ def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
     assert [ack.status for ack in kit.bodies(out, Ack)] == ["closed"]
     assert cb.receive(machine, kit.PROXY.note(Shortfall(where(THIRD), 1, 1))) == []
     assert [cb.state(machine, job) for job in (kit.JOB, cb.OTHER)] == [cj.CloudState.WAITING] * 2
-
-
-@pytest.mark.parametrize("job", [kit.JOB, cb.OTHER])
-def test_an_outcome_that_comes_twice_is_refused_for_its_job_alone(job):
-    machine = cb.both_waiting()
-    _, out = cb.seal(machine, cj.SealRound(job, 1, 1))
-    assert [one.reason for one in kit.of(out, fx.Refuse)] == ["illegal_transition"]
-    assert [cb.state(machine, one) for one in (kit.JOB, cb.OTHER)] == [cj.CloudState.WAITING] * 2
 
 
 def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:

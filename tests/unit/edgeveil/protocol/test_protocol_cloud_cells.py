@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import protocol_kit as kit
-import pytest
 from cloud_bench import batch, done, sealed, start, state
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud import CloudMachine, RosterKept
+from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.transfer import describe
 
 NORTH, SOUTH = "north", "south"
@@ -104,22 +103,6 @@ def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
     return found
 
 
-# --- one step in all cells ---
-
-
-def test_a_cell_without_devices_has_no_part_in_a_round():
-    machine = cells_cloud()
-    start(machine, ONCE)
-    spread(machine, ANNOUNCE)
-    found, out = seal(machine, ROUND, (SOUTH,))
-    assert receivers(out, m.Manifest) == {SOUTH}
-    hold(machine, SOUTH, found[SOUTH])
-    assert kit.tasks(come(machine, SOUTH)) == [cj.Absorb({SOUTH: of_cell(SOUTH)[0]})]
-
-
-# --- a cell that is silent, refuses, or is slow ---
-
-
 def test_a_silent_cell_costs_its_own_devices_only():
     machine = waiting()
     come(machine, NORTH)
@@ -182,8 +165,6 @@ def test_a_quorum_of_all_closes_the_round_after_its_grace():
     assert kit.reports(out)["cell_gone"]["cell"] == SOUTH
 
 
-# --- masks ---
-
 ASKED = {
     cell: m.Unmask(kit.at(), of_cell(cell)[0].blob.digest, bytes([7 + n]))
     for n, cell in enumerate(CELLS)
@@ -222,9 +203,6 @@ def test_one_cell_s_masks_are_no_answer_for_the_other():
     assert kit.tasks(out) == [] and machine.courses[kit.JOB].cells[SOUTH].masks.masks is None
 
 
-# --- the release ---
-
-
 def test_a_job_ends_with_the_cells_that_hold_its_release():
     machine = waiting()
     come(machine, NORTH)
@@ -239,26 +217,9 @@ def test_a_job_ends_with_the_cells_that_hold_its_release():
     assert state(machine) is cj.CloudState.IDLE
 
 
-# --- whom it believes ---
-
-
 def test_a_proxy_speaks_for_its_own_cell_alone():
     machine = waiting()
     header, data = of_cell(SOUTH)
     out = hear(machine, NORTH, kit.offer(header, data, PROXIES[SOUTH]))
     assert [one.reason for one in kit.of(out, fx.Refuse)] == ["forged"]
     assert machine.courses[kit.JOB].cells[NORTH].batch is None
-
-
-def test_a_cell_that_nobody_named_is_not_heard():
-    header, data = of_cell(SOUTH)
-    assert hear(waiting(), "west", kit.offer(header, data, PROXIES[SOUTH])) == []
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_roster_is_that_of_its_cell(cell):
-    keys = b"k" * 32
-    header = m.Roster(3, describe(keys, kit.PART_BYTES))
-    out = hear(cells_cloud(), cell, kit.offer(header, keys, PROXIES[cell]))
-    (kept,) = kit.stored(out)
-    assert isinstance(kept, RosterKept) and (kept.cell, kept.keys) == (cell, keys)

@@ -64,9 +64,6 @@ CHECKED = cj.AskChecks({"": CheckMasks(kit.at(), cb.batch()[0].blob.digest, byte
 ASKED = cj.AskUnmask({"": Unmask(kit.at(), cb.batch()[0].blob.digest, b"\x07")})
 
 
-# --- the end ------------------------------------------------------------------------------
-
-
 def _at_state(wanted):
     machine = cb.cloud()
     steps = [
@@ -130,14 +127,6 @@ def test_a_job_can_be_cancelled_in_every_state(before):
     assert kit.tasks(cb.start(machine, cj.StartJob(b"K" * 16, 1, 1, 1, 0))) == [
         cj.SealJob(b"K" * 16)
     ]
-
-
-def test_an_end_can_be_told_again_after_a_restart():
-    machine = cb.cloud()
-    out = machine.handle(fx.Command(RepeatEnd(kit.JOB, "failed")), 0.0)
-    assert kit.bodies(out, Close) == [Close(kit.JOB, "failed")] and kit.stored(out) == []
-    assert kit.bodies(cb.fire(machine, "close"), Close) == [Close(kit.JOB, "failed")]
-    assert cb.state(machine) is cj.CloudState.IDLE
 
 
 def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
@@ -235,13 +224,6 @@ def test_causes_of_all_cells_add_up():
     assert RoundAnswers.of(9, [*cells, Shortfall(kit.at(), 0, 0)]).offline is None
 
 
-def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
-    machine = cb.waiting()
-    task = kit.tasks(cb.hand_over(machine))[0]
-    out = cb.done(machine, task, fx.WorkFailed("the store is locked"))
-    assert kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
-
-
 @pytest.mark.parametrize(
     "before", [cj.CloudState.ANNOUNCING, cj.CloudState.RELEASING], ids=lambda s: s.value
 )
@@ -252,20 +234,6 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
         len(kit.headers(out)) == 1 and "watchdog" in kit.timers(out) and cb.state(machine) is before
     )
     assert kit.stored(cb.fire(machine, "watchdog"))[0].status == "paused"
-
-
-# --- what must not disturb ------------------------------------------------------------------
-
-
-def test_a_job_that_runs_is_not_started_again():
-    machine = cb.waiting()
-    assert kit.refused(cb.start(machine, cj.StartJob(kit.JOB, 2, 1, 1, 0))) == [
-        "illegal_transition"
-    ]
-    assert machine.courses[kit.JOB].start == cb.START and cb.state(machine) is cj.CloudState.WAITING
-
-
-# --- the roster ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
@@ -290,15 +258,6 @@ def test_an_older_roster_cannot_bring_a_revoked_device_back():
     assert kit.stored(out) == [RosterRefused("replayed_roster", "")], "its time tells what it is"
     again = cb.receive(machine, kit.offer(Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
     assert kit.stored(again) == [RosterKept(8, new)]
-
-
-def test_a_roster_that_is_no_list_of_keys_is_refused():
-    header = Roster(1, describe(b"k" * 33, kit.PART_BYTES))
-    out = cb.receive(cb.cloud(), kit.offer(header, b"k" * 33, kit.PROXY))
-    assert kit.refused(out) == ["malformed"] and kit.stored(out) == []
-
-
-# --- A link that is down costs no attempt, is named, and its pause ends with it
 
 
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
@@ -402,21 +361,6 @@ def test_a_proxy_tells_how_its_link_to_the_devices_stands():
     assert kit.bodies(machine.handle(up, 0.0), LinkState) == []
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "the proxy refused the broadcast: closed_job",
-        "the proxy refused the broadcast: sets_below_floor",
-        "the proxy refused to unmask: unknown_round",
-    ],
-)
-def test_what_is_to_be_cancelled_is_not_to_be_resumed_then(reason):
-    assert not resume_follows(pause_advice(reason)) and not goes_on(reason)
-
-
-# --- The cloud's one question for the masks of its sums, and the answer on its way
-
-
 CHOSEN = m.Unmask(kit.at(), batch()[0].blob.digest, b"\x07")
 QUESTION = hashlib.sha256(m.encode_inner(CHOSEN)).digest()
 MASKS = b"sums of masks " * 300
@@ -450,9 +394,6 @@ def asked(effects: list[fx.Effect]) -> list[m.Unmask]:
     return kit.bodies(effects, m.Unmask)
 
 
-# --- the question ---
-
-
 def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
     machine = waiting()
     offer_batch(machine)
@@ -463,9 +404,6 @@ def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
     assert kit.stored(out) == []
     assert {"unmask", "watchdog"} <= kit.timers(out).keys()
     assert "unmasking" in kit.reports(out)
-
-
-# --- the answer ---
 
 
 def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
@@ -512,27 +450,6 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
-def test_bytes_that_are_not_those_of_the_digest_are_dropped_and_asked_for_again() -> None:
-    machine, header = unmasking(), sums()
-    receive(machine, kit.offer(header, b"", kit.PROXY))
-    good, bad = kit.parts_of(header, MASKS), kit.parts_of(sums(MASKS[::-1]), MASKS[::-1])
-    changed = [type(p)(header.blob.digest, p.index, p.crc, p.data) for p in bad]
-    outs = [receive(machine, part) for part in (changed[0], *good[1:])]
-    assert kit.refused(outs[-1]) == ["bad_digest"]
-    assert asked(fire(machine, "unmask")) == [CHOSEN]
-    assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
-
-
-def test_an_answer_of_another_signer_is_refused() -> None:
-    machine = unmasking()
-    assert kit.refused(receive(machine, kit.offer(sums(b"small"), b"small", kit.CLOUD))) == [
-        "unknown_signer"
-    ]
-
-
-# --- what follows ---
-
-
 def test_wrong_sums_end_the_job() -> None:
     machine = unmasking()
     answer(machine)
@@ -569,18 +486,6 @@ def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
     assert "submit it anew" in pause_advice(status.reason)
     assert state(machine) is cj.CloudState.IDLE
     assert "unmask" in {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
-
-
-def test_a_cancelled_job_asks_no_more() -> None:
-    machine = unmasking()
-    out = machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
-    assert kit.stored(out)[-1].status == "cancelled"  # type: ignore[attr-defined]
-    assert state(machine) is cj.CloudState.IDLE
-    assert fire(machine, "unmask") == []
-    assert kit.tasks(answer(machine)) == []
-
-
-# --- never a second choice ---
 
 
 def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:

@@ -55,17 +55,6 @@ def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
     assert len(kit.headers(out)) == 1
 
 
-def test_a_job_that_is_not_known_has_no_moment() -> None:
-    machine: DeviceMachine = device()
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
-    (task,) = kit.tasks(
-        machine.handle(
-            fx.WorkDone(dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, 0.5)), 100.0
-        )
-    )
-    assert len(kit.headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
-
-
 @example(0.0, 8.0, 0.0, 0.5, 1.0, 100.0)
 @example(0.0, 8.0, 20.0, 0.5, 1.0, 100.0)
 @given(
@@ -95,9 +84,6 @@ def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
         assert found.leaves_s <= max(start_s, min(start_s + budget_s, closes_s)) + 1e-6
     else:
         assert found.wait_s(start_s) == 0
-
-
-# --- A device under cover traffic: it answers every round, at a moment that chance de
 
 
 DUMMY = replace(SEALED, dummy=True)
@@ -158,9 +144,6 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
     (task,) = kit.tasks(work_on(machine, second))
     assert isinstance(task, dr.ComputeAnswer)
     assert (task.manifest, task.package) == (second, PACKAGE)
-
-
-# --- the moment ---------------------------------------------------------------------------
 
 
 def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool) -> list[fx.Effect]:
@@ -232,9 +215,6 @@ def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bo
     assert [need.blob for need in kit.messages(out, Need)] == [LARGE.blob.digest]
 
 
-# --- what becomes of a dummy ----------------------------------------------------------------
-
-
 def uploaded(machine: DeviceMachine) -> None:
     unselected(machine)
     done(machine, dr.SealDummies(HEADER), DUMMY)
@@ -249,14 +229,6 @@ def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() ->
     record, data = kit.commit_of(kit.at(), [b"another device's"])
     out = receive(machine, kit.offer(record, data))
     assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "missing")]
-    assert kit.reports(out) == {}
-
-
-def test_a_refused_dummy_is_dropped_without_a_word() -> None:
-    machine = covered()
-    uploaded(machine)
-    out = receive(machine, kit.PROXY.note(Ack(DIGEST, "closed", "closed_round")))
-    assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "dropped")]
     assert kit.reports(out) == {}
 
 

@@ -8,9 +8,6 @@ import device_bench as db
 import msgspec
 import protocol_kit as kit
 import pytest
-from cloud_bench import cloud
-from protocol_kit import headers
-from proxy_bench import proxy
 
 from edgeveil.protocol import device as dv
 from edgeveil.protocol import device_round as dr
@@ -21,23 +18,12 @@ from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
     DeviceState,
-    NoAnswer,
     OpenedPackage,
     OpenPackage,
 )
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
-
-
-def test_a_large_model_comes_together_from_parts_in_any_order():
-    machine, header = db.device(), kit.manifest(LONG)
-    assert not kit.tasks(db.receive(machine, kit.offer(header)))
-    pieces = kit.parts_of(header, LONG)
-    for piece in reversed(pieces[1:]):
-        assert not kit.tasks(db.receive(machine, piece))
-    assert kit.tasks(db.receive(machine, pieces[0])) == [dr.OpenPackage(header, LONG)]
-    assert db.receive(machine, pieces[0]) == []
 
 
 @pytest.mark.parametrize("older", [kit.at(4, 10), kit.at(5, 2)])
@@ -68,15 +54,6 @@ def test_a_second_model_under_one_round_is_refused():
     assert db.snapshot(machine) == before
 
 
-def test_the_same_offer_again_does_no_second_work():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    for _ in range(2):
-        db.work_on(machine, header)
-    out = db.receive(machine, kit.offer(header, db.MODEL))
-    assert kit.tasks(out) == [] and kit.refused(out) == []
-    assert machine.state is dr.DeviceState.WORKING
-
-
 @pytest.mark.parametrize(
     ("signer", "reason"),
     [(m.Signer("cloud", kit.signing_key(99)), "forged"), (kit.PROXY, "unknown_signer")],
@@ -88,11 +65,6 @@ def test_only_the_cloud_broadcasts(signer, reason):
         db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL, signer))
     ) == [reason]
     assert db.snapshot(machine) == before
-
-
-def test_a_header_that_is_no_broadcast_is_refused():
-    header, data = kit.upload_of(kit.at(), 1)
-    assert kit.refused(db.receive(db.device(), kit.offer(header, data))) == ["unexpected_header"]
 
 
 @pytest.mark.parametrize(
@@ -115,23 +87,6 @@ def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, r
     before = db.snapshot(machine)
     assert kit.refused(db.receive(machine, kit.offer(header, inline))) == [reason]
     assert db.snapshot(machine) == before
-
-
-def test_a_model_that_does_not_open_is_refused_by_its_reason():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.receive(machine, kit.offer(header, db.MODEL))
-    out = db.done(machine, dr.OpenPackage(header, db.MODEL), fx.WorkFailed("wrong_commitment"))
-    assert kit.refused(out) == ["wrong_commitment"] and machine.state is dr.DeviceState.IDLE
-
-
-def test_a_round_that_holds_no_round_is_refused():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.receive(machine, kit.offer(header, db.MODEL))
-    out = db.done(
-        machine, dr.OpenPackage(header, db.MODEL), dr.OpenedPackage(JobPackage(b"{}", b""))
-    )
-    assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
-    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_newer_round_takes_the_place_of_the_one_at_work():
@@ -159,9 +114,6 @@ def test_fetches_that_never_end_do_not_stop_later_rounds():
         db.receive(machine, kit.offer(record))
     out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(12)), db.MODEL))
     assert kit.refused(out) == [] and len(kit.tasks(out)) == 1
-
-
-# --- releases -----------------------------------------------------------------------------
 
 
 def release(sequence, job=kit.JOB):
@@ -205,12 +157,6 @@ def test_a_release_that_could_not_be_used_holds_up_no_round():
     assert kit.refused(db.receive(machine, kit.offer(header, db.MODEL))) == []
 
 
-# --- the link -----------------------------------------------------------------------------
-
-
-# --- A device: which jobs it learns, and the rounds that come before their job is kno
-
-
 JOB_DATA = b"sealed job"
 JOB_HEADER = kit.manifest(JOB_DATA, kit.at(0), kind="job", groups=(), selected=0)
 
@@ -249,15 +195,6 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
     assert machine.state is DeviceState.OPENING and db.fire(machine, "repair") == []
 
 
-def test_a_round_put_by_stays_when_it_is_offered_again():
-    machine, header = at_its_job()
-    for piece in kit.parts_of(header, LONG):
-        db.receive(machine, piece)
-    for out in (db.receive(machine, kit.offer(header)), db.fire(machine, "repair")):
-        assert kit.tasks(out) == [] and kit.messages(out, m.Need) == []
-    assert kit.tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
-
-
 def test_what_is_not_the_round_is_found_before_it_is_put_by():
     machine, header = at_its_job()
     *wrong, last = kit.parts_of(header, LONG[::-1])
@@ -278,22 +215,6 @@ def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
     assert machine.fetches.under_way == {} and db.fire(machine, "repair") == []
 
 
-def test_a_newer_round_of_an_unknown_job_takes_the_place_of_the_older():
-    machine, newer = db.device(DeviceMemory()), kit.manifest(LONG[::-1], kit.at(2))
-    db.receive(machine, kit.offer(kit.manifest(LONG)))
-    db.receive(machine, kit.offer(newer))
-    assert list(machine.fetches.under_way) == [newer.blob.digest]
-
-
-def test_a_job_that_holds_no_job_is_refused_and_not_fetched_again():
-    machine = db.device(DeviceMemory())
-    db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))
-    assert kit.refused(
-        db.done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(db.PACKAGE))
-    ) == ["malformed_package"]
-    assert db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA)) == []
-
-
 def test_a_closed_job_stays_closed():
     machine = db.device()
     out = db.receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
@@ -301,9 +222,6 @@ def test_a_closed_job_stays_closed():
     assert db.receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed"))) == []
     for header, data in ((kit.manifest(db.MODEL), db.MODEL), (JOB_HEADER, JOB_DATA)):
         assert kit.refused(db.receive(machine, kit.offer(header, data))) == ["closed_job"]
-
-
-# --- A device: what the cloud, the proxy and the broker can make it hold, fetch and r
 
 
 def job_id(number: int) -> bytes:
@@ -323,9 +241,6 @@ def learn(machine: dv.DeviceMachine, number: int) -> list[fx.Effect]:
     package = JobPackage(b"{}", b"graph")
     db.done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(package))
     return db.done(machine, dv.InstallJob(header, package), dv.Installation())
-
-
-# --- fetches ------------------------------------------------------------------------------
 
 
 def stalled(machine: dv.DeviceMachine, count: int) -> list[m.Manifest]:
@@ -381,9 +296,6 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() ->
     assert len(kit.tasks(out)) == 1
 
 
-# --- jobs ---------------------------------------------------------------------------------
-
-
 def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> None:
     machine = db.device(jobs=3)
     db.work_on(machine, kit.manifest(db.MODEL))
@@ -426,19 +338,6 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     ]
 
 
-def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
-    machine = db.device(dr.DeviceMemory())
-    header, data = announced(7)
-    db.receive(machine, kit.offer(header, data))
-    db.receive(machine, kit.CLOUD.note(m.Close(job_id(7), "cancelled")))
-    out = db.done(machine, dv.InstallJob(header, JobPackage(b"{}", b"g")), dv.Installation())
-    assert kit.stored(out) == [dv.JobClosed(job_id(7), "forgotten")]
-    assert not machine.memory.jobs
-
-
-# --- reasons ------------------------------------------------------------------------------
-
-
 def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
     machine, header = db.device(), kit.manifest(db.MODEL)
     db.receive(machine, kit.offer(header, db.MODEL))
@@ -447,9 +346,6 @@ def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
     )
     assert kit.refused(out) == ["failed_work"]
     assert kit.reports(out)["failed_work"]["why"] == "the file /x cannot be read"
-
-
-# --- A device that comes and goes by its owner's conditions
 
 
 LEAVE, COME = fx.Command("leave"), fx.Command("come")
@@ -491,46 +387,7 @@ def test_what_it_has_begun_it_ends_before_it_goes():
     assert kit.bodies(db.fire(machine, "deadline"), m.Bye) == [m.Bye(db.ME.id)]
 
 
-def test_it_goes_with_the_end_of_a_round_that_it_declines():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    told(machine, UP)
-    db.work_on(machine, header)
-    told(machine, LEAVE)
-    out = db.done(machine, ComputeAnswer(header, db.PACKAGE), NoAnswer("the budget is spent"))
-    assert kit.bodies(out, m.Bye) == [m.Bye(db.ME.id)]
-
-
-def test_a_proxy_that_comes_is_not_sent_an_upload_that_it_holds():
-    machine = db.device()
-    told(machine, UP)
-    db.upload(machine)
-    db.receive(
-        machine, kit.PROXY.note(m.Ack(machine.memory.uploads[kit.JOB].upload.blob.digest, "held"))
-    )
-    db.receive(machine, kit.PROXY.note(m.Here(60.0)))
-    assert headers(db.fire(machine, "hello")) == []
-
-
-# --- What each role says when nothing came for long: a word that is answered, and no
-
-
-def test_a_device_says_hello() -> None:
-    out = db.device().handle(fx.PeerSilent(fx.ProxyAddress()), 0.0)
-    assert len(kit.bodies(out, m.Hello)) == len(kit.of(out, fx.Send)) == 1
-
-
 def test_a_device_that_is_away_says_nothing() -> None:
     machine = db.device()
     machine.handle(fx.Command("leave"), 0.0)
     assert machine.handle(fx.PeerSilent(fx.ProxyAddress()), 0.0) == []
-
-
-def test_a_proxy_asks_its_devices_and_offers_the_cloud_its_roster() -> None:
-    assert len(kit.bodies(proxy().handle(fx.PeerSilent(fx.AllDevices()), 0.0), m.Here)) == 1
-    (header,) = headers(proxy().handle(fx.PeerSilent(fx.CloudAddress()), 0.0))
-    assert isinstance(header, m.Roster)
-
-
-def test_a_cloud_asks_the_proxy() -> None:
-    out = cloud().handle(fx.PeerSilent(fx.ProxyAddress()), 0.0)
-    assert len(kit.bodies(out, m.Here)) == len(kit.of(out, fx.Send)) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -63,12 +62,6 @@ def done(machine: DeviceMachine, task: object, result: object, now_s: float) -> 
     return machine.handle(fx.WorkDone(task, result), now_s)
 
 
-def state(machine: DeviceMachine, job: bytes) -> dr.DeviceState:
-    found = machine.rounds.of(job)
-    assert found is not None
-    return found.state
-
-
 def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effect]:
     (task,) = kit.tasks(open_(machine, round_of(job, number)))
     return done(machine, task, answer_of(job), 0.0)
@@ -76,19 +69,6 @@ def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effec
 
 def digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-# --- beside each other --------------------------------------------------------------------
-
-
-def test_what_happens_is_told_of_its_job() -> None:
-    machine = several()
-    (task,) = kit.tasks(open_(machine, round_of(JOBS[1])))
-    assert machine.at == at(job=JOBS[1])
-    open_(machine, round_of(JOBS[0]))
-    out = done(machine, task, dr.NoAnswer("few"), 0.0)
-    assert kit.reports(out)["declined"]["job"] == JOBS[1].hex()[:12]
-    assert machine.at == at(job=JOBS[1])
 
 
 def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
@@ -100,9 +80,6 @@ def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
     ]
     done(machine, task, dr.NoAnswer("few"), 0.0)
     assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == []
-
-
-# --- turns --------------------------------------------------------------------------------
 
 
 def works(effects: list[fx.Effect]) -> list[dr.ComputeAnswer]:
@@ -220,15 +197,6 @@ def test_when_anything_leaves_does_not_follow_from_how_long_any_work_takes(
     seen = played(plan, work, cover_s)
     assert seen == played(plan, other, cover_s)
     assert len(seen) == len(plan)
-
-
-def test_the_bound_of_a_turn_is_the_work_s_share_of_the_budget() -> None:
-    machine = several()
-    (task,) = works(open_(machine, round_of(JOBS[0]), 5.0, budget_s=8.0))
-    assert task.until_s == 5.0 + 8.0 * dr.WORK_SHARE < math.inf
-
-
-# --- Three jobs at one device under loss, repetition, delay and crashes, with a real
 
 
 ME = kit.member(0)

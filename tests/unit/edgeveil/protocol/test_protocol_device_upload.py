@@ -124,9 +124,6 @@ def test_nobody_else_can_end_an_upload(message, reason):
     assert db.snapshot(machine) == before
 
 
-# --- commit -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("accepted", [3, 2, 0])
 def test_a_commit_says_how_many_segments_were_counted(accepted):
     machine = db.device()
@@ -140,26 +137,6 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     assert kit.stored(out) == [dr.OutboxDrop(kit.at(), outcome)] and not machine.memory.uploads
     assert machine.state is dr.DeviceState.IDLE
     assert db.receive(machine, kit.offer(record, data)) == []
-
-
-def test_a_commit_of_another_round_is_not_fetched():
-    machine = db.device()
-    upload(machine)
-    record, data = kit.commit_of(kit.at(1, 2), db.SEGMENTS)
-    assert db.receive(machine, kit.offer(record, data)) == []
-    assert machine.memory.uploads
-
-
-def test_a_forged_commit_is_refused():
-    machine = db.device()
-    upload(machine)
-    record, data = kit.commit_of(kit.at(), db.SEGMENTS)
-    assert kit.refused(db.receive(machine, kit.offer(record, data, kit.PROXY))) == [
-        "unknown_signer"
-    ]
-
-
-# --- the end of a round, a job, a process ----------------------------------------------------
 
 
 def test_after_the_deadline_the_upload_is_given_up():
@@ -203,19 +180,6 @@ def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     assert kit.reports(db.receive(machine, kit.offer(record, data)))["counted"]["counted"] == 3
 
 
-def test_a_restart_still_refuses_a_fork():
-    first, header = db.device(), kit.manifest(db.MODEL)
-    upload(first, header)
-    fork = msgspec.structs.replace(header, commitment=b"z" * 32)
-    out = db.receive(db.device(first.memory), kit.offer(fork, db.MODEL))
-    assert kit.refused(out) == ["forked_manifest"]
-
-
-def test_stopping_says_goodbye():
-    out = db.device(dr.DeviceMemory()).handle(fx.Command("stop"), 0.0)
-    assert kit.bodies(out, m.Bye) == [m.Bye(db.ME.id)]
-
-
 @pytest.mark.parametrize("end", ["counted", "refused", "expired", "declined"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_settled_round_is_not_taken_up_again(end, restarted):
@@ -247,9 +211,6 @@ def test_a_settled_round_is_not_taken_up_again(end, restarted):
         )
         == 1
     )
-
-
-# --- A device in a round under masks: first the proxy's key, then the round, and a se
 
 
 KEY = bytes(range(32))
@@ -309,23 +270,11 @@ def test_keys_of_as_many_jobs_as_it_knows_are_kept():
     assert found == [["no_round_key"], [], [], []]
 
 
-# --- A device's waits: spread over the fleet, put off when asked; an acknowledgement
-
-
 def test_a_fleet_s_waits_are_spread_and_never_longer_than_said() -> None:
     waits = [Backoff(f"{n:016x}").wait_s(4.0, 1, 30.0) for n in range(2000)]
     assert all(4.0 < wait <= 8.0 for wait in waits)
     tenths = [int((wait - 4.0) / 0.4) for wait in waits]
     assert min(tenths.count(tenth) for tenth in range(10)) > 120  # 200 expected, 13 deviation
-
-
-@pytest.mark.parametrize(("tries", "most_s"), [(0, 5.0), (1, 10.0), (3, 30.0), (10_000, 30.0)])
-def test_waits_double_up_to_a_cap(tries: int, most_s: float) -> None:
-    wait_s = Backoff("a" * 16).wait_s(5.0, tries, 30.0)
-    assert most_s / 2 < wait_s <= most_s
-
-
-# --- what is acknowledged -------------------------------------------------------------------
 
 
 def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
@@ -342,9 +291,6 @@ def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
     out = db.receive(machine, kit.offer(record, data))
     assert kit.refused(out) == []
     assert kit.reports(out)["counted"]["counted"] == 0
-
-
-# --- A device that was copied or put back to an older state: it counts what was answe
 
 
 UP = fx.PeerConnected(fx.ProxyAddress())
@@ -364,9 +310,6 @@ def said(machine) -> bytes:
     """Digest of its hello."""
     hello = Hello(db.ME.id, 0, 0, machine.memory.answered, 3)
     return hashlib.sha256(db.ME.signer.note(hello).body.payload).digest()
-
-
-# --- at the device ---
 
 
 def test_answers_are_numbered_and_a_hello_says_the_last_number() -> None:
@@ -404,19 +347,6 @@ def test_a_foreign_word_makes_it_count_nothing(wrong: str) -> None:
     signer = kit.PROXY if wrong == "of another hello" else db.ME.signer
     out = db.receive(machine, signer.note(Behind(digest, 6, (), True)))
     assert kit.tasks(out) == [] and machine.memory.answered == 2
-
-
-def test_what_could_not_be_counted_leaves_it_where_it_was() -> None:
-    machine = counting(2)
-    machine.handle(UP, 0.0)
-    behind = Behind(said(machine), 6, (), True)
-    (task,) = kit.tasks(db.receive(machine, kit.PROXY.note(behind)))
-    assert kit.refused(db.done(machine, task, fx.WorkFailed("full_disk"))) == ["full_disk"]
-    assert machine.memory.answered == 2
-    assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
-
-
-# --- at the proxy ---
 
 
 def hello(machine, number: int):

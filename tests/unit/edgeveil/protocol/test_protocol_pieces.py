@@ -122,8 +122,6 @@ def test_pieces_that_are_not_the_blob_are_refused(pieces):
     assert snapshot(machine) == before
 
 
-# --- stanzas in buckets -------------------------------------------------------------------------
-
 KEYS = [OpeningKey.generate() for _ in range(100)]
 BUCKETED, BUCKETS, TAG = sl.seal_broadcast(
     sl.Terms(
@@ -268,9 +266,6 @@ def rosters(effects):
     return [one for one in headers if isinstance(one, m.Roster)]
 
 
-# --- at the proxy -------------------------------------------------------------------------------
-
-
 LONG = STANZAS + b"stream" * 3000
 LONGER = sl.in_pieces(kit.manifest(LONG, stanza_bytes=len(STANZAS)), LONG)
 PUSHED = list(parts(LONGER.pieces[0], STANZAS))
@@ -296,22 +291,12 @@ def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
     assert kit.messages(says(machine, FLEET[2], old), m.BlobPart) == kit.parts_of(LONGER, LONG)[:1]
 
 
-def test_who_comes_late_is_offered_it_and_asks_for_either_piece():
-    machine = proxy()
-    brought(machine, LONGER, LONG)
-    hello = FLEET[0].signer.note(m.Hello(FLEET[0].id))
-    assert kit.offer(LONGER) in kit.messages(says(machine, FLEET[0], hello), m.Offer)
-
-
 @pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])
 def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
     machine = proxy()
     wrong = kit.manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
     assert kit.refused(cloud_says(machine, kit.offer(wrong))) == ["malformed"]
     assert machine.cache_bytes == 0
-
-
-# --- A round's record in pieces: each mark in its own, who asks for which, and what t
 
 
 PART_BYTES = transfer.part_bytes(kit.PACKET_BYTES)
@@ -331,9 +316,6 @@ def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):
 def piece_bytes(commit: m.Commit, data: bytes, piece: m.Blob) -> bytes:
     start = sum(one.size_bytes for one in commit.pieces[: commit.pieces.index(piece)])
     return data[start : start + piece.size_bytes]
-
-
-# --- the cut ----------------------------------------------------------------------------------
 
 
 def test_every_mark_stands_in_its_own_piece_and_in_no_other():
@@ -360,12 +342,6 @@ def test_no_piece_has_fewer_marks_than_the_floor(floor, pieces):
     assert min(piece.size_bytes for piece in commit.pieces) >= 32 * floor
 
 
-def test_a_record_without_a_floor_has_no_pieces_and_one_of_few_marks_is_its_own():
-    assert transfer.describe_record(at(), MARKS, PART_BYTES)[0].pieces == ()
-    few, _ = record(MARKS[:30])
-    assert few.pieces == (few.blob,)
-
-
 @pytest.mark.parametrize("these", [(0, 1, 2), (0, 1), (0,) * 8])
 def test_pieces_that_do_not_make_up_the_record_are_refused(these):
     commit, _ = record()
@@ -375,9 +351,6 @@ def test_pieces_that_do_not_make_up_the_record_are_refused(these):
         transfer.check_record(wrong)
     assert kit.refused(cloud_says(proxy(), kit.offer(wrong))) == ["malformed"]
     assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
-
-
-# --- at a device ------------------------------------------------------------------------------
 
 
 def answered(*marks: bytes, cover: bool = False):
@@ -468,9 +441,6 @@ def test_a_device_of_before_reads_the_whole_record():
     asked = m.Need(read.blob.digest, tuple(range(read.blob.parts)))
     told = kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
     assert b"".join(part.data for part in told) == data
-
-
-# --- at the proxy -----------------------------------------------------------------------------
 
 
 def brought_of_records(machine, commit, data):

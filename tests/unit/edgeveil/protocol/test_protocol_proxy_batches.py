@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -21,7 +20,6 @@ from edgeveil.protocol.messages import (
     Close,
     Decline,
     Hello,
-    Need,
     Shortfall,
     Signer,
     encode,
@@ -57,9 +55,6 @@ def batch_of(effects):
 
 def effects_data(effects):
     return next(m.data for m in pb.to_cloud(effects) if hasattr(m, "data"))
-
-
-# --- when -----------------------------------------------------------------------------------
 
 
 def test_at_quorum_the_others_get_a_grace():
@@ -153,9 +148,6 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
     assert pb.fire(machine, "short") == []
 
 
-# --- what -----------------------------------------------------------------------------------
-
-
 def pieces(header, data):
     """The batch's segments by group."""
     result, offset = [], 0
@@ -170,19 +162,6 @@ def sent(number, group):
     return bytes((number + 1, group)) * (kit.SEALED_BYTES[group] // 2)
 
 
-def test_the_batch_holds_every_segment_once_and_nothing_else():
-    machine = opened(selected=6, quorum=6)
-    pb.upload(machine, 0, groups=(0, 1))
-    pb.upload(machine, 1, groups=(0, 2))
-    for number in (2, 3):
-        pb.upload(machine, number)
-    header, data = batch_of(pb.fire(machine, "deadline"))
-    assert header.counts == (4, 3, 3)
-    expected = [{0: (0, 1, 2, 3), 1: (0, 2, 3), 2: (1, 2, 3)}[g] for g in range(3)]
-    for group, found in enumerate(pieces(header, data)):
-        assert sorted(found) == sorted(sent(number, group) for number in expected[group])
-
-
 def test_a_group_below_the_floor_is_not_handed_over():
     machine = opened(selected=6, quorum=6)
     pb.upload(machine, 0)
@@ -192,32 +171,6 @@ def test_a_group_below_the_floor_is_not_handed_over():
     assert header.uploads == 4
     assert header.counts == (0, 4, 0)
     assert len(data) == 4 * kit.SEALED_BYTES[1]
-
-
-def test_every_group_is_shuffled_on_its_own():
-    turns = itertools.count()
-
-    def rotate(items):
-        by = next(turns)
-        items[:] = items[by:] + items[:by]
-
-    machine = opened(shuffle=rotate)
-    for number in range(3):
-        pb.upload(machine, number)
-    found = pieces(*batch_of(pb.fire(machine, "deadline")))
-    order = [[segment[0] - 1 for segment in group] for group in found]
-    assert order == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-    assert next(turns) == len(kit.GROUPS)
-
-
-def test_without_a_shuffle_every_group_keeps_the_order_of_arrival():
-    machine = opened(shuffle=list.reverse, shuffled=False)
-    for number in (2, 0, 1):
-        pb.upload(machine, number)
-    found = pieces(*batch_of(pb.fire(machine, "deadline")))
-    assert [[segment[0] - 1 for segment in group] for group in found] == [[2, 0, 1]] * len(
-        kit.GROUPS
-    )
 
 
 def test_the_batch_says_nothing_of_who_in_what_order_or_when():
@@ -234,9 +187,6 @@ def test_the_batch_says_nothing_of_who_in_what_order_or_when():
     for who in pb.FLEET:
         assert who.id.encode() not in frames[0] and bytes.fromhex(who.id) not in frames[0]
         assert who.key.to_bytes() not in frames[0]
-
-
-# --- until the cloud holds it -----------------------------------------------------------------
 
 
 def handed_over():
@@ -262,15 +212,6 @@ def test_a_batch_is_offered_until_the_cloud_holds_it():
     assert pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))) == []
 
 
-def test_parts_of_a_batch_are_sent_again():
-    machine, header, out = handed_over()
-    data = batch_of(out)[1]
-    size = header.blob.part_bytes
-    (part,) = kit.messages(pb.cloud_says(machine, Need(header.blob.digest, (0,))), BlobPart)
-    assert part.data == data[:size]
-    assert kit.refused(pb.cloud_says(machine, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
-
-
 @pytest.mark.parametrize("push", [True, False])
 def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
     machine = opened(selected=6, quorum=6, push_bytes=1 << 20 if push else 1)
@@ -285,19 +226,11 @@ def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
     assert kit.headers(again) == [header] and kit.messages(again, BlobPart) == []
 
 
-def test_the_cloud_coming_back_gets_the_batch():
-    machine, header, _ = handed_over()
-    assert header in kit.headers(machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0))
-
-
 @pytest.mark.parametrize("signer", [kit.PROXY, Signer("cloud", kit.signing_key(9))])
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
     out = pb.cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
     assert len(kit.refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
-
-
-# --- restart ------------------------------------------------------------------------------
 
 
 def durable(machine, *more):
@@ -409,9 +342,6 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     assert kit.bodies(pb.upload(again, 4), Ack)[0].status == "closed"
 
 
-# --- Devices that never answer cost a round its grace a few times, not for ever
-
-
 STALLED = 5
 
 
@@ -453,10 +383,6 @@ def machine():
     for number in (1, 2, 3):
         assert play(machine, number, range(5)) == (5, True)
     return machine
-
-
-def test_a_stalled_device_costs_the_first_rounds_their_grace_and_no_more(machine):
-    assert [play(machine, n, range(5))[1] for n in (4, 5, 6)] == [False] * 3
 
 
 def test_it_is_tried_again_ever_more_rarely(machine):
@@ -522,9 +448,6 @@ def test_who_is_revoked_is_forgotten(machine):
     machine.registry.members[device] = key
     machine.handle(fx.Command("roster_changed"), 0.0)
     assert play(machine, 4, range(5)) == (5, True)
-
-
-# --- With cover traffic a round waits for all who are there, not for so many as were
 
 
 def came(there, **settings):

@@ -27,7 +27,6 @@ from edgeveil.protocol.messages import (
     Later,
     Need,
     NewSealingKey,
-    Offer,
     PeerKeys,
     ReleaseStatement,
     Roster,
@@ -92,21 +91,6 @@ def test_what_is_above_the_push_limit_is_only_offered():
     assert (
         len(kit.messages(machine.handle(later, machine.settings.need_repeat_s + 1), BlobPart)) == 2
     )
-
-
-def test_a_need_of_a_stranger_is_not_served():
-    machine, header = pb.proxy(), kit.manifest(pb.MODEL)
-    pb.cloud_says(machine, kit.offer(header, pb.MODEL))
-    stranger = fx.MessageReceived(fx.DeviceAddress("f" * 16), Need(header.blob.digest, (0,)))
-    assert kit.refused(machine.handle(stranger, 0.0)) == ["unknown_signer"]
-
-
-def test_missing_parts_are_asked_of_the_cloud():
-    machine, header = pb.proxy(), kit.manifest(LONG)
-    pb.cloud_says(machine, kit.offer(header))
-    out = machine.handle(fx.Timer("repair"), 0.0)
-    assert pb.to_cloud(out) == [Need(header.blob.digest, (0, 1, 2, 3, 4))]
-    assert "repair" in kit.timers(out)
 
 
 def test_the_same_broadcast_again_is_acknowledged_and_not_passed_on():
@@ -201,16 +185,6 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
-def test_a_closed_job_is_no_longer_fetched():
-    machine = pb.proxy()
-    pb.cloud_says(machine, kit.offer(kit.manifest(LONG)))
-    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
-    assert machine.handle(fx.Timer("repair"), 0.0) == []
-
-
-# --- devices that come late -----------------------------------------------------------------
-
-
 def hello(machine, who=ME):
     return pb.says(machine, who, who.signer.note(Hello(who.id, knows=3)))
 
@@ -255,20 +229,12 @@ def test_a_device_speaks_for_itself_alone(note, reason):
     assert machine.online == set() and len(machine.rounds.collections) == 1
 
 
-def test_a_device_that_was_not_admitted_is_unknown():
-    stranger = kit.member(99)
-    assert kit.refused(hello(pb.proxy(), stranger)) == ["unknown_signer"]
-
-
 def test_asking_for_what_is_not_there_is_refused():
     machine = pb.proxy()
     pb.open_round(machine)
     assert kit.refused(pb.says(machine, ME, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
     need = Need(kit.manifest(pb.MODEL).blob.digest, (1,))
     assert kit.refused(pb.says(machine, ME, need)) == ["bad_index"]
-
-
-# --- the end of a job, the roster -------------------------------------------------------------
 
 
 def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
@@ -304,21 +270,6 @@ def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
         pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer
     )
     assert machine.handle(fx.Timer("roster"), 0.0) == []
-
-
-def test_messages_from_nowhere_do_nothing():
-    machine = pb.proxy()
-    assert (
-        machine.handle(
-            fx.MessageReceived(fx.ProxyAddress(), kit.offer(kit.manifest(pb.MODEL), pb.MODEL)), 0.0
-        )
-        == []
-    )
-    for message in (Offer(kit.PROXY.header(kit.manifest(pb.MODEL))), kit.CLOUD.note(Want(kit.JOB))):
-        assert len(kit.refused(pb.cloud_says(machine, message))) == 1
-
-
-# --- what a job's announcement says of its end ----------------------------------------------
 
 
 RELEASES = Signer("cloud", kit.signing_key(55))
@@ -423,9 +374,6 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     assert [k.header for k in machine.memory.kept.values() if k.header.kind == "release"] == [again]
 
 
-# --- The proxy keeps broadcasts on the disk: checked there, bounded, and only while t
-
-
 def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
     machine, header = pb.proxy(), kit.manifest(LONG)
     pb.cloud_says(machine, kit.offer(header))
@@ -503,9 +451,6 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
     assert machine.memory.kept == {}
 
 
-# --- the cache's bound ----------------------------------------------------------------------
-
-
 def test_the_cache_has_a_bound_and_says_so():
     machine = pb.proxy(cache_bytes=3 * len(LONG))
     for job in (b"1", b"2"):
@@ -519,16 +464,6 @@ def test_the_cache_has_a_bound_and_says_so():
     out = pb.cloud_says(machine, kit.offer(third))
     assert kit.refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
     assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
-
-
-def test_a_broadcast_under_way_takes_its_room_at_once():
-    machine = pb.proxy(cache_bytes=int(1.5 * len(LONG)))
-    pb.cloud_says(machine, kit.offer(kit.manifest(LONG, ExchangeId(b"1" * 16, 0, 0), kind="job")))
-    second = kit.manifest(LONG + b"2", ExchangeId(b"2" * 16, 0, 0), kind="job")
-    assert kit.refused(pb.cloud_says(machine, kit.offer(second))) == ["cache_full"]
-
-
-# --- Hellos at a bounded pace; cover traffic is announced
 
 
 def hello_of_greeting(machine, who, now_s=0.0):
@@ -572,18 +507,6 @@ def test_a_forged_hello_takes_nobody_s_place():
     assert kit.bodies(hello_of_greeting(machine, pb.FLEET[0]), Ack)
 
 
-def test_one_device_that_keeps_saying_hello_does_not_take_the_others_place():
-    machine = pb.proxy(hellos_per_s=20.0)
-    loud, others = pb.FLEET[0], crowd(machine, 40)
-    for moment in range(4000):
-        now_s = moment / 200
-        out = hello_of_greeting(machine, loud, now_s)
-        if moment >= 5 and now_s < 10:
-            assert kit.refused(out) == ["hello_too_often"] and kit.of(out, fx.Send) == []
-        if moment % 100 == 0:
-            assert kit.bodies(hello_of_greeting(machine, others.pop(), now_s), Ack)
-
-
 @pytest.mark.parametrize("window_s", [0.0, 7.0])
 def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
     machine = pb.proxy(cover_window_s=window_s)
@@ -610,14 +533,6 @@ def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
     assert kit.bodies(out, Here) == [Here(0.0)]
     hello_of_greeting(machine, pb.FLEET[0], 60.0)
     assert kit.bodies(pb.upload(machine, 0), Here) == []
-
-
-def test_a_revoked_device_is_not_online_any_more():
-    machine = pb.proxy()
-    hello_of_greeting(machine, pb.FLEET[0])
-    del machine.registry.members[pb.FLEET[0].id]
-    machine.handle(fx.Command("roster_changed"), 0.0)
-    assert machine.online == set()
 
 
 def last_delay_s(machine, loud):

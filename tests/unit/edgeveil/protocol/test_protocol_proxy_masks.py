@@ -33,7 +33,6 @@ from edgeveil.protocol.messages import (
     Manifest,
     MaskedGroup,
     MaskSums,
-    Need,
     Note,
     Offer,
     RoundKey,
@@ -153,9 +152,6 @@ def expected(chosen: Iterable[int], where: ExchangeId | None = None) -> bytes:
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
 
 
-# --- the key of a round ---
-
-
 def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) -> None:
     out = begin(machine)
     told = to_devices(out)
@@ -182,9 +178,6 @@ def test_a_broadcast_whose_masks_make_no_sense_is_refused(
     out = begin(machine, masked_round(masked=masked))
     assert kit.refused(out) == ["malformed_masks"]
     assert to_devices(out) == []
-
-
-# --- uploads ---
 
 
 @pytest.mark.parametrize(
@@ -217,9 +210,6 @@ def test_a_seed_of_another_device_is_refused(machine: RealProxy) -> None:
     stolen, _ = masked_upload(machine, 0)
     assert kit.refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
     assert kit.refused(upload(machine, 0, seed=stolen.seed)) == []
-
-
-# --- the answer ---
 
 
 def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: RealProxy) -> None:
@@ -322,48 +312,12 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> N
     )
 
 
-def test_a_plain_batch_has_no_masks_to_give(machine: RealProxy) -> None:
-    header = masked_round(masked=())
-    begin(machine, header)
-    for number in range(UPLOADS):
-        made, data = kit.upload_of(kit.at(), number + 1)
-        out = says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
-    (batch,) = [h for h in kit.headers(out) if isinstance(h, Batch)]
-    assert why_not(ask(machine, question(batch))) == "unknown_batch"
-
-
 def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None:
     batch = handed_over(machine)
     machine.hold = True
     effects = [e for _ in range(4) for e in ask(machine, question(batch))]
     assert len([e for e in kit.of(effects, fx.Work) if isinstance(e.task, SumMasks)]) == 1
     assert len(kit.stored(effects)) == 1
-
-
-def test_sums_that_could_not_be_reckoned_are_asked_for_again(machine: RealProxy) -> None:
-    batch = handed_over(machine)
-    machine.hold = True
-    (work,) = kit.of(ask(machine, question(batch)), fx.Work)
-    assert answer_of(machine.handle(fx.WorkDone(work.task, fx.WorkFailed("memory")), 0.0)) is None
-    machine.hold = False
-    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
-
-
-def test_an_answer_comes_in_parts_and_any_part_again(tmp_path: Path) -> None:
-    machine = RealProxy(tmp_path, push_bytes=0, packet_bytes=kit.PACKET_BYTES)
-    batch = handed_over(machine)
-    found = answer_of(ask(machine, question(batch)))
-    assert found is not None
-    header, data = found
-    want = cloud_says(machine, Need(header.blob.digest, (0,)))
-    (part,) = kit.messages(want, BlobPart)
-    assert (part.blob, part.data) == (header.blob.digest, expected(range(UPLOADS)))
-    assert data in (b"", part.data)
-    cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
-    assert kit.refused(cloud_says(machine, Need(header.blob.digest, (0,)))) == ["unknown_blob"]
-
-
-# --- attempts, and the end ---
 
 
 def test_no_other_attempt_of_an_unmasked_exchange_is_opened(machine: RealProxy) -> None:
@@ -451,9 +405,6 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
     assert kit.refused(begin(machine, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
-# --- a memory that was put back ---
-
-
 def put_back(machine: RealProxy, **settings: Any) -> RealProxy:
     """The same proxy from a backup of what is on its disk now."""
     machine.spool.put_back()
@@ -499,9 +450,6 @@ def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     assert not machine.masks._context.memory.unmasked
 
 
-# --- sets of uploads, each summed by itself ---
-
-
 def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path: Path) -> None:
     machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
     batch = handed_over(machine, header)
@@ -522,15 +470,9 @@ def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine: Rea
     assert not told_key(machine)
 
 
-# --- Masks are checked upload by upload before a choice is spent: by the proxy, and b
-
-
 MEMBERSHIP = b"m" * 32
 CHECK = RoundCheck.of(kit.at(), MEMBERSHIP, disclosed=True)
 OTHER = RoundCheck.of(kit.at(), bytes(32), disclosed=True)
-
-
-# --- the proxy ---
 
 
 def checked_round() -> m.Manifest:
@@ -566,21 +508,6 @@ def test_a_round_that_commits_to_no_factors_is_not_checked(machine: RealProxy) -
     batch_ = handed_over(machine)
     assert why_not(ask_checks(machine, check(batch_))) == "wrong_factors"
     assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"batch": bytes(32)}, "unknown_batch"),
-        ({"at": kit.at(2)}, "unknown_round"),
-        ({"at": kit.at(1, 2)}, "unknown_round"),
-    ],
-)
-def test_checks_of_what_is_not_there_are_refused_by_name(
-    machine: RealProxy, changes: dict[str, object], reason: str
-) -> None:
-    batch_ = checked_batch(machine)
-    assert why_not(ask_checks(machine, check(batch_, **changes))) == reason
 
 
 def test_the_choice_follows_the_checks_and_its_floor_holds(machine: RealProxy) -> None:
@@ -650,8 +577,6 @@ def test_the_sums_of_checks_alone_do_not_make_it_forget(machine: RealProxy) -> N
         (FLEET[2].id, MISFIT)
     }
 
-
-# --- the cloud ---
 
 ASKED = check(batch()[0])
 DIGEST = hashlib.sha256(m.encode_inner(ASKED)).digest()

@@ -101,21 +101,9 @@ def test_a_large_upload_comes_in_parts_of_its_own_device_only():
     assert machine.disk.uploads[kit.at()] == data
 
 
-def test_a_corrupt_upload_is_not_held_and_can_be_sent_again():
-    machine = opened()
-    header, data = kit.upload_of(kit.at(), 1)
-    wrong = kit.offer(header, data[:-1] + b"\xff", FLEET[0].signer)
-    assert kit.refused(says(machine, FLEET[0], wrong)) == ["bad_digest"]
-    assert collection(machine).uploads == {}
-    assert acks(upload(machine, 0)) == [("held", "")]
-
-
 def test_an_upload_above_the_proxy_s_limit_is_refused_for_good():
     out = upload(opened(upload_bytes=sum(kit.SEALED_BYTES) - 1), 0)
     assert acks(out) == [("refused", "oversized_blob")]
-
-
-# --- decline ------------------------------------------------------------------------------
 
 
 def decline(machine, number, where=None):
@@ -134,14 +122,6 @@ def test_nobody_both_declines_and_uploads():
     for piece in kit.parts_of(header, data):
         says(machine, FLEET[0], piece)
     assert collection(machine).uploads == {} and len(collection(machine).declined) == 1
-
-
-@pytest.mark.parametrize("where", [kit.at(2), kit.at(job=b"K" * 16)])
-def test_declining_a_round_that_is_not_open_is_refused(where):
-    assert kit.refused(decline(opened(), 0, where)) == ["closed_round"]
-
-
-# --- the spool's bound ----------------------------------------------------------------------
 
 
 def test_a_full_spool_is_no_answer_and_the_device_s_next_offer_may_find_room():
@@ -181,9 +161,6 @@ def test_an_unfinished_upload_gives_its_place_back_when_the_round_ends():
     cloud_says(machine, kit.offer(record, data))
     open_round(machine, kit.manifest(MODEL, kit.at(2)))
     assert acks(upload(machine, 1, where=kit.at(2))) == [("held", "")]
-
-
-# --- Uploads are pulled: in turn, in order, with a bound on what is on its way
 
 
 SEALED = 4048
@@ -364,35 +341,11 @@ def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
     assert acks_of_arrivals(out) == [("held", "")]
 
 
-# --- Credit: bounded, in turn, and not held up by those who bring nothing
-
-
 PATIENCE_S = 5.0
 
 
 def credit(limit_bytes=1000):
     return Credit(limit_bytes, PATIENCE_S)
-
-
-def test_a_wish_above_the_limit_is_granted_alone():
-    it = credit(100)
-    it.want("a", 5000)
-    it.want("b", 10)
-    assert it.deal(0.0) == ["a"] and it.deal(0.0) == []
-    it.leave("a")
-    assert it.deal(0.0) == ["b"] and it.granted_bytes == 10
-
-
-def test_a_grant_without_progress_is_taken_back_and_progress_keeps_it():
-    it = credit()
-    it.want("silent", 600)
-    it.want("busy", 400)
-    it.want("next", 500)
-    assert it.deal(0.0) == ["silent", "busy"]
-    it.arrived("busy", 10, 4.0)
-    assert it.take_back(PATIENCE_S) == ["silent"]
-    assert not it.holds("silent") and it.holds("busy")
-    assert it.deal(PATIENCE_S) == ["next"]
 
 
 def test_however_many_are_slow_the_others_have_most_of_the_credit():

@@ -64,27 +64,6 @@ def test_every_selected_key_opens_the_same_and_nobody_else_anything() -> None:
     assert PACKAGE[:16] not in BLOB
 
 
-def test_the_manifest_tells_the_terms_and_the_measures() -> None:
-    assert (MANIFEST.at, MANIFEST.groups, MANIFEST.selected) == (TERMS.at, TERMS.groups, 3)
-    assert MANIFEST.package_digest == hashlib.sha256(PACKAGE).digest()
-    assert MANIFEST.package_bytes == len(PACKAGE)
-    assert MANIFEST.blob.digest == hashlib.sha256(BLOB).digest()
-    assert MANIFEST.stanza_bytes == 32 + 16 * 88  # the smallest bucket, dummies included
-
-
-BOUND: list[dict[str, Any]] = [
-    {"kind": "release"},
-    {"at": ExchangeId(b"K" * 16, 4, 2)},
-    {"at": ExchangeId(b"J" * 16, 5, 2)},
-    {"at": ExchangeId(b"J" * 16, 4, 3)},
-    {"sequence": 10},
-    {"job_digest": b"e" * 32},
-    {"phase": "centre"},
-    {"cloud_key": bytes(32)},
-    {"package_digest": b"p" * 32},
-]
-
-
 def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment() -> None:
     assert reason(changed(commitment=bytes(32)), BLOB) == "wrong_commitment"
 
@@ -125,8 +104,6 @@ def test_parts_of_two_broadcasts_do_not_fit_together() -> None:
     assert sl.open_broadcast(SELECTED[0], other, BLOB) is None
 
 
-# --- segments ------------------------------------------------------------------------------
-
 TENSOR = bytes(range(100))
 SEALED = sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR)
 
@@ -141,25 +118,6 @@ def opened(**other: Any) -> bytes | None:
         "sealed": SEALED,
     }
     return sl.open_segment(**(values | other))
-
-
-@pytest.mark.parametrize(("count", "public"), [(0, 0), (1, 64), (64, 64), (65, 128), (4000, 4032)])
-def test_public_sizes_are_multiples_of_64_bytes(count: int, public: int) -> None:
-    assert sl.padded(count) == public
-
-
-ELSEWHERE: list[dict[str, Any]] = [
-    {"key": SELECTED[0]},
-    {"at": ExchangeId(b"K" * 16, 4, 2)},
-    {"at": ExchangeId(b"J" * 16, 3, 2)},
-    {"at": ExchangeId(b"J" * 16, 4, 1)},
-    {"job_digest": b"e" * 32},
-    {"group": Group("softmax", 128)},
-    {"membership": bytes(32)},
-    {"sealed": SEALED[:-1]},
-    {"sealed": SEALED + b"\0"},
-    {"sealed": b""},
-]
 
 
 def test_no_byte_of_a_segment_can_be_altered_unseen() -> None:
@@ -198,9 +156,6 @@ def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:
     assert reason(larger, BLOB) == "wrong_package"
 
 
-# --- Which groups are masked, whose masks are chosen, and what seeds open to
-
-
 GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
 MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))
 VECTORS = sl.masked_vectors(at(), GROUPS, MASKED)
@@ -213,9 +168,6 @@ ME, OTHER = member(0).id, member(1).id
 
 def seed(number: int) -> MaskSeed:
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
-
-
-# --- masked groups ---
 
 
 @pytest.mark.parametrize(
@@ -232,9 +184,6 @@ def seed(number: int) -> MaskSeed:
 def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
     with pytest.raises(ProtocolError, match="malformed_masks"):
         sl.masked_vectors(at(), GROUPS, said)
-
-
-# --- seeds ---
 
 
 @pytest.mark.parametrize(
@@ -267,9 +216,6 @@ def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
             sl.seal_seed(seed(1), ROUND, ME, key)
 
 
-# --- choices ---
-
-
 @given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
     uploads, chosen = drawn
@@ -285,9 +231,6 @@ def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
 def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
     with pytest.raises(ProtocolError, match="malformed_choice"):
         sl.chosen_of(said, uploads)
-
-
-# --- sums, from devices by cloud and proxy ---
 
 
 def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
@@ -352,8 +295,6 @@ def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 5
     assert JOB in VECTORS[0].use
 
-
-# --- checks of single masks ---
 
 DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
 

@@ -21,8 +21,6 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol.sealed import seal_seed
 from edgeveil.protocol.transfer import describe, part
 
-# --- at the proxy ---
-
 WIDE, NARROW = m.Group("layer0", 1000), m.Group("softmax", 20)
 UPLOAD_BYTES = WIDE.padded_bytes + m.SEAL_OVERHEAD_BYTES
 COUNT = len(FLEET)
@@ -196,8 +194,6 @@ def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
     assert pulled(last, batch.blob) == pulled(again, batch.blob)
 
 
-# --- at the cloud ---
-
 NAME = b"n" * 32
 SIZE = 40 * kit.PART_BYTES + 100
 DATA = hashlib.shake_128(b"a batch").digest(SIZE)
@@ -324,8 +320,3 @@ def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
 )
 def test_a_stream_that_no_proxy_tells_is_refused(body: m.Arrived, reason: str) -> None:
     assert kit.refused(say(waiting(), body)) == [reason]
-
-
-def test_a_stream_that_the_proxy_did_not_sign_is_refused() -> None:
-    forged = m.Signer("proxy", kit.signing_key(9)).note(arrived(2))
-    assert kit.refused(receive(waiting(), forged)) == ["forged"]
