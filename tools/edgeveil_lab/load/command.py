@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 from collections.abc import Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,8 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
         try:
-            await task
-        except asyncio.CancelledError:
-            pass
+            with suppress(asyncio.CancelledError):
+                await task
         except EdgeVeilError as error:
             failure.append(error)
         return 0
@@ -93,27 +92,33 @@ def run(options: LoadOptions, *, as_json: bool) -> int:
     """
     _check(options)
     console = Console(stderr=as_json)
-    result: dict[str, Any] | None = None
-    failure: BaseException | None = None
     try:
         result, failure = _play(options, console)
-    except KeyboardInterrupt as stop:
-        failure = stop
-    if result is not None:
-        with signals(signal.SIG_IGN, ENDING):
-            _keep(options, result, console, as_json=as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    with signals(signal.SIG_IGN, ENDING):
+        if options.out is not None:
+            with writing(options.out):
+                write_json(options.out / "load.json", result)
+                write_load_report(result, options.out / "load.html")
+        if as_json:
+            print(json.dumps(result, allow_nan=False), flush=True)
+        else:
+            show_result(console, result)
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED
     if failure is not None:
         raise failure
-    return int(result is None or any(True for _ in faults(result)))
+    return int(any(True for _ in faults(result)))
+
+
+_SPARE_FILES = 100
 
 
 def _check(options: LoadOptions) -> None:
     """Raise UsageError for what cannot be, before anything starts."""
     most = -(-options.devices // options.cells)  # at one broker
     check_files(-(-most // options.processes), raise_files_limit())
-    check_ports(most)
     for key in ("ca", "cert", "key", "password_file", "fleet"):
         path: Path | None = getattr(options, key)
         try:
@@ -130,10 +135,6 @@ def _check(options: LoadOptions) -> None:
             options.out.mkdir(parents=True, exist_ok=True)
 
 
-_SPARE_FILES = 100
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
 def check_files(connections: int, limit: int) -> None:
     """Raise UsageError unless a process may hold so many connections."""
     needed = connections + _SPARE_FILES
@@ -145,28 +146,13 @@ def check_files(connections: int, limit: int) -> None:
         )
 
 
-def check_ports(connections: int) -> None:
-    """Raise UsageError unless the system has a port for each connection to one broker."""
-    try:
-        low, high = (int(word) for word in _PORT_RANGE.read_text("ascii").split())
-    except (OSError, ValueError):
-        return
-    if connections > high - low + 1:
-        raise UsageError(
-            f"{connections} connections to one broker need as many ports, there are"
-            f" {high - low + 1}",
-            where=str(_PORT_RANGE),
-            fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'), or use --cells",
-        )
-
-
 def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseException | None]:
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        site, target, fleet, password = None, None, None, None
+        site, password = None, None
         with signals(interrupt, ENDING):
             if options.starts_site:
                 fleet = LoadFleet.make(options.devices)
@@ -175,48 +161,30 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
                 target = site.start()
             else:
                 # What is admitted goes; a thread pool that is interrupted at its start never ends.
-                told: list[int] = []
-                with signals(lambda number, _frame: told.append(number), ENDING):
+                came: list[int] = []
+                with signals(lambda number, _frame: came.append(number), ENDING):
                     target, fleet, password = running_target(options)
                     stack.callback(dismiss, options, fleet)
                     dial_site(options, target, fleet, password)
-                if told:
-                    interrupt(told[0])
-            if len(target.cells) == 1 and target.first.ca is not None and options.ca is None:
-                options = options.model_copy(update={"ca": target.first.ca})
+                if came:
+                    interrupt(came[0])
             view = stack.enter_context(LoadView(options, console))
-            session = LoadSession(options, fleet, target, site, view.update, password=password)
+            session = LoadSession(options, fleet, target, site, view.update, password)
             failure = until_stopped(session.run())
         if failure is not None:
             session.measured.reason = str(failure)
             session.measured.interrupted = isinstance(failure, KeyboardInterrupt)
         result = session.result()
-        if failure is None and site is not None and options.compare == "raw":
+        rounds = min(_RAW_ROUNDS, len(result["rounds"]))
+        if failure is None and site is not None and options.compare == "raw" and rounds:
             view.note("the same bytes through a bare relay")
             site.children.stop()
+            devices = [RawDevice(*account) for account in site.accounts.items()][: options.asked]
+            relayed = RawSite.load(site.folder)
             try:
                 with signals(interrupt, ENDING):
-                    _compare(options, site, result)
+                    raw = run_raw(relayed, devices, options, rounds, site.broker_pids())
+                result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
             except (EdgeVeilError, KeyboardInterrupt) as stop:
                 failure = stop
         return result, failure
-
-
-def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
-    """The same uploads over the same brokers by a bare relay; fills `raw` and `raw_ratio`."""
-    rounds = min(_RAW_ROUNDS, len(result["rounds"]))
-    if rounds:
-        devices = [RawDevice(*account) for account in site.accounts.items()][: options.asked]
-        raw = run_raw(RawSite.load(site.folder), devices, options, rounds, site.broker_pids())
-        result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
-
-
-def _keep(options: LoadOptions, result: dict[str, Any], console: Console, *, as_json: bool) -> None:
-    if options.out is not None:
-        with writing(options.out):
-            write_json(options.out / "load.json", result)
-            write_load_report(result, options.out / "load.html")
-    if as_json:
-        print(json.dumps(result, allow_nan=False), flush=True)
-    else:
-        show_result(console, result)

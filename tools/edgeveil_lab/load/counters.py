@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.transfer import place_of
 
@@ -49,16 +47,12 @@ class DurationHistogram:
         found["max"] = self.max_s if self.buckets else None
         return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"buckets": list(self.buckets.items()), "max_s": self.max_s}
-
     @classmethod
-    def merged(cls, plains: Iterable[dict[str, Any]]) -> DurationHistogram:
+    def merged(cls, parts: Iterable[DurationHistogram]) -> DurationHistogram:
         result = cls()
-        for plain in plains:
-            for bucket, count in plain["buckets"]:
-                result.buckets[int(bucket)] += int(count)
-            result.max_s = max(result.max_s, float(plain["max_s"]))
+        for part in parts:
+            result.buckets.update(part.buckets)
+            result.max_s = max(result.max_s, part.max_s)
         return result
 
 
@@ -206,101 +200,53 @@ class UploadCounters:
     def waiting(self) -> int:
         return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
 
-    def to_plain(self) -> dict[str, Any]:
-        """For a report to the leader: all counts since the start, and of the newest rounds.
-
-        Older rounds, which earlier reports held, are forgotten.
-        """
-        plain = {
-            **{name: getattr(self, name) for name in (*_COUNTS, "first_dial_s", "last_up_s")},
-            "waiting": self.waiting,
-            "refused": dict(self.refused),
-            **{name: getattr(self, name).to_plain() for name in HISTOGRAMS},
-            "rounds": [self._round_plain(key) for key in self.rounds],
-        }
+    def snapshot(self) -> dict[str, Any]:
+        """All counts since the start, and the newest rounds; older rounds are forgotten here."""
+        found = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        found |= {"waiting": self.waiting, "rounds": {k: self._round(k) for k in self.rounds}}
         for key in sorted(self.rounds)[:-_REMEMBERED]:
             del self.rounds[key]
             self._sent.pop(key, None)
             self._committed.pop(key, None)
-        return plain
+        return found
 
-    def _round_plain(self, key: RoundKey) -> dict[str, Any]:
+    def _round(self, key: RoundKey) -> dict[str, Any]:
         rest = self._sent.get(key, {}).values()
         return {
-            "round": key[0],
-            "attempt": key[1],
             **asdict(self.rounds[key]),
             "unconfirmed": sum(s.said == "held" for s in rest),
             "unanswered": sum(not s.said and not s.away for s in rest),
         }
 
 
-HISTOGRAMS = ("connect_s", "ack_s", "counted_s")
-_COUNTS = (
-    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
-    *("offered", "acknowledged", "counted", "missing", "contradicted", "repeated"),
-)
-
-
-# --- how hard a generator works while uploads are under way, and how late it is ---
+# --- how hard a generator works while uploads are under way ---
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 
 
-class GeneratorLoad(msgspec.Struct):
-    """Sums over the time from a round's first offer to its last answer, seconds."""
+@dataclass
+class GeneratorLoad:
+    """Sums over the time from a round's first offer to its last answer, seconds; `waited_s`: ready
+    to run, and no core was free."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     waited_s: float = 0.0
-    """Ready to run, and no core was free."""
-    late_s: float = 0.0
-    looks: float = 0.0
-    worst_s: float = 0.0
+    _before: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def busy(self) -> float:
         """Share of the time that it ran or would have, had there been a core."""
         return (self.cpu_s + self.waited_s) / self.wall_s if self.wall_s > 0 else 0.0
 
-    @property
-    def mean_late_s(self) -> float:
-        """How long something that happens at any time waits for the loop."""
-        return self.late_s / self.looks if self.looks else 0.0
-
-    def late(self, lag_s: float, every_s: float) -> None:
-        """The loop, which is looked at `every_s`, was late by `lag_s`.
-
-        A long stall counts as all the looks that it swallowed, late by half of it on average.
-        """
-        looks = max(1.0, lag_s / every_s)
-        self.looks += looks
-        self.late_s += lag_s if looks == 1 else looks * lag_s / 2
-        self.worst_s = max(self.worst_s, lag_s)
-
-
-class LoadMeter:
-    def __init__(self) -> None:
-        self.load = GeneratorLoad()
-        self._before = _spent()
-
-    def look(self, lag_s: float, every_s: float, *, counts: bool) -> None:
-        """The loop was late by `lag_s`; `counts` while uploads are under way."""
-        before, self._before = self._before, _spent()
+    def look(self, *, counts: bool) -> None:
+        """Add the time since the last look if it `counts`: uploads are under way."""
+        waited_s = 0.0
+        with suppress(OSError, ValueError, IndexError):  # a kernel that does not tell
+            waited_s = int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
+        before, now = self._before, (time.monotonic(), time.process_time(), waited_s)
+        self._before = now
         if counts:
-            wall_s, cpu_s, waited_s = (b - a for a, b in zip(before, self._before, strict=True))
-            self.load.wall_s += wall_s
-            self.load.cpu_s += cpu_s
-            self.load.waited_s += waited_s
-            self.load.late(lag_s, every_s)
-
-
-def _spent() -> tuple[float, float, float]:
-    return time.monotonic(), time.process_time(), _waited_s()
-
-
-def _waited_s() -> float:
-    """Time of the main thread in the run queue; 0 where the kernel does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
-    return 0.0
+            self.wall_s += now[0] - before[0]
+            self.cpu_s += now[1] - before[1]
+            self.waited_s += now[2] - before[2]

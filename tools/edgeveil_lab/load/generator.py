@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edgeveil.config.addresses import BrokerAddress
 from edgeveil.crypto.keys import VerifyKey
@@ -19,7 +19,7 @@ from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
-from edgeveil_lab.load.counters import GeneratorLoad, LoadMeter
+from edgeveil_lab.load.counters import GeneratorLoad
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
 from edgeveil_lab.load.mqtt import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.processes import run_child
@@ -60,12 +60,6 @@ _SLICE_S = 0.01  # at a time, so that the sockets are served meanwhile
 _QUIET_S = 0.1  # without new work: then all are taken to have sealed
 
 
-class Performer(Protocol):
-    """A device that does a task; the call that it returns hands over the outcome."""
-
-    def perform(self, task: object) -> Callable[[], None]: ...
-
-
 class Turns:
     """Tasks in the order they came; answers of a round leave once all devices have sealed.
 
@@ -73,7 +67,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._tasks: deque[tuple[Performer, object]] = deque()
+        self._tasks: deque[tuple[LoadDevice, object]] = deque()
         self._sealed: deque[Callable[[], None]] = deque()
         self._quiet: asyncio.TimerHandle | None = None
 
@@ -81,7 +75,7 @@ class Turns:
     def busy(self) -> bool:
         return bool(self._tasks or self._sealed)
 
-    def add(self, device: Performer, task: object) -> None:
+    def add(self, device: LoadDevice, task: object) -> None:
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
@@ -117,7 +111,7 @@ class Turns:
 # --- one share of the devices, on one event loop ---
 
 TICK_S = 1.0
-_LAG_S = 0.05
+_LOOK_S = 0.05
 _GOODBYE_S = 1.0
 _AWAY_S = 1.0  # a device that drops does so within this time of its answer
 
@@ -126,7 +120,7 @@ class Generator:
     def __init__(self, share: FleetShare) -> None:
         self.options = options = share.options
         self.shared = SharedWork(options.packet_bytes, options.payload_bytes)
-        self.meter = LoadMeter()
+        self.load = GeneratorLoad()
         self._turns = Turns()
         self._starts: dict[tuple[int, int], float] = {}
         self._begun: dict[tuple[int, int], int] = {}
@@ -155,18 +149,15 @@ class Generator:
         gc.set_threshold(50_000, 20, 100)
 
     async def run(self) -> None:
-        """Keep connections alive and look how late the loop is, until cancelled."""
+        """Keep connections alive and look at the own load, until cancelled."""
         loop = asyncio.get_running_loop()
         next_tick_s, counted = loop.time() + TICK_S, False
         while True:
-            due_s = loop.time() + _LAG_S
-            await asyncio.sleep(_LAG_S)
-            now_s = loop.time()
+            await asyncio.sleep(_LOOK_S)
             under_way = self._turns.busy or self.shared.counters.pending
-            counts = self.shared.counters.offering and (under_way or counted)
-            self.meter.look(now_s - due_s, _LAG_S, counts=counts)
+            self.load.look(counts=self.shared.counters.offering and (under_way or counted))
             counted = self.shared.counters.offering and under_way
-            if now_s >= next_tick_s:
+            if (now_s := loop.time()) >= next_tick_s:
                 next_tick_s = now_s + TICK_S
                 for device in self.devices:
                     device.tick(now_s)
@@ -179,9 +170,7 @@ class Generator:
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 while any(device.connected for device in self.devices):
-                    await asyncio.sleep(_LAG_S)
-
-    # --- work, in turn ---
+                    await asyncio.sleep(_LOOK_S)
 
     def _queue(self, device: LoadDevice, task: object) -> None:
         wait_s = 0.0
@@ -192,8 +181,6 @@ class Generator:
             asyncio.get_running_loop().call_later(wait_s, self._turns.add, device, task)
         else:
             self._turns.add(device, task)
-
-    # --- pauses and trouble ---
 
     def _wait_s(self, at: ExchangeId) -> float:
         """How long this round's answers wait, so that rounds keep their interval."""
@@ -212,11 +199,8 @@ class Generator:
         key = (at.exchange, at.attempt)
         self._begun = {key: self._begun.get(key, 0) + 1}
         if self.options.reconnect_storm and self._begun[key] == max(1, len(self.devices) // 2):
-            loop.call_later(wait_s, self._cut_all)
-
-    def _cut_all(self) -> None:
-        for device in self.devices:
-            device.cut()
+            for one in self.devices:
+                loop.call_later(wait_s, one.cut)
 
 
 # --- one generator process ---
@@ -231,6 +215,11 @@ def generate(share: FleetShare, pipe: Connection) -> None:
     async def work() -> int:
         raise_files_limit()
         generator = Generator(share)
+
+        def report(state: str) -> None:
+            counted = generator.shared.counters.snapshot()
+            pipe.send(GeneratorReport(state, counted, generator.load))
+
         await generator.dialler.resolve()
         keeping = asyncio.create_task(generator.run())
         bringing: asyncio.Task[None] | None = None
@@ -239,7 +228,7 @@ def generate(share: FleetShare, pipe: Connection) -> None:
             if bringing is not None:
                 up = generator.shared.counters.connected >= len(generator.devices)
                 state = "connected" if up else "connecting"
-            pipe.send(_report(state, generator))
+            report(state)
             command = pipe.recv() if pipe.poll() else ""
             if command == "connect":
                 bringing = asyncio.create_task(generator.dialler.bring(generator.devices))
@@ -249,12 +238,8 @@ def generate(share: FleetShare, pipe: Connection) -> None:
         if bringing is not None:
             bringing.cancel()
         await generator.leave()
-        pipe.send(_report("done", generator))
+        report("done")
         keeping.cancel()
         return 0
 
     run_child(lambda: on_fast_loop(work()), pipe)
-
-
-def _report(state: str, generator: Generator) -> GeneratorReport:
-    return GeneratorReport(state, generator.shared.counters.to_plain(), generator.meter.load)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from edgeveil.errors import JobFailed
-from edgeveil_lab.load.counters import DurationHistogram
+from edgeveil_lab.load.counters import DurationHistogram, RoundKey
 from edgeveil_lab.load.generator import FleetShare, GeneratorReport, SiteAccess, generate
 from edgeveil_lab.load.processes import ChildProcesses
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import FleetMember, LoadFleet
+from edgeveil_lab.load.sites import LoadFleet
 
-Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
+Rows = dict[RoundKey, dict[str, Any]]
 
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
@@ -43,13 +43,14 @@ class Leader:
         self._rounds: dict[str, Rows] = {}  # of each generator, whose reports hold the newest
 
     def shares(self) -> dict[str, FleetShare]:
-        count, found = self._options.processes, {}
-        for number in range(count * len(self._cells)):
-            cell = self._cells[number % len(self._cells)]
-            mine = LoadFleet(self.fleet_of(cell)).dealt(number // len(self._cells), count)
-            found[f"generator-{number + 1}"] = FleetShare(
-                count * len(self._cells), self._options, mine.members, cell, self._where[cell]
-            )
+        cells, found = len(self._cells), {}
+        of = self._options.processes * cells
+        for number in range(of):
+            cell = self._cells[number % cells]
+            mine = self._fleet.dealt(number % cells, cells)
+            mine = mine.dealt(number // cells, self._options.processes)
+            share = FleetShare(of, self._options, mine.members, cell, self._where[cell])
+            found[f"generator-{number + 1}"] = share
         return found
 
     def start(self) -> None:
@@ -92,20 +93,14 @@ class Leader:
 
     def take(self, name: str, report: GeneratorReport) -> None:
         self.reports[name] = report
-        rows = {(row["round"], row["attempt"]): row for row in report.counters["rounds"]}
-        self._rounds.setdefault(name, {}).update(rows)
+        self._rounds.setdefault(name, {}).update(report.counters["rounds"])
 
     def totals(self, cell: str | None = None) -> FleetTotals:
         self._receive()
-        mine = [name for name in self.reports if cell in (None, self._cell_of(name))]
+        cells = {name: share.cell for name, share in self.shares().items()} if cell else {}
+        mine = [name for name in self.reports if not cell or cells[name] == cell]
         counted = [self.reports[name].counters for name in mine]
         return FleetTotals(counted, [self._rounds[name] for name in mine])
-
-    def fleet_of(self, cell: str) -> Sequence[FleetMember]:
-        return self._fleet.dealt(self._cells.index(cell), len(self._cells)).members
-
-    def _cell_of(self, name: str) -> str:
-        return self._cells[(int(name.rpartition("-")[2]) - 1) % len(self._cells)]
 
 
 class FleetTotals:
@@ -118,7 +113,13 @@ class FleetTotals:
         self.refused: Counter[str] = Counter()
         for counters in counted:
             self.refused.update(counters["refused"])
-        self.rounds = _merged_rounds(rounds)
+        self.rounds: Rows = {}
+        for key in dict.fromkeys(key for rows in rounds for key in rows):
+            found = [rows[key] for rows in rounds if key in rows]
+            self.rounds[key] = {name: sum(row[name] for row in found) for name in _ROUND_ADDED}
+            for name, pick in _ROUND_TIMES.items():
+                times = (row[name] for row in found if row[name] is not None)
+                self.rounds[key][name] = pick(times, default=None)
 
     def histogram(self, name: str) -> DurationHistogram:
         return DurationHistogram.merged(counters[name] for counters in self._counted)
@@ -128,13 +129,3 @@ class FleetTotals:
         first = [t["first_dial_s"] for t in self._counted if t["first_dial_s"] is not None]
         last = [t["last_up_s"] for t in self._counted if t["last_up_s"] is not None]
         return max(last) - min(first) if first and last else 0.0
-
-
-def _merged_rounds(generators: list[Rows]) -> Rows:
-    merged: Rows = {}
-    for key in dict.fromkeys(key for rows in generators for key in rows):
-        found = [rows[key] for rows in generators if key in rows]
-        merged[key] = {name: sum(row[name] for row in found) for name in _ROUND_ADDED}
-        for name, pick in _ROUND_TIMES.items():
-            merged[key][name] = pick((r[name] for r in found if r[name] is not None), default=None)
-    return merged

@@ -132,7 +132,7 @@ class _WatchedProcess:
             if self.started_s != found.started_s:
                 self.cpu_before_s, self.peak_before_bytes = self.cpu_s, 0
             used_s = self.cpu_before_s + found.cpu_s - self.cpu_s
-            self.percent = 100 * used_s / max(now_s - self.looked_s, 1e-3)
+            self.percent = round(100 * used_s / max(now_s - self.looked_s, 1e-3), 1)
         self.cpu_s, self.looked_s = self.cpu_before_s + found.cpu_s, now_s
         self.started_s, self.rss_bytes = found.started_s, found.rss_bytes
         risen_bytes = mark_bytes if mark_bytes > self.peak_before_bytes else 0
@@ -162,23 +162,25 @@ class ProcessWatch:
             for one in list(self._watched.values()):
                 one.look()
 
+    def _known(self, figure: str) -> dict[str, Any]:
+        found = {name: getattr(one, figure) for name, one in self._watched.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds of each that told them at the last look; also of what it replaced."""
+        """Processor seconds of each that answered the last look; also of what it replaced."""
         return {name: one.cpu_s for name, one in self._watched.items() if one.fresh}
 
     def percent(self) -> dict[str, float]:
         """Share of one core, 100 for all of it, since the look before."""
-        found = self._watched.items()
-        return {n: round(one.percent, 1) for n, one in found if one.percent is not None}
+        return self._known("percent")
 
     def rss_bytes(self) -> dict[str, int]:
-        found = self._watched.items()
-        return {name: one.rss_bytes for name, one in found if one.rss_bytes is not None}
+        return self._known("rss_bytes")
 
     def peak_rss_bytes(self) -> dict[str, int | None]:
         """The most memory while it was watched; the kernel's own mark where that has risen.
 
-        None of a process that never told.
+        None of a process that never answered.
         """
         return {name: one.peak_bytes for name, one in self._watched.items()}
 
@@ -210,17 +212,13 @@ _CPU, _RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
 _STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_bytes"
 
 
-def page(url: str | None, token_file: Path | None = None) -> Read:
-    """Reads the process behind this HTTP address; OSError says why there are no figures."""
-
-    def read() -> ProcessFigures:
-        if url is None:
-            raise OSError("its HTTP address is not known: name it with --proxy-http URL")
-        if token_file is None:
-            return figures(get_text(url, "/metrics", _WAIT_S))
-        return figures(Cloud(url, token_file, insecure_http=True).metrics())
-
-    return read
+def page(url: str | None, token_file: Path | None = None) -> ProcessFigures:
+    """Of the process behind this HTTP address. Raises OSError where there are none."""
+    if url is None:
+        raise OSError("its HTTP address is not known: name it with --proxy-http URL")
+    if token_file is None:
+        return figures(get_text(url, "/metrics", _WAIT_S))
+    return figures(Cloud(url, token_file, insecure_http=True).metrics())
 
 
 def figures(text: str) -> ProcessFigures:

@@ -20,8 +20,6 @@ from edgeveil_lab.load.scenario import LoadOptions
 
 # --- the job's rounds, from the cloud's events and the generators' counts ---
 
-Merged = Mapping[tuple[int, int], Mapping[str, Any]]
-
 
 @dataclass
 class LoadRunLog:
@@ -75,14 +73,12 @@ class LoadRunLog:
             reason = self.reason or f"the job {self.ended}"
             raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
-    def rows(self, merged: Merged) -> list[dict[str, Any]]:
-        return [
-            _round_row(one, merged.get((one["round"], one["attempt"]), {}))
-            for one in self.committed
-        ]
+    def rows(self, merged: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """A row for each committed round, with the generators' counts of it."""
+        return [_row(one, merged.get((one["round"], one["attempt"]), {})) for one in self.committed]
 
 
-def _round_row(one: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+def _row(one: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
     begin_s, batch_s, end_s = (one[f"{n}_at_s"] for n in ("broadcast", "batch", "committed"))
     first_s = counts.get("first_offer_s") or batch_s
     last_s = min(counts.get("last_ack_s") or batch_s, batch_s)
@@ -106,63 +102,41 @@ def _round_row(one: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, A
 
 # --- whether memory stays flat: a line through each process's samples after the warm-up ---
 
-WARM_UP_SHARE = 0.2
-LEAST_SECONDS = 60.0
-LEAST_SAMPLES = 30
+_WARM_UP_SHARE = 0.2
+_LEAST_SECONDS, _LEAST_SAMPLES = 60.0, 30
 MIB = 1 << 20
 FLAT_MIB_PER_HOUR = 16.0
 """Growth below which memory counts as flat."""
 
 
-@dataclass(frozen=True)
-class MemoryDrift:
-    """Growth of one process in MiB an hour by least squares, and its standard error, over means of
-    ten blocks: samples of memory follow each other closely."""
-
-    process: str
-    mib_per_hour: float
-    error: float
-
-    @property
-    def verdict(self) -> str:
-        """`flat`, `grows`, or `too short to tell`, at two standard errors."""
-        if self.mib_per_hour + 2 * self.error <= FLAT_MIB_PER_HOUR:
-            return "flat"
-        return "grows" if self.mib_per_hour > 2 * self.error else "too short to tell"
-
-    def __str__(self) -> str:
-        return f"{self.mib_per_hour:+.1f} ± {self.error:.1f}, {self.verdict}"
-
-
-def drifts(result: Mapping[str, Any]) -> list[MemoryDrift]:
-    """One for each process of a test over time; none where it was too short to tell."""
-    series = result["series"] if result["options"].get("minutes") else []
-    names = dict.fromkeys(name for sample in series for name in sample.get("rss_bytes", {}))
-    found = []
-    for name in names:
+def drifts(series: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Growth of each process in MiB an hour by least squares, its standard error over means of ten
+    blocks (samples of memory follow each other closely), and the verdict at two standard errors:
+    `flat`, `grows` or `too short to tell`. None of too few samples."""
+    found = {}
+    for name in dict.fromkeys(name for sample in series for name in sample["rss_bytes"]):
         points = [(s["t_s"], s["rss_bytes"][name]) for s in series if name in s["rss_bytes"]]
         times, values = np.array(points, np.float64).T
-        kept = times >= times[0] + WARM_UP_SHARE * (times[-1] - times[0])
-        if kept.sum() >= LEAST_SAMPLES and np.ptp(times[kept]) >= LEAST_SECONDS:
-            found.append(MemoryDrift(name, *_slope(times[kept] / 3600, values[kept] / MIB)))
+        kept = times >= times[0] + _WARM_UP_SHARE * (times[-1] - times[0])
+        if kept.sum() < _LEAST_SAMPLES or np.ptp(times[kept]) < _LEAST_SECONDS:
+            continue
+        x, y = (
+            np.array([block.mean() for block in np.array_split(one[kept], 10)])
+            for one in (times / 3600, values / MIB)
+        )
+        (slope, _), [[variance, _], _] = np.polyfit(x, y, 1, cov=True)
+        error = math.sqrt(variance)
+        verdict = "grows" if slope > 2 * error else "too short to tell"
+        if slope + 2 * error <= FLAT_MIB_PER_HOUR:
+            verdict = "flat"
+        growth = {"mib_per_hour": round(slope, 2), "error": round(error, 2)}
+        found[name] = {**growth, "verdict": verdict}
     return found
-
-
-def _slope(hours: np.ndarray[Any, Any], mib: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Slope of the line through means over ten blocks, and its standard error."""
-    x = np.array([block.mean() for block in np.array_split(hours, 10)])
-    y = np.array([block.mean() for block in np.array_split(mib, 10)])
-    spread = float(((x - x.mean()) ** 2).sum())
-    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
-    rest = y - y.mean() - slope * (x - x.mean())
-    return slope, float(np.sqrt((rest**2).sum() / (len(x) - 2) / spread))
 
 
 # --- figures once a second: for the live view, for Prometheus, for the plots ---
 
 _BUSY = 0.9
-_LATE_S = 0.02  # two slices of its own work
-_LATE_SHARE = 0.1  # of the time until an upload is acknowledged
 
 
 class SampleSeries:
@@ -178,19 +152,19 @@ class SampleSeries:
         """One more sample, of what `watch` saw last."""
         totals, now_s = self._leader.totals(), time.monotonic()
         elapsed_s, self._last_s = max(now_s - self._last_s, 1e-3), now_s
-        counts = totals.counts
-        rates = {
-            name: round((counts[name] - self._before.get(name, 0)) / elapsed_s, 1)
-            for name in ("counted", "acknowledged", "bytes_up", "bytes_down")
-        }
+        counts, before = totals.counts, self._before
+        up, down, uploads = (
+            round((counts[name] - before.get(name, 0)) / elapsed_s, 1)
+            for name in ("bytes_up", "bytes_down", "acknowledged")
+        )
         self._before = counts
         entry = {
             "t_s": round(now_s - self._began_s, 2),
             "connected": counts["connected"],
             "uploads": counts["acknowledged"],
-            "uploads_per_s": rates["acknowledged"],
-            "bytes_up": rates["bytes_up"],
-            "bytes_down": rates["bytes_down"],
+            "uploads_per_s": uploads,
+            "bytes_up": up,
+            "bytes_down": down,
             "rss_bytes": self._watch.rss_bytes(),
             "cpu_percent": self._watch.percent(),
         }
@@ -201,25 +175,15 @@ class SampleSeries:
 
     def generator(self) -> dict[str, Any]:
         """How hard the generators worked while uploads were under way, and whether that held the
-        test back.
-        """
+        test back."""
         loads = [report.load for report in self._leader.reports.values()] or [GeneratorLoad()]
-        busy, late_s = max(s.busy for s in loads), max(s.mean_late_s for s in loads)
-        usual_s = self._leader.totals().histogram("ack_s").percentile(0.5)
-        note = ""
+        busy, note = max(load.busy for load in loads), ""
         if busy > _BUSY:
             note = f"a generator used or waited for {busy:.0%} of a core: add --processes or hosts"
-        elif usual_s and late_s > max(_LATE_S, _LATE_SHARE * usual_s):
-            note = (
-                f"a generator's loop was {1000 * late_s:.0f} ms late on average, an upload is"
-                f" acknowledged after {1000 * usual_s:.0f} ms: add --processes or hosts"
-            )
         return {
             "processes": len(self._leader.reports),
             "busy_percent": round(100 * busy, 1),
             "waited_percent": round(100 * max(s.waited_s / (s.wall_s or 1) for s in loads), 1),
-            "late_s": round(late_s, 4),
-            "latest_s": round(max(s.worst_s for s in loads), 3),
             "bottleneck": bool(note),
             "note": note,
         }
@@ -288,17 +252,7 @@ def faults(result: Mapping[str, Any]) -> Iterator[str]:
 # --- the result ---
 
 LEAST_S = 10.0
-"""What a span must last for its costs to be told."""
-
-
-@dataclass(frozen=True)
-class SpentMark:
-    """Processor seconds and counts when so many rounds were committed."""
-
-    cpu_s: Mapping[str, float]
-    counts: Mapping[str, int]
-    rounds: int
-    at_s: float
+"""Seconds that a span must last for its costs to be reported."""
 
 
 @dataclass
@@ -312,27 +266,9 @@ class RunMeasurements:
     interrupted: bool = False
     enrolled: int = 0
     connected: dict[str, int] = field(default_factory=dict)  # in each cell, before they leave
-    _marks: list[SpentMark] = field(default_factory=list)
-
-    @property
-    def others(self) -> int:
-        return max(0, self.enrolled - self.options.devices)
-
-    def mark(self, cpu_s: Mapping[str, float], counts: Mapping[str, int], rounds: int) -> None:
-        """The rounds begin, or one more is committed."""
-        self._marks.append(SpentMark(cpu_s, counts, rounds, time.monotonic()))
-
-    def span(self) -> tuple[SpentMark, SpentMark] | None:
-        """From the end of the first round to the end of the last: what is done once, such as
-        planning the job, is no cost of an upload. With one round alone, from its beginning.
-        """
-        if len(self._marks) < 2:
-            return None
-        return self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
-
-    def seconds(self) -> float:
-        span = self.span()
-        return span[1].at_s - span[0].at_s if span else 0.0
+    marks: list[tuple[Mapping[str, float], int, int, float]] = field(default_factory=list)
+    """Processor seconds, bytes down, rounds committed and time: before the first round, and after
+    each one."""
 
 
 def outcome(
@@ -345,17 +281,16 @@ def outcome(
 ) -> dict[str, Any]:
     """Everything, with plain numbers only; `by_cell`: the totals of each, where there are more."""
     options, rows = measured.options, run_log.rows(totals.rounds)
-    alone = measured.others == 0
+    alone = measured.enrolled <= options.devices
     lost = {
         cell: losses(of_it, run_log, alone=alone, cell=cell)
         for cell, of_it in (by_cell or {"": totals}).items()
     }
     uploads, seconds = sum(r["uploads"] for r in rows), sum(r["measured_s"] for r in rows)
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
-    cost = _cost(measured, rows)
-    peak = watch.peak_rss_bytes()
+    costs = _costs(measured, rows, watch)
     ended = "interrupted" if measured.interrupted else "failed"
-    result = {
+    return {
         "options": options.model_dump(mode="json"),
         "environment": {
             "cores": os.cpu_count(),
@@ -375,20 +310,15 @@ def outcome(
         "rounds": rows,
         "uploads": uploads,
         "uploads_per_s": _rate(uploads, seconds),
-        "mb_per_s": {
-            "up": _rate(moved_up / 1e6, seconds),
-            "down": cost.rate(cost.down_bytes / 1e6, cost.seconds),
-        },
+        "mb_per_s": {"up": _rate(moved_up / 1e6, seconds), "down": costs.pop("mb_per_s_down")},
         "latency_s": totals.histogram("counted_s").summary(),
         "acknowledged_s": totals.histogram("ack_s").summary(),
         **{name: sum(one[name] for one in lost.values()) for name in ("lost", "unanswered")},
         "duplicated": totals.counts["duplicated"],
         "sum_matches": sum_matches(totals, run_log, options.values),
-        "warnings": [*_warnings(measured, rows), *_unknown(measured, watch, cost)],
+        "warnings": [*_warnings(options, rows), *costs.pop("unknown")],
         "refused": {**run_log.refused, **totals.refused},
-        "processes": {name: cost.of(name) | {"peak_rss_bytes": peak[name]} for name in peak},
-        "peak_rss_bytes": peak,
-        "cpu_ms_per_upload": {name: cost.ms_per_upload(name) for name in peak},
+        **costs,
         "idle": measured.idle,
         "raw": None,
         "raw_ratio": None,
@@ -398,16 +328,8 @@ def outcome(
             _of_cell(measured, cell, of_it, run_log) | lost[cell]
             for cell, of_it in (by_cell or {}).items()
         ],
+        "drift": drifts(samples.series) if options.minutes else {},
     }
-    drift = {
-        one.process: {
-            "mib_per_hour": round(one.mib_per_hour, 2),
-            "error": round(one.error, 2),
-            "verdict": one.verdict,
-        }
-        for one in drifts(result)
-    }
-    return {**result, "drift": drift}
 
 
 def _of_cell(
@@ -426,46 +348,50 @@ def _of_cell(
     }
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What the measured rounds took; `cpu_s` of the processes that told it at both ends."""
+def _costs(
+    measured: RunMeasurements, rows: list[dict[str, Any]], watch: ProcessWatch
+) -> dict[str, Any]:
+    """What processes spent from the end of the first round to the end of the last (with one round,
+    from its beginning): what is done once, such as planning the job, is no cost of an upload."""
+    marks, peak = measured.marks, watch.peak_rss_bytes()
+    spent: dict[str, float] = {}
+    uploads, seconds, down_bytes = 0, 0.0, 0
+    if len(marks) > 1:
+        first, last = marks[1 if len(marks) > 2 else 0], marks[-1]
+        spent = {name: s - first[0][name] for name, s in last[0].items() if name in first[0]}
+        uploads = sum(row["uploads"] for row in rows[first[2] : last[2]])
+        seconds, down_bytes = last[3] - first[3], last[1] - first[1]
 
-    cpu_s: Mapping[str, float] = field(default_factory=dict)
-    down_bytes: int = 0
-    uploads: int = 0
-    seconds: float = 0.0
-
-    def rate(self, amount: float, by: float) -> float | None:
+    def rate(amount: float | None, by: float) -> float | None:
         """None where the span is too short: its ends are known to a fraction of a second."""
-        return _rate(amount, by) if self.seconds >= LEAST_S else None
+        return None if amount is None or seconds < LEAST_S else _rate(amount, by)
 
-    def of(self, process: str) -> dict[str, float | None]:
-        used_s = self.cpu_s.get(process)
-        if used_s is None:
-            return {"cpu_s": None, "cpu_percent": None}
-        return {"cpu_s": round(used_s, 3), "cpu_percent": self.rate(100 * used_s, self.seconds)}
+    cpu_s = {name: spent.get(name) for name in peak}
+    return {
+        "processes": {
+            name: {
+                "cpu_s": None if used is None else round(used, 3),
+                "cpu_percent": rate(None if used is None else 100 * used, seconds),
+                "peak_rss_bytes": peak[name],
+            }
+            for name, used in cpu_s.items()
+        },
+        "peak_rss_bytes": peak,
+        "cpu_ms_per_upload": {
+            name: rate(None if used is None else 1000 * used, uploads)
+            for name, used in cpu_s.items()
+        },
+        "mb_per_s_down": rate(down_bytes / 1e6, seconds),
+        "unknown": [
+            f"processor time and memory of {name} are not known in full: {why}"
+            for name, why in watch.troubles().items()
+            if peak[name] is None or (len(marks) > 1 and name not in spent)
+        ],
+    }
 
-    def ms_per_upload(self, process: str) -> float | None:
-        used_s = self.cpu_s.get(process)
-        return None if used_s is None else self.rate(1000 * used_s, self.uploads)
 
-
-def _cost(measured: RunMeasurements, rows: list[dict[str, Any]]) -> _Cost:
-    span = measured.span()
-    if span is None:
-        return _Cost()
-    first, last = span
-    within = rows[first.rounds : last.rounds]
-    return _Cost(
-        {n: cpu_s - first.cpu_s[n] for n, cpu_s in last.cpu_s.items() if n in first.cpu_s},
-        last.counts["bytes_down"] - first.counts["bytes_down"],
-        sum(row["uploads"] for row in within),
-        measured.seconds(),
-    )
-
-
-def _warnings(measured: RunMeasurements, rows: list[dict[str, Any]]) -> Iterator[str]:
-    devices, deadline_s = measured.options.devices, float(measured.options.deadline_s)
+def _warnings(options: LoadOptions, rows: list[dict[str, Any]]) -> Iterator[str]:
+    devices, deadline_s = options.devices, float(options.deadline_s)
     selected = max((row["selected"] for row in rows), default=0)
     if selected > devices:
         yield (
@@ -475,13 +401,6 @@ def _warnings(measured: RunMeasurements, rows: list[dict[str, Any]]) -> Iterator
     late = sum(row["seconds"] - row["absorb_s"] >= deadline_s for row in rows)
     if late:
         yield f"{late} of {len(rows)} rounds closed at their deadline of {deadline_s:g} s"
-
-
-def _unknown(measured: RunMeasurements, watch: ProcessWatch, cost: _Cost) -> Iterator[str]:
-    rounds, peak = measured.span() is not None, watch.peak_rss_bytes()
-    for name, why in watch.troubles().items():
-        if peak[name] is None or (rounds and name not in cost.cpu_s):
-            yield f"processor time and memory of {name} are not known in full: {why}"
 
 
 def _rate(amount: float, seconds: float) -> float:

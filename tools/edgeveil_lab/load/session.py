@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from edgeveil.errors import BrokerError, EdgeVeilError
@@ -39,33 +40,32 @@ class LoadSession:
         target: TargetSite,
         site: LocalSite | None,
         show: Show,
-        *,
-        password: str | None = None,
+        password: str | None,
     ) -> None:
         self._options, self._target, self._site = options, target, site
         self._show = show
+        key = target.cloud_key.to_bytes()
         where = {
-            cell: SiteAccess(
-                of_it.broker,
-                target.cloud_key.to_bytes(),
-                of_it.proxy_key.to_bytes(),
-                password,
-                of_it.ca,
-            )
-            for cell, of_it in target.cells.items()
+            cell: SiteAccess(at.broker, key, at.proxy_key.to_bytes(), password, at.ca)
+            for cell, at in target.cells.items()
         }
         self._leader = Leader(options, fleet, where)
         self._watch = ProcessWatch()
         if site is not None:
             self._watch.add(site.pids())
         else:
-            self._watch.add_read("cloud", page(target.cloud, target.token_file))
-            self._watch.add_read("proxy", page(target.first.proxy_http))
+            self._watch.add_read("cloud", partial(page, target.cloud, target.token_file))
+            self._watch.add_read("proxy", partial(page, target.first.proxy_http))
         self._samples = SampleSeries(self._leader, self._watch)
         self._run_log = LoadRunLog()
         self._phase, self._loaded = "start", False
         broker = site.broker_name if site else target.first.broker
         self.measured = RunMeasurements(options, broker)
+
+    @property
+    def _cloud(self) -> Cloud:
+        # Whoever loads a site over a network has said where its cloud is, and made it for this.
+        return Cloud(self._target.cloud, self._target.token_file, insecure_http=True)
 
     async def run(self) -> None:
         """All phases; what was measured so far is in `result` however it ends."""
@@ -75,13 +75,17 @@ class LoadSession:
             ready = ("ready", "connecting")
             await self._until(lambda: self._leader.all_in(*ready), _JOIN_S, "generators hang")
             await self._connect()
-            await self._hold()
-            await self._play()
+            if self._options.hold_s:
+                await self._hold(self._options.hold_s)
+            if self._options.rounds or self._options.minutes is not None:
+                await self._play()
         finally:
             sampling.cancel()
             for cell in self._target.cells:
                 self.measured.connected[cell] = self._leader.totals(cell).counts["connected"]
-            await self._leave()
+            self._leader.command("stop")
+            with suppress(EdgeVeilError):  # of a site that has ended
+                await self._pause(_LEAVE_S, lambda: self._leader.all_in("done"))
             self._leader.stop()
 
     def result(self) -> dict[str, Any]:
@@ -96,46 +100,44 @@ class LoadSession:
     async def _connect(self) -> None:
         options, self._phase = self._options, "connecting"
         self._leader.command("connect")
+        slowest_s = options.devices / _SLOWEST_CONNECTS_PER_S
         paced_s = options.devices / (options.rate_per_s or 1e9)
-        limit_s = _CONNECT_S + paced_s + options.devices / _SLOWEST_CONNECTS_PER_S
         await self._until(
-            lambda: self._leader.all_in("connected"), limit_s, "devices did not connect"
+            lambda: self._leader.all_in("connected"),
+            _CONNECT_S + paced_s + slowest_s,
+            "devices did not connect",
         )
         totals = self._leader.totals()
         self.measured.connecting_s = totals.connecting_s()
         self.measured.connects = totals.counts["connects"]
         self._phase = "greeting"
-        limit_s = _ROSTER_S + options.devices / _SLOWEST_CONNECTS_PER_S
-        await self._until(self._all_known, limit_s, "the cloud does not know all devices")
+        what = "the cloud does not know all devices"
+        await self._until(self._all_known, _ROSTER_S + slowest_s, what)
 
     def _all_known(self) -> bool:
         """Whether the proxy heard every device and the cloud has every key."""
-        wanted, target = self._options.devices, self._target
-        proxies = [one.proxy_http for one in target.cells.values() if one.proxy_http]
+        wanted = self._options.devices
+        proxies = [one.proxy_http for one in self._target.cells.values() if one.proxy_http]
         with suppress(OSError, EdgeVeilError):
             asked_s = time.time()
-            status = Cloud(target.cloud, target.token_file, insecure_http=True).status()
-            known = int(status.get("enrolled", 0))
+            status = self._cloud.status()
             if "time_s" in status and self._site is None:  # else it is the same clock
                 self._run_log.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
-            self.measured.enrolled = known
-            if known < wanted:
+            self.measured.enrolled = int(status.get("enrolled", 0))
+            if self.measured.enrolled < wanted:
                 return False
             online = sum(get_json(url, "/status").get("online", 0) for url in proxies)
             return not proxies or online >= wanted
         return False
 
-    async def _hold(self) -> None:
-        hold_s = self._options.hold_s
-        if not hold_s:
-            return
+    async def _hold(self, hold_s: float) -> None:
         self._phase = "holding"
         await self._look()
-        began_s, cpu, totals = time.monotonic(), self._watch.cpu_s(), self._leader.totals()
-        await self._for(hold_s)
+        began_s, cpu, before = time.monotonic(), self._watch.cpu_s(), self._leader.totals().counts
+        await self._pause(hold_s)
         await self._look()
         elapsed_s, after = time.monotonic() - began_s, self._leader.totals().counts
-        moved = sum(after[n] - totals.counts[n] for n in ("bytes_up", "bytes_down"))
+        moved = sum(after[n] - before[n] for n in ("bytes_up", "bytes_down"))
         self.measured.idle = {
             "seconds": round(elapsed_s, 2),
             "connected": after["connected"],
@@ -149,67 +151,44 @@ class LoadSession:
         }
 
     async def _play(self) -> None:
-        options = self._options
-        if options.rounds == 0 and options.minutes is None:
-            return
-        # Whoever loads a site over a network has said where its cloud is, and made it for this.
-        client = Cloud(self._target.cloud, self._target.token_file, insecure_http=True)
+        options, client = self._options, self._cloud
         self._phase = "announcing the job"
         await self._mark()
         self._loaded = True
-        job = await asyncio.to_thread(
-            client.submit_yaml,
-            job_yaml(options, self.measured.enrolled),
-        )
+        job_text = job_yaml(options, self.measured.enrolled)
+        job = await asyncio.to_thread(client.submit_yaml, job_text)
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
-            await self._follow(client, job, end_s)
+            await self._follow(job, end_s)
         finally:
             if self._run_log.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
                     await asyncio.to_thread(client.cancel, job)
-        await self._settle()
+        await self._pause(_SETTLE_S, lambda: not self._leader.totals().counts["waiting"])
+        await asyncio.sleep(1.0)  # the report after the last commit record
         self._loaded = False
         self._run_log.require_completed(job)
 
-    async def _follow(self, client: Cloud, job: str, end_s: float | None) -> None:
+    async def _follow(self, job: str, end_s: float | None) -> None:
         after = 0
         while not self._run_log.ended:
             done = len(self._run_log.committed)
-            for event in await asyncio.to_thread(client.events, job, after, _EVENTS_S):
+            for event in await asyncio.to_thread(self._cloud.events, job, after, _EVENTS_S):
                 after = int(event["seq"])
                 self._run_log.take(event)
                 self._phase = self._run_log.phase or self._phase
             if len(self._run_log.committed) > done:
                 await self._mark()
                 if end_s is not None and time.monotonic() > end_s:
-                    await self._recorded()
+                    await self._pause(_SETTLE_S, self._recorded)
                     return
             self._check()
 
-    async def _recorded(self) -> None:
-        """Let the last round's record reach the devices: a job that is cancelled sends no more."""
+    def _recorded(self) -> bool:
+        """Whether the last round's record reached the devices: a cancelled job sends no more."""
         last = self._run_log.committed[-1]
-        end_s = time.monotonic() + _SETTLE_S
-        while time.monotonic() < end_s:
-            row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
-            if row is not None and row["counted"] >= last["uploads"]:
-                return
-            await asyncio.sleep(_LOOK_S)
-
-    async def _settle(self) -> None:
-        end_s = time.monotonic() + _SETTLE_S
-        while time.monotonic() < end_s:
-            await asyncio.sleep(2 * _LOOK_S)
-            if not self._leader.totals().counts["waiting"]:
-                await asyncio.sleep(1.0)  # the report after the last commit record
-                return
-
-    async def _leave(self) -> None:
-        self._leader.command("stop")
-        end_s = time.monotonic() + _LEAVE_S
-        while time.monotonic() < end_s and not self._leader.all_in("done"):
-            await asyncio.sleep(_LOOK_S)
+        row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
+        return row is not None and row["counted"] >= last["uploads"]
 
     # --- meanwhile ---
 
@@ -220,8 +199,8 @@ class LoadSession:
 
     async def _mark(self) -> None:
         await self._look()
-        counts, done = self._leader.totals().counts, len(self._run_log.committed)
-        self.measured.mark(self._watch.cpu_s(), counts, done)
+        down, done = self._leader.totals().counts["bytes_down"], len(self._run_log.committed)
+        self.measured.marks.append((self._watch.cpu_s(), down, done, time.monotonic()))
 
     def _now(self) -> str:
         """The phase; of a round, what it waits for."""
@@ -243,26 +222,26 @@ class LoadSession:
             self._show(self._samples.take(self._now(), len(self._run_log.committed)))
             await asyncio.sleep(1.0)
 
-    async def _for(self, seconds: float) -> None:
+    async def _pause(self, seconds: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until `done` or for so long, whichever is first; whether it is done."""
         end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            self._check()
-            await asyncio.sleep(min(_LOOK_S, max(0.01, end_s - time.monotonic())))
-
-    async def _until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
-        end_s = time.monotonic() + limit_s
         while not await asyncio.to_thread(done):
             self._check()
-            totals = self._leader.totals()
             if time.monotonic() >= end_s:
-                said = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
-                raise BrokerError(
-                    f"after {limit_s:.0f} s: {what}"
-                    f" ({totals.counts['connected']} of {self._options.devices} are connected)",
-                    where=self._target.first.broker,
-                    fix=said or "see the logs of broker and proxy",
-                )
-            await asyncio.sleep(_LOOK_S)
+                return False
+            await asyncio.sleep(min(_LOOK_S, max(0.01, end_s - time.monotonic())))
+        return True
+
+    async def _until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+        if not await self._pause(limit_s, done):
+            totals = self._leader.totals()
+            said = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
+            raise BrokerError(
+                f"after {limit_s:.0f} s: {what}"
+                f" ({totals.counts['connected']} of {self._options.devices} are connected)",
+                where=self._target.first.broker,
+                fix=said or "see the logs of broker and proxy",
+            )
 
     def _check(self) -> None:
         if self._site is not None:

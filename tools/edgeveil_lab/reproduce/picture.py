@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from edgeveil_lab.pages import BLUE, CLUSTERS, ORANGE, file_figure
+from edgeveil_lab.pages import BLUE, CLUSTERS, ORANGE, STYLE, saved
 
 Row = dict[str, Any]
 
@@ -19,39 +20,39 @@ _STYLES = ("-", "--", ":") * 4  # lines may lie on each other
 _COLOURS = CLUSTERS * 4
 
 
+@mpl.rc_context(STYLE)
 def picture(content: Mapping[str, Any], kind: str) -> bytes:
     """The experiment's kind of picture as a file of format `kind`, png or svg."""
     rows, drawn = content["rows"], content["picture"]
     if drawn == "rows":
         rows = [row for row in rows if row["values"]] or rows  # those that were run
     height = 1.1 + 0.4 * len(rows) if drawn == "rows" else 4.4
-    with file_figure(7.2, height, kind) as (figure, done):
-        if drawn == "scores":
-            axes = _draw_scores(figure, rows)
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    if drawn == "scores":
+        axes = _draw_scores(figure, rows)
+    else:
+        axes = figure.add_subplot()
+        if drawn == "rows":
+            _draw_rows(axes, rows)
+            axes.set_xlabel(content["figure"])
         else:
-            axes = figure.add_subplot()
-            if drawn == "rows":
-                _draw_rows(axes, rows)
-                axes.set_xlabel(content["figure"])
-            else:
-                (_draw_lines if drawn == "lines" else _draw_rounds)(axes, rows)
-                axes.set_ylabel(content["figure"])
-                axes.set_xlabel("round" if drawn == "rounds" else content["x_label"])
-            axes.grid(axis="x" if drawn == "rows" else "both", color="#dddddd", linewidth=0.6)
-            axes.set_axisbelow(True)
-            if content["x_log"]:
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter("{x:g}")
-        handles, labels = axes.get_legend_handles_labels()
-        named = dict(zip(labels, handles, strict=True))
-        if any(row["claimed"] is not None for row in content["rows"]):
-            shown = {"color": ORANGE} if drawn == "rows" else _hollow("#666666")
-            named["text, as claimed"] = Line2D([], [], linestyle="", marker="D", **shown)
-        place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
-        axes.legend(named.values(), named.keys(), frameon=False, **place)
-        if content.get("chosen"):
-            figure.supxlabel(textwrap.fill(content["chosen"].replace("`", ""), 120), fontsize=6.5)
-    return done[0]
+            (_draw_lines if drawn == "lines" else _draw_rounds)(axes, rows)
+            axes.set_ylabel(content["figure"])
+            axes.set_xlabel("round" if drawn == "rounds" else content["x_label"])
+        axes.grid(axis="x" if drawn == "rows" else "both")
+        if content["x_log"]:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    if any(row["claimed"] is not None for row in content["rows"]):
+        shown = {"color": ORANGE} if drawn == "rows" else _hollow("#666666")
+        named["text, as claimed"] = Line2D([], [], linestyle="", marker="D", **shown)
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
+    axes.legend(named.values(), named.keys(), **place)
+    if content.get("chosen"):
+        figure.supxlabel(textwrap.fill(content["chosen"].replace("`", ""), 120), fontsize=6.5)
+    return saved(figure, kind)
 
 
 def _hollow(colour: str) -> dict[str, Any]:
@@ -97,8 +98,7 @@ def _draw_scores(figure: Figure, rows: Sequence[Row]) -> Axes:
             lower.plot(rounds, losses, style, color=colour)
     for axes, name in ((upper, "cluster score"), (lower, "test loss")):
         axes.set_ylabel(name)
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
+        axes.grid()
     lower.set_xlabel("round")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     made: Axes = upper
