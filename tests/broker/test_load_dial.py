@@ -18,7 +18,7 @@ def test_an_unreachable_broker_and_a_refused_account_are_named(tmp_path):
     )
     key = SigningKey.generate().public()
 
-    def dial(url: str, user: str | None) -> None:
+    def dial(url, user):
         target = TargetSite("http://cloud", tmp_path, key, {"": TargetCell(url, key)})
         options = LoadOptions.model_construct(user=user)
         dial_site(options, target, LoadFleet.make(1), PASSWORDS["ada"])

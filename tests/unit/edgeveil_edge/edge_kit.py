@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,19 +10,15 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job
-from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage, SealedAnswer
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
-from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
@@ -34,8 +27,8 @@ JOB_ID = b"J" * 16
 CENTRE, QUADRATIC, FIRST = 1, 2, 3  # indices of the exchanges; FIRST asks for inferences too
 
 
-def job(**changes: Any) -> Job:
-    plain: dict[str, Any] = {
+def job(**changes):
+    plain = {
         "job": "boxed",
         "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
         "features": ({"name": "identity"},),
@@ -47,7 +40,7 @@ def job(**changes: Any) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
-def final_model(classes: int = 3, shape: tuple[int, ...] = (4,)) -> bytes:
+def final_model(classes=3, shape=(4,)):
     """A release of such a job, self-contained."""
     dimension = math.prod(shape)
     weights = {
@@ -58,8 +51,8 @@ def final_model(classes: int = 3, shape: tuple[int, ...] = (4,)) -> bytes:
     return bake(build_graph(Identity(IdentityParameters()), shape, classes), weights)
 
 
-def site(folder: Path, **changes: Any) -> EdgeSite:
-    plain: dict[str, Any] = {
+def site(folder, **changes):
+    plain = {
         "name": "Aunt-Emmas-kitchen",
         "broker": {"url": "mqtt://127.0.0.1:1"},
         "state_dir": folder,
@@ -72,7 +65,7 @@ def site(folder: Path, **changes: Any) -> EdgeSite:
     return EdgeSite.model_validate({**plain, **changes})
 
 
-def records(count: int, seed: int) -> Records:
+def records(count, seed):
     rng = np.random.default_rng(seed)
     x = rng.uniform(0, 1, (count, 4)).astype(np.float32)
     return Records(x, rng.integers(0, 3, count))
@@ -81,10 +74,10 @@ def records(count: int, seed: int) -> Records:
 class Loader:
     """The device's data: counts how often it is read, and may be broken."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error=None):
         self.reads, self.error = 0, error
 
-    def __call__(self, *_asked: object) -> tuple[Records, Records]:
+    def __call__(self, *_asked):
         self.reads += 1
         if self.error is not None:
             raise self.error
@@ -94,28 +87,20 @@ class Loader:
 class Round:
     """One sealed round of a job, and what the cloud can make of the answer."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        index: int,
-        keys: list[bytes],
-        *,
-        attempt: int = 1,
-        job_id: bytes = JOB_ID,
-    ) -> None:
+    def __init__(self, plan, index, keys, *, attempt=1, job_id=JOB_ID):
         self.plan, self.exchange = plan, plan.exchange(index)
         at = ExchangeId(job_id, index, attempt)
         sealed = seal_round(
             RoundContext.of(plan, index), trained(plan), keys, at, index * 10 + attempt, 4096
         )
-        self.manifest: Manifest = sealed[0]
-        self.blob: bytes = sealed[1]
-        self.secret: RoundSecret = sealed[2]
+        self.manifest = sealed[0]
+        self.blob = sealed[1]
+        self.secret = sealed[2]
 
-    def tensors(self, answer: object) -> dict[str, bytes]:
+    def tensors(self, answer):
         """The plaintext of every segment of the answer, as the cloud opens it."""
         assert isinstance(answer, SealedAnswer), answer
-        found: dict[str, bytes] = {}
+        found = {}
         offset = 0
         for g, size in zip(answer.groups, answer.sizes, strict=True):
             group = self.manifest.groups[g]
@@ -135,7 +120,7 @@ class Round:
         return found
 
 
-def trained(plan: Plan) -> dict[str, Any]:
+def trained(plan):
     """A state in the middle of the job."""
     state = dict(plan.cloud.initial_state())
     if "iterate" in state:
@@ -146,16 +131,9 @@ def trained(plan: Plan) -> dict[str, Any]:
 class Device:
     """One device: its files in a folder, its host, and its data."""
 
-    def __init__(
-        self,
-        folder: Path,
-        load: Loader | None = None,
-        compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
-        trust: HeldTrust | None = None,
-        **changes: Any,
-    ) -> None:
+    def __init__(self, folder, load=None, compute=None, trust=None, **changes):
         self.folder, self.load = folder, load or Loader()
-        self.said: list[str] = []
+        self.said = []
         self.site = site(folder, **changes)
         self.identity = DeviceIdentity.load_or_create(folder)
         self.store = DeviceStore(folder / "device.sqlite")
@@ -172,19 +150,19 @@ class Device:
         )
 
     @property
-    def key(self) -> bytes:
+    def key(self):
         return self.identity.opening.public().to_bytes()
 
-    def keys(self, count: int = 3) -> list[bytes]:
+    def keys(self, count=3):
         """This device's key among others'."""
         others = [OpeningKey.generate().public().to_bytes() for _ in range(count - 1)]
         return [self.key, *others]
 
-    def restarted(self, **changes: Any) -> Device:
+    def restarted(self, **changes):
         """The same files in a new process; the old one never closed them."""
         return Device(self.folder, **changes)
 
-    def learn(self, plan: Plan, job_id: bytes = JOB_ID) -> object:
+    def learn(self, plan, job_id=JOB_ID):
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
         data, kept = plan.job.data, plan.setting.kept
@@ -195,11 +173,11 @@ class Device:
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(InstallJob(manifest, package))
 
-    def knows(self, plan: Plan, job_id: bytes = JOB_ID) -> Device:
+    def knows(self, plan, job_id=JOB_ID):
         assert self.learn(plan, job_id) == Installation()
         return self
 
-    def answer(self, sealed: Round, between: Callable[[], object] = lambda: None) -> object:
+    def answer(self, sealed, between=lambda: None):
         """Open and work, as the machine asks for it."""
         opened = self.host.perform(OpenPackage(sealed.manifest, sealed.blob))
         assert isinstance(opened, OpenedPackage)
@@ -208,18 +186,14 @@ class Device:
         return self.host.perform(ComputeAnswer(sealed.manifest, opened.package))
 
 
-def announcement(
-    plan: Plan, keys: list[bytes], kind: str = "job", job_id: bytes = JOB_ID
-) -> Manifest:
+def announcement(plan, keys, kind="job", job_id=JOB_ID):
     return sealed_to(plan, keys, b"x", kind, job_id)[0]
 
 
-def sealed_to(
-    plan: Plan, keys: list[bytes], package: bytes, kind: str = "job", job_id: bytes = JOB_ID
-) -> tuple[Manifest, bytes]:
+def sealed_to(plan, keys, package, kind="job", job_id=JOB_ID):
     """A broadcast of the job itself, or of its release."""
     terms = Terms(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         at=ExchangeId(job_id, 0, 1),
         sequence=99,
         job_digest=plan.job.digest(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from edge_kit import Device, Loader, Round, job
@@ -11,7 +9,6 @@ from edge_kit import Device, Loader, Round, job
 from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_model
 from edgeveil.plugins import code_digest
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
@@ -25,18 +22,18 @@ POLICY = {
 
 
 class Net(torch.nn.Linear):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4, 3)
 
 
 FUNCTION = f"{__name__}:Net"
 
 
-def allowing(digest: str, function: str = FUNCTION) -> dict[str, object]:
+def allowing(digest, function=FUNCTION):
     return {**POLICY, "allowed_python_models": ({"function": function, "sha256": digest},)}
 
 
-def plan() -> Plan:
+def plan():
     return compile_job(
         job(
             features=(),
@@ -52,14 +49,12 @@ def plan() -> Plan:
     )
 
 
-def test_without_the_owners_word_neither_code_nor_records_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_owners_word_neither_code_nor_records_are_read(tmp_path, monkeypatch):
     asked = plan()
     device = Device(tmp_path, Loader(AssertionError("the data were read")), policy=POLICY)
     sealed = Round(asked, 1, device.knows(asked).keys())
 
-    def never(function: str) -> torch.nn.Module:
+    def never(function):
         raise AssertionError("the code ran")
 
     monkeypatch.setattr(python_model, "loaded", never)
@@ -68,7 +63,7 @@ def test_without_the_owners_word_neither_code_nor_records_are_read(
     assert answer.why.startswith("policy.allowed_python_models: ")
 
 
-def test_with_it_the_device_trains(tmp_path: Path) -> None:
+def test_with_it_the_device_trains(tmp_path):
     asked = plan()
     device = Device(tmp_path, policy=allowing(code_digest(FUNCTION))).knows(asked)
     sealed = Round(asked, 1, device.keys())
@@ -84,16 +79,14 @@ def test_with_it_the_device_trains(tmp_path: Path) -> None:
         (allowing(code_digest(FUNCTION), f"{__name__}:plan"), "which may not run here"),
     ],
 )
-def test_another_function_or_other_files_do_not_run(tmp_path: Path, policy, why: str) -> None:
+def test_another_function_or_other_files_do_not_run(tmp_path, policy, why):
     asked = plan()
     device = Device(tmp_path, Loader(AssertionError("the data were read")), policy=policy)
     answer = device.answer(Round(asked, 1, device.knows(asked).keys()))
     assert isinstance(answer, NoAnswer) and why in answer.why
 
 
-def test_the_digest_is_of_the_package_s_files_and_runs_none_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_is_of_the_package_s_files_and_runs_none_of_them(tmp_path, monkeypatch):
     package = tmp_path / "owners_nets"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('it ran')")
@@ -108,7 +101,7 @@ def test_the_digest_is_of_the_package_s_files_and_runs_none_of_them(
             code_digest(function)
 
 
-def test_a_file_of_the_version_before_is_read_and_its_wide_word_refused() -> None:
+def test_a_file_of_the_version_before_is_read_and_its_wide_word_refused():
     assert Policy.model_validate({"allow_python_models": False}) == Policy()
     with pytest.raises(ValueError, match="allowed_python_models"):
         Policy.model_validate({"allow_python_models": True})

@@ -13,7 +13,7 @@ from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, an
 
 from edgeveil.data.records import Records
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenedPackage, OpenPackage
@@ -35,12 +35,12 @@ FILES = [LEDGER_FILE, "ledger.key", "ledger.head"]
 class Changed(Loader):
     """The device's data with one training record less."""
 
-    def __call__(self, *asked: object) -> tuple[Records, Records]:
+    def __call__(self, *asked):
         training, evaluation = super().__call__(*asked)
         return Records(training.x[1:], training.y[1:]), evaluation
 
 
-def started(folder: Path, plan: Plan, load: Loader | None = None) -> Device:
+def started(folder, plan, load=None):
     device = Device(folder, load, policy=POLICY)
     graph = plan.graph()
     package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))
@@ -51,17 +51,17 @@ def started(folder: Path, plan: Plan, load: Loader | None = None) -> Device:
     return device
 
 
-def stopped(device: Device) -> None:
+def stopped(device):
     device.ledger.close()
     device.store.close()
 
 
-def answers(device: Device, rounds: list[Round]) -> list[dict[str, bytes]]:
+def answers(device, rounds):
     return [one.tensors(device.answer(one)) for one in rounds]
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_restored_backup_and_a_copied_box_answer_as_before(tmp_path: Path, name: str) -> None:
+def test_a_restored_backup_and_a_copied_box_answer_as_before(tmp_path, name):
     plan, box, backup = PLANS[name], tmp_path / "box", tmp_path / "backup"
     stopped(started(box, plan))
     shutil.copytree(box, backup)
@@ -85,9 +85,7 @@ def test_a_restored_backup_and_a_copied_box_answer_as_before(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_other_records_another_package_or_device_have_other_noise(
-    tmp_path: Path, name: str
-) -> None:
+def test_other_records_another_package_or_device_have_other_noise(tmp_path, name):
     plan, box = PLANS[name], tmp_path / "box"
     stopped(started(box, plan))
     for other in ("changed", "asked"):
@@ -115,12 +113,12 @@ def test_other_records_another_package_or_device_have_other_noise(
 Restore = Callable[[Path, Path], None]
 
 
-def overwrite(backup: Path, box: Path) -> None:
+def overwrite(backup, box):
     for file in FILES:
         shutil.copyfile(backup / file, box / file)
 
 
-def replace(backup: Path, box: Path) -> None:
+def replace(backup, box):
     for file in FILES:
         (box / file).rename(box / f"{file}.aside")
         shutil.copy(backup / file, box / file)
@@ -129,8 +127,8 @@ def replace(backup: Path, box: Path) -> None:
 @pytest.mark.parametrize("restore", [overwrite, replace])
 @pytest.mark.parametrize("after", [0, 1, 2], ids=lambda n: f"{n} links later")
 def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_read(
-    tmp_path: Path, after: int, restore: Restore
-) -> None:
+    tmp_path, after, restore
+):
     plan, box, backup = PLANS["fm"], tmp_path / "box", tmp_path / "backup"
     device = started(box, plan)
     rounds = [Round(plan, index, device.keys()) for index in (CENTRE, QUADRATIC, FIRST, FIRST + 1)]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,27 +18,27 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 2, (40, 4)), RNG.integers(0, 3, 40)
 
 
-def write_csv(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+def write_csv(path, x, y):
     lines = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
     path.write_text("\n".join(["a,b,c,d,label", *lines]))
 
 
-def write_npz(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+def write_npz(path, x, y):
     with path.open("wb") as file:
         np.savez(file, x=x, y=y)
 
 
-def write_idx(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+def write_idx(path, x, y):
     for file, array in ((path, x), (path.with_name("labels"), y)):
         header = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
         file.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
-def write_parquet(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+def write_parquet(path, x, y):
     parquet.write_table(pa.table({**dict(zip("abcd", x.T, strict=True)), "label": y}), path)
 
 
-WRITERS: dict[str, Callable[..., None]] = {
+WRITERS = {
     "csv": write_csv,
     "npz": write_npz,
     "idx": write_idx,
@@ -50,17 +46,17 @@ WRITERS: dict[str, Callable[..., None]] = {
 }
 
 
-def box(folder: Path, source: str, **data: Any) -> Device:
+def box(folder, source, **data):
     """A device whose records are read from `folder/records`, as they really are."""
     block = {"name": "bench", "source": source, "path": folder / "records", **data}
     if source == "csv":
         block.setdefault("header", True)
     if source == "idx":
         block["labels_path"] = folder / "labels"
-    return Device(folder / "state", load_own, data=block).knows(PLAN)  # type: ignore[arg-type]
+    return Device(folder / "state", load_own, data=block).knows(PLAN)
 
 
-def why(device: Device) -> str:
+def why(device):
     answer = device.answer(Round(PLAN, CENTRE, device.keys()))
     assert isinstance(answer, NoAnswer), answer
     assert device.ledger.spent().epsilon == 0
@@ -69,7 +65,7 @@ def why(device: Device) -> str:
 
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("source", WRITERS)
-def test_it_answers_with_however_many_records(source: str, count: int, tmp_path: Path) -> None:
+def test_it_answers_with_however_many_records(source, count, tmp_path):
     WRITERS[source](tmp_path / "records", X[:count], Y[:count])
     device = box(tmp_path, source)
     for index in (CENTRE, QUADRATIC, FIRST):
@@ -77,13 +73,13 @@ def test_it_answers_with_however_many_records(source: str, count: int, tmp_path:
         assert sealed.tensors(device.answer(sealed))
 
 
-def test_records_of_another_shape_decline_and_cost_nothing(tmp_path: Path) -> None:
+def test_records_of_another_shape_decline_and_cost_nothing(tmp_path):
     write_npz(tmp_path / "records", X[:, :3], Y)
     assert "shape [3], the job learns from [4]" in why(box(tmp_path, "npz"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 40])
-def test_a_csv_without_a_header_declines_whatever_it_holds(count: int, tmp_path: Path) -> None:
+def test_a_csv_without_a_header_declines_whatever_it_holds(count, tmp_path):
     write_csv(tmp_path / "records", X[:count], Y[:count])
     text = (tmp_path / "records").read_text().partition("\n")[2]
     (tmp_path / "records").write_text(text)
@@ -91,7 +87,7 @@ def test_a_csv_without_a_header_declines_whatever_it_holds(count: int, tmp_path:
 
 
 @pytest.mark.parametrize("source", WRITERS)
-def test_a_file_that_is_gone_declines_until_it_is_back(source: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_declines_until_it_is_back(source, tmp_path):
     WRITERS[source](tmp_path / "records", X, Y)
     device = box(tmp_path, source)
     (tmp_path / "records").rename(tmp_path / "away")
@@ -102,7 +98,7 @@ def test_a_file_that_is_gone_declines_until_it_is_back(source: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("source", [source for source in WRITERS if source != "csv"])
-def test_a_file_that_is_shorter_than_it_says_declines(source: str, tmp_path: Path) -> None:
+def test_a_file_that_is_shorter_than_it_says_declines(source, tmp_path):
     WRITERS[source](tmp_path / "records", X, Y)
     whole = (tmp_path / "records").read_bytes()
     (tmp_path / "records").write_bytes(whole[:-3])
@@ -113,14 +109,12 @@ def test_a_file_that_is_shorter_than_it_says_declines(source: str, tmp_path: Pat
     assert sealed.tensors(device.answer(sealed))
 
 
-def test_a_csv_that_shrinks_while_it_is_read_declines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_csv_that_shrinks_while_it_is_read_declines(tmp_path, monkeypatch):
     """It states no size, so the rest alone would look like a smaller data set."""
     write_csv(tmp_path / "records", np.tile(X, (400, 1)), np.tile(Y, 400))
     read, cut = tables._row, []
 
-    def row(line: str, width: int) -> tuple[list[float], str]:
+    def row(line, width):
         if not cut:
             cut.append(line)
             with (tmp_path / "records").open("r+b") as file:
@@ -133,14 +127,14 @@ def test_a_csv_that_shrinks_while_it_is_read_declines(
 
 @pytest.mark.parametrize(("source", "module"), [("npz", arrays), ("idx", idx)])
 def test_a_file_that_is_replaced_between_its_two_reads_declines(
-    source: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source, module, tmp_path, monkeypatch
+):
     """Values of one file and labels of another would pass for records."""
     WRITERS[source](tmp_path / "records", X, Y)
     name, replaced = f"{source}_array", []
     read = getattr(module, name)
 
-    def array(*arguments: Any) -> Any:
+    def array(*arguments):
         found = read(*arguments)
         if not replaced:
             replaced.append(True)
@@ -150,18 +144,3 @@ def test_a_file_that_is_replaced_between_its_two_reads_declines(
 
     monkeypatch.setattr(module, name, array)
     assert "was changed while it was read" in why(box(tmp_path, source))
-
-
-def test_a_file_that_goes_between_two_reads_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_idx(tmp_path / "records", X, Y)
-    read = idx.idx_array
-
-    def array(*arguments: Any) -> Any:
-        found = read(*arguments)
-        (tmp_path / "labels").unlink()
-        return found
-
-    monkeypatch.setattr(idx, "idx_array", array)
-    assert f"{tmp_path / 'labels'}: cannot be read (No such file" in why(box(tmp_path, "idx"))

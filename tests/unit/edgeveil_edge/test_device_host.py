@@ -7,8 +7,6 @@ import json
 import logging
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +34,6 @@ from edgeveil.protocol.device import Installation, InstallJob, InstallRelease
 from edgeveil.protocol.device_round import (
     ComputeAnswer,
     NoAnswer,
-    OpenedPackage,
     OpenPackage,
     OutboxDrop,
     OutboxPut,
@@ -56,11 +53,11 @@ PLAN = compile_job(job())
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Device:
+def device(tmp_path):
     return Device(tmp_path).knows(PLAN)
 
 
-def refused(device: Device, task: object) -> str:
+def refused(device, task):
     with pytest.raises(ProtocolError) as caught:
         device.host.perform(task)
     return caught.value.reason
@@ -69,25 +66,7 @@ def refused(device: Device, task: object) -> str:
 # --- opening and learning ---------------------------------------------------------------------
 
 
-def test_a_round_for_others_is_a_normal_outcome(device: Device, tmp_path: Path) -> None:
-    sealed = Round(PLAN, CENTRE, Device(tmp_path / "other").keys())
-    found = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
-    assert isinstance(found, OpenedPackage)
-    assert (found.package, found.budget_s) == (None, 0.0)
-
-
-def test_the_moment_of_an_answer_is_drawn_with_the_package_and_from_the_job_s_budget(
-    device: Device,
-) -> None:
-    sealed = Round(PLAN, CENTRE, device.keys())
-    drawn = [device.host.perform(OpenPackage(sealed.manifest, sealed.blob)) for _ in range(3)]
-    assert {found.budget_s for found in drawn} == {PLAN.job.round.time_budget_s}
-    assert len({found.chance for found in drawn}) == 3
-    assert all(0 <= found.chance < 1 for found in drawn)
-    assert device.load.reads == 0
-
-
-def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -> None:
+def test_a_job_must_be_the_one_that_was_signed(device, tmp_path):
     fresh = Device(tmp_path / "fresh")
     other = compile_job(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
     package = JobPackage(other.job.canonical(), b"graph")
@@ -101,7 +80,7 @@ def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -
     assert device.store.load().jobs == {JOB_ID: None}
 
 
-def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_path: Path) -> None:
+def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_path):
     small = Device(tmp_path / "small", Loader(AssertionError("read")))
     room = small.site.limits.blob_bytes
     said = announcement(PLAN, small.keys())
@@ -121,7 +100,7 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     assert isinstance(willing.answer(Round(PLAN, CENTRE, willing.keys())), SealedAnswer)
 
 
-def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_path: Path) -> None:
+def test_a_round_of_an_unknown_or_another_job_is_refused(device, tmp_path):
     package = RoundPackage("centre", 0, False, b"", b"")
     fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
     sealed = Round(PLAN, CENTRE, device.keys())
@@ -135,7 +114,7 @@ def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_pat
     assert device.load.reads == 0
 
 
-def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path: Path) -> None:
+def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
     clock = [now_utc()]
     given = trust_file(tmp_path / "given.json", days=90)
     trust = HeldTrust(tmp_path, given, lambda: clock[0])
@@ -164,27 +143,12 @@ class ReadsAhead(Computer):
     shares: list[float]
     forgot = False
 
-    def read_ahead(self, share: float, schema: object = None) -> bool:
+    def read_ahead(self, share, schema=None):
         self.shares.append(share)
         return self.forgot
 
 
-def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_path: Path) -> None:
-    compute = ReadsAhead(site(tmp_path), bytes(32), Loader())
-    compute.shares = []
-    device = Device(tmp_path, compute=lambda _site, _identity: compute)
-    device.host.warm_up()
-    plans = [
-        compile_job(job(data={**PLAN.job.data.model_dump(), "evaluation_share": share}))
-        for share in (0.3, 0.5)
-    ]
-    sealed = Round(plans[0], CENTRE, device.keys())
-    assert isinstance(device.knows(plans[0]).answer(sealed), SealedAnswer)
-    device.knows(plans[1], b"K" * 16)  # it will sit that one out
-    assert compute.shares == [0.1, 0.3, 0.3, 0.3]  # and once to see that they are there
-
-
-def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path: Path) -> None:
+def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path):
     """Whether it came in time would follow from the records, and no trial has tried it."""
     compute = ReadsAhead(site(tmp_path), bytes(32), Loader())
     compute.shares, compute.forgot = [], True
@@ -196,7 +160,7 @@ def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path: Pat
     assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
 
 
-def test_what_a_slow_link_leaves_no_time_for_is_no_fault_of_the_jobs(tmp_path: Path) -> None:
+def test_what_a_slow_link_leaves_no_time_for_is_no_fault_of_the_jobs(tmp_path):
     """A box that is too slow for the whole budget has said so; any other may answer yet."""
     device = Device(tmp_path).knows(PLAN)
     device.store.put_fact(trial_name(JOB_ID), json.dumps(asdict(JobTrial(needed_s=0.2))))
@@ -216,7 +180,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("first", ["values", "schema"])
-def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tmp_path) -> None:
+def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tmp_path):
     data = {"source": "bench", "nominal_records": 30}
     plans = [PLAN, compile_job(job(data={**data, "schema": NAMED}))]
     one, other = plans if first == "values" else plans[::-1]
@@ -238,7 +202,7 @@ def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tm
 # --- answers ----------------------------------------------------------------------------------
 
 
-def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(device: Device) -> None:
+def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(device):
     for index in (CENTRE, QUADRATIC, FIRST):
         sealed = Round(PLAN, index, device.keys())
         tensors = sealed.tensors(device.answer(sealed))
@@ -251,7 +215,7 @@ def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(devic
     assert head.any()
 
 
-def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device: Device) -> None:
+def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device):
     first = Round(PLAN, FIRST, device.keys())
     tensors = first.tensors(device.answer(first))
     spent, reads = device.ledger.spent(), device.load.reads
@@ -263,16 +227,16 @@ def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device: Devi
     assert (again.ledger.spent(), device.load.reads) == (spent, reads)
 
 
-def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
+def test_a_round_is_answered_so_often_and_no_more(tmp_path):
     plan = compile_job(job(round={"min_batch": 3, "retries": 1}))
     device = Device(tmp_path).knows(plan)
 
-    def keep(at: ExchangeId, *, dummy: bool = False) -> None:
+    def keep(at, *, dummy=False):
         upload = Upload(at, (0,), describe(b"x", 64))
         signed = Signer("device", SigningKey.generate()).header(upload)
         device.store.store(OutboxPut(at, signed, upload, (bytes(32),), b"x", dummy))
 
-    def asked(attempt: int, index: int = FIRST) -> object:
+    def asked(attempt, index=FIRST):
         sealed = Round(plan, index, device.keys(), attempt=attempt)
         answer = device.answer(sealed)
         if isinstance(answer, SealedAnswer):
@@ -289,21 +253,7 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
     assert isinstance(asked(1, FIRST + 1), SealedAnswer)
 
 
-def test_an_empty_data_set_sends_noise_of_the_same_form(tmp_path: Path) -> None:
-    def nothing(*_: Any) -> Any:
-        training, evaluation = Loader()(None, b"", 0.1)  # type: ignore[arg-type]
-        return tuple(type(r)(r.x[:0], r.y[:0]) for r in (training, evaluation))
-
-    device = Device(tmp_path, nothing).knows(PLAN)  # type: ignore[arg-type]
-    full = Device(tmp_path / "full").knows(PLAN)
-    for index in (CENTRE, QUADRATIC, FIRST):
-        empty, other = (Round(PLAN, index, d.keys()) for d in (device, full))
-        assert {n: len(t) for n, t in empty.tensors(device.answer(empty)).items()} == {
-            n: len(t) for n, t in other.tensors(full.answer(other)).items()
-        }
-
-
-def why(device: Device, sealed: Round) -> str:
+def why(device, sealed):
     answer = device.answer(sealed)
     assert isinstance(answer, NoAnswer), answer
     return answer.why
@@ -312,7 +262,7 @@ def why(device: Device, sealed: Round) -> str:
 # --- inference alone --------------------------------------------------------------------------
 
 
-def test_an_inference_only_device_answers_evaluations_alone(tmp_path: Path) -> None:
+def test_an_inference_only_device_answers_evaluations_alone(tmp_path):
     device = Device(tmp_path, role="infer").knows(PLAN)
     assert "role is infer" in why(device, Round(PLAN, CENTRE, device.keys()))
     assert device.load.reads == 0
@@ -325,7 +275,7 @@ def test_an_inference_only_device_answers_evaluations_alone(tmp_path: Path) -> N
 # --- releases, reports ------------------------------------------------------------------------
 
 
-def test_a_release_is_installed_and_its_number_remembered(device: Device) -> None:
+def test_a_release_is_installed_and_its_number_remembered(device):
     manifest = announcement(PLAN, device.keys(), "release")
     onnx = final_model()
     assert (
@@ -340,18 +290,18 @@ def test_a_release_is_installed_and_its_number_remembered(device: Device) -> Non
     assert device.restarted().store.load().release_sequence == 99
 
 
-def released(device: Device, onnx: bytes, data_set: str = "bench") -> object:
+def released(device, onnx, data_set="bench"):
     package = ReleasePackage("boxed", onnx, data_set)
     return device.host.perform(
         InstallRelease(announcement(PLAN, device.keys(), "release"), package)
     )
 
 
-def in_use(device: Device) -> bool:
+def in_use(device):
     return ReleaseStore(device.folder / "releases").current() is not None
 
 
-def looping() -> bytes:
+def looping():
     """A model with a Loop, which would never end."""
     from onnx import TensorProto, helper
 
@@ -379,13 +329,13 @@ def looping() -> bytes:
 
 
 @pytest.mark.parametrize("onnx", [b"this is no ONNX model", b"", looping(), final_model(1)])
-def test_a_release_that_does_not_run_is_not_put_in_use(device: Device, onnx: bytes) -> None:
+def test_a_release_that_does_not_run_is_not_put_in_use(device, onnx):
     assert released(device, onnx) == fx.WorkFailed("refused_release")
     assert not in_use(device) and "not put in use" in device.said[-1]
     assert device.restarted().store.load().release_sequence == -1
 
 
-def test_a_release_belongs_to_a_data_set(tmp_path: Path) -> None:
+def test_a_release_belongs_to_a_data_set(tmp_path):
     device = Device(tmp_path)
     for data_set in ("other", ""):
         assert isinstance(released(device, final_model(), data_set), fx.WorkFailed)
@@ -393,14 +343,14 @@ def test_a_release_belongs_to_a_data_set(tmp_path: Path) -> None:
     assert released(device, final_model()) == Installation()
 
 
-def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path: Path) -> None:
+def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path):
     device = Device(tmp_path, policy={"min_devices": 3, "max_epsilon_per_job": 0.1}).knows(PLAN)
     assert isinstance(released(device, final_model()), fx.WorkFailed)
     assert "its job is declined here" in device.said[-1] and not in_use(device)
 
 
 @pytest.mark.parametrize("accepts", ["none", "joined"])
-def test_the_owner_says_which_releases_are_accepted(tmp_path: Path, accepts: str) -> None:
+def test_the_owner_says_which_releases_are_accepted(tmp_path, accepts):
     policy = {"min_devices": 3, "accept_releases": accepts}
     device = Device(tmp_path, policy=policy).knows(PLAN)
     assert isinstance(released(device, final_model()), fx.WorkFailed)
@@ -410,7 +360,7 @@ def test_the_owner_says_which_releases_are_accepted(tmp_path: Path, accepts: str
     assert (answered == Installation()) == (accepts == "joined")
 
 
-def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(device: Device) -> None:
+def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(device):
     store = ReleaseStore(device.folder / "releases")
     first = store.install("boxed", final_model(), {})
     second = store.install("boxed", final_model(2), {})
@@ -422,16 +372,14 @@ def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(devic
     assert "none is there before it" in device.said[-1]
 
 
-def test_a_release_that_cannot_be_named_changes_nothing(device: Device) -> None:
+def test_a_release_that_cannot_be_named_changes_nothing(device):
     manifest = announcement(PLAN, device.keys(), "release")
     with pytest.raises(DataError):
         device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", final_model())))
     assert device.restarted().store.load().release_sequence == -1
 
 
-def test_the_owner_is_told_and_the_log_never_names_the_box(
-    device: Device, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_owner_is_told_and_the_log_never_names_the_box(device, caplog):
     with caplog.at_level(logging.DEBUG, "edgeveil.edge"):
         device.host.report(
             fx.Report("declined", {"job": "4a4a", "round": 3, "why": "policy.min_devices: few"})
@@ -452,7 +400,7 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
     assert not any(device.site.name in str(record.__dict__) for record in caplog.records)
 
 
-def test_a_sealed_answer_shows_neither_name_nor_tensor(device: Device) -> None:
+def test_a_sealed_answer_shows_neither_name_nor_tensor(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     answer = device.answer(sealed)
     assert isinstance(answer, SealedAnswer)

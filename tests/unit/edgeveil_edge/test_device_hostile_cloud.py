@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ PLAN = compile_job(job())
 LOG = logging.getLogger("test")
 
 Change = Callable[[Any], Any]
-CHANGES: dict[str, Change] = {
+CHANGES = {
     "not a number": lambda array: np.full_like(array, np.nan),
     "infinite": lambda array: np.full_like(array, np.inf),
     "as large as it gets": lambda array: np.full_like(array, np.finfo(array.dtype).max),
@@ -36,7 +35,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def answered(device: Device, sealed: Round, package: RoundPackage) -> object:
+def answered(device, sealed, package):
     """What the process makes of a package that its machine accepted."""
     opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     assert opened.package is not None
@@ -44,13 +43,13 @@ def answered(device: Device, sealed: Round, package: RoundPackage) -> object:
     return perform(device.host, ComputeAnswer(sealed.manifest, package), LOG)
 
 
-def true_package(device: Device, sealed: Round) -> RoundPackage:
+def true_package(device, sealed):
     opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     tensors, model = device.host._given[JOB_ID]
     return structs.replace(opened.package, tensors=tensors, model=model)
 
 
-def changed(raw: bytes, change: Change) -> bytes:
+def changed(raw, change):
     tensors = unpack_tensors(raw)
     made = {
         name: change(array) if array.dtype.kind == "f" else array for name, array in tensors.items()
@@ -58,7 +57,7 @@ def changed(raw: bytes, change: Change) -> bytes:
     return pack_tensors({name: array for name, array in made.items() if array is not None})
 
 
-def check(device: Device, sealed: Round, outcome: object, price: tuple[float, float]) -> None:
+def check(device, sealed, outcome, price):
     """An answer has the honest form; anything else is a named refusal. Neither costs more.
 
     Its numbers may be none: the steps that follow the noise overflow where the cloud wants it.
@@ -76,7 +75,7 @@ def check(device: Device, sealed: Round, outcome: object, price: tuple[float, fl
 
 
 @pytest.fixture(scope="module")
-def price(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
+def price(tmp_path_factory):
     """What the honest rounds cost."""
     device = Device(tmp_path_factory.mktemp("honest")).knows(PLAN)
     for index in (CENTRE, QUADRATIC, FIRST):
@@ -101,7 +100,7 @@ def test_hostile_tensors_change_neither_form_nor_price(tmp_path, price, index, c
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"\xff" * 8 + b"{", hashlib.sha256(b"x").digest()])
 @pytest.mark.parametrize("which", ["tensors", "model"])
-def test_tensors_that_are_none_are_refused(tmp_path: Path, price, raw: bytes, which: str) -> None:
+def test_tensors_that_are_none_are_refused(tmp_path, price, raw, which):
     device = Device(tmp_path).knows(PLAN)
     sealed = Round(PLAN, FIRST, device.keys())
     true = true_package(device, sealed)
@@ -112,7 +111,7 @@ def test_tensors_that_are_none_are_refused(tmp_path: Path, price, raw: bytes, wh
     assert not isinstance(outcome, SealedAnswer)
 
 
-def test_a_round_that_says_another_phase_or_number_is_refused(tmp_path: Path, price) -> None:
+def test_a_round_that_says_another_phase_or_number_is_refused(tmp_path, price):
     device = Device(tmp_path).knows(PLAN)
     sealed = Round(PLAN, FIRST, device.keys())
     true = true_package(device, sealed)

@@ -25,12 +25,11 @@ from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import DeviceSettings, OutboxPut, SealedAnswer, timer_name
+from edgeveil.protocol.device_round import DeviceSettings, SealedAnswer, timer_name
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
     Commit,
-    Message,
     Note,
     Offer,
     PeerKeys,
@@ -58,16 +57,16 @@ NOTES = "notes"
 class World:
     """What the device's process hears of cloud and proxy; every step is noted first."""
 
-    def __init__(self, folder: Path, rounds: dict[tuple[int, int], Round], chance: Random) -> None:
+    def __init__(self, folder, rounds, chance):
         self._path, self._rounds, self._chance = folder / NOTES, rounds, chance
         done = [(int(a), int(b)) for what, a, b, _ in notes(folder) if what == "next"]
         self.at = done[-1] if done else (INDICES[0], 1)
 
-    def offer(self) -> list[Message]:
+    def offer(self):
         sealed = self._rounds[self.at]
         return [CLOUD.offer(sealed.manifest, sealed.blob)]
 
-    def heard(self, message: Message) -> list[Message]:
+    def heard(self, message):
         if isinstance(message, Note):  # its hello
             return [PROXY.note(Ack(hashlib.sha256(message.body.payload).digest(), "held"))]
         if not isinstance(message, Offer):
@@ -82,14 +81,14 @@ class World:
         if kind < 0.2:  # the proxy lost it, and the cloud asks again
             return self._next(repeat=True)
         self._note("acked", at, upload.blob.digest.hex())
-        said: list[Message] = [PROXY.note(Ack(upload.blob.digest, "held"))]
+        said = [PROXY.note(Ack(upload.blob.digest, "held"))]
         if kind < 0.4:
             return said + self._next(repeat=True)
         if kind < 0.9:
             said.append(self._commit(upload, message.data))
         return said + self._next(repeat=False)
 
-    def _commit(self, upload: Upload, data: bytes) -> Offer:
+    def _commit(self, upload, data):
         sealed = self._rounds[self.at]
         hashes, offset = [], 0
         for g in upload.groups:
@@ -99,7 +98,7 @@ class World:
         blob = b"".join(sorted(hashes))
         return CLOUD.offer(Commit(upload.at, len(hashes), describe(blob, 1024)), blob)
 
-    def _next(self, *, repeat: bool) -> list[Message]:
+    def _next(self, *, repeat):
         number, attempt = self.at
         if repeat and attempt < ATTEMPTS:
             self.at = (number, attempt + 1)
@@ -110,24 +109,24 @@ class World:
         self._note("next", self.at, "-")
         return self.offer()
 
-    def _note(self, what: str, at: tuple[int, int], digest: str) -> None:
+    def _note(self, what, at, digest):
         with self._path.open("ab", buffering=0) as file:
             file.write(f"{what} {at[0]} {at[1]} {digest}\n".encode())
 
 
-def notes(folder: Path) -> list[list[str]]:
+def notes(folder):
     path = folder / NOTES
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, beat: int) -> None:
+def live(folder, rounds, chance, beat):
     """One life: whatever the device says is answered, until the process is killed."""
     device = Device(folder).knows(PLAN)
     signer = Signer(device.identity.device_id, device.identity.signing)
     keys = PeerKeys.pinned(cloud=CLOUD.key.public(), proxy=PROXY.key.public())
     machine = DeviceMachine(signer, keys, device.store.load(), DeviceSettings(packet_bytes=1 << 20))
     world = World(folder, rounds, chance)
-    events: deque[fx.Event] = deque([fx.PeerConnected(fx.ProxyAddress())])
+    events = deque([fx.PeerConnected(fx.ProxyAddress())])
     events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in world.offer()]
     while events:
         os.write(beat, b".")
@@ -151,10 +150,10 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
             time.sleep(0.001)
 
 
-def check(folder: Path, rounds: dict[tuple[int, int], Round]) -> None:
+def check(folder, rounds):
     """The laws, after a life."""
     noted = notes(folder)
-    offered: dict[tuple[int, int], set[str]] = {}
+    offered = {}
     for what, number, attempt, digest in noted:
         if what == "offered":
             offered.setdefault((int(number), int(attempt)), set()).add(digest)
@@ -178,9 +177,7 @@ def check(folder: Path, rounds: dict[tuple[int, int], Round]) -> None:
         _check_outbox(item, receipts, rounds)
 
 
-def _check_promise(
-    at: tuple[int, int], receipts: dict, item: OutboxPut | None, last: list[str]
-) -> None:
+def _check_promise(at, receipts, item, last):
     """What the proxy acknowledged is held, or was about to be when the process was killed."""
     if receipts[at].state == "stored":
         assert item is not None
@@ -188,7 +185,7 @@ def _check_promise(
         assert (int(last[1]), int(last[2])) == at or last[0] == "next"
 
 
-def _check_outbox(item: OutboxPut, receipts: dict, rounds: dict[tuple[int, int], Round]) -> None:
+def _check_outbox(item, receipts, rounds):
     at = (item.at.exchange, item.at.attempt)
     receipt, sealed = receipts[at], rounds[at]
     assert receipt.state == ("held" if item.held else "stored")
@@ -211,7 +208,7 @@ def _check_outbox(item: OutboxPut, receipts: dict, rounds: dict[tuple[int, int],
 FOLDER = ""
 
 
-def driver(folder: str, seed: int) -> None:
+def driver(folder, seed):
     """Live, be killed, check; again."""
     import torch  # noqa: F401 - once, not in each life
 
@@ -244,7 +241,7 @@ def driver(folder: str, seed: int) -> None:
     print(f"{said.count('offered')} offered, {said.count('acked')} acknowledged")
 
 
-def test_whenever_a_device_is_killed_its_files_agree(tmp_path: Path) -> None:
+def test_whenever_a_device_is_killed_its_files_agree(tmp_path):
     code = f"import {Path(__file__).stem} as t; t.driver({str(tmp_path)!r}, 7)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True

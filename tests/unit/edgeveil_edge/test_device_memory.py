@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from edge_kit import JOB_ID, Device, Round, announcement, job
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.device import Installation, InstallJob, JobClosed
@@ -43,11 +39,11 @@ HEX = JOB_ID.hex()
 
 
 @pytest.fixture(autouse=True)
-def _initial(monkeypatch: pytest.MonkeyPatch) -> None:
+def _initial(monkeypatch):
     monkeypatch.setattr("edge_kit.trained", lambda plan: dict(plan.cloud.initial_state()))
 
 
-def device(folder: Path, **changes: Any) -> Device:
+def device(folder, **changes):
     found = Device(folder, policy=POLICY, **changes)
     manifest = announcement(PLAN, found.keys())
     package = JobPackage(PLAN.job.canonical(), PLAN.graph(), ())
@@ -55,22 +51,20 @@ def device(folder: Path, **changes: Any) -> Device:
     return found
 
 
-def answered(one: Device, index: int, attempt: int = 1) -> dict[str, bytes]:
+def answered(one, index, attempt=1):
     sealed = Round(PLAN, index, one.keys(), attempt=attempt)
     return sealed.tensors(one.answer(sealed))
 
 
-def kept(one: Device) -> dict[str, Any]:
+def kept(one):
     return unpack_tensors(one.ledger.kept(HEX))
 
 
-def test_what_a_round_keeps_is_what_the_next_one_gets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_round_keeps_is_what_the_next_one_gets(tmp_path, monkeypatch):
     one, seen = device(tmp_path), []
     real = answers.training_answer
 
-    def watched(plan: Plan, exchange: Any, package: Any, own: Any, *rest: Any) -> Answer:
+    def watched(plan, exchange, package, own, *rest):
         seen.append({name: array.copy() for name, array in own.items()})
         return real(plan, exchange, package, own, *rest)
 
@@ -85,7 +79,7 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(
     assert not np.array_equal(kept(again)["stc"], first)
 
 
-def test_a_repeated_attempt_changes_neither_release_nor_memory(tmp_path: Path) -> None:
+def test_a_repeated_attempt_changes_neither_release_nor_memory(tmp_path):
     one = device(tmp_path)
     first, memory = answered(one, 1), one.ledger.kept(HEX)
     again = one.restarted(policy=POLICY)
@@ -94,14 +88,12 @@ def test_a_repeated_attempt_changes_neither_release_nor_memory(tmp_path: Path) -
     assert again.load.reads == 0
 
 
-def test_release_and_memory_are_durable_together_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_and_memory_are_durable_together_or_not_at_all(tmp_path, monkeypatch):
     one = device(tmp_path)
     answered(one, 1)
     memory = one.ledger.kept(HEX)
 
-    def dies(*_: object) -> None:
+    def dies(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Ledger, "_keep", dies)
@@ -117,7 +109,7 @@ def test_release_and_memory_are_durable_together_or_not_at_all(
     assert again.ledger.kept(HEX) != memory
 
 
-def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path: Path) -> None:
+def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path):
     one = device(tmp_path)
     answered(one, 1)
     memory = one.ledger.kept(HEX)
@@ -131,7 +123,7 @@ def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path: P
     assert values not in raw
 
 
-def test_it_never_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_never_leaves(tmp_path, caplog):
     caplog.set_level("DEBUG")
     one = device(tmp_path)
     sent = answered(one, 1)
@@ -139,7 +131,7 @@ def test_it_never_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert "stc" not in caplog.text + "".join(one.said)
 
 
-def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: Path) -> None:
+def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path):
     one = device(tmp_path)
     site = one.site.model_copy(
         update={"limits": one.site.limits.model_copy(update={"memory_bytes": 59})}
@@ -154,7 +146,7 @@ def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path: P
     assert isinstance(one.answer(sealed), SealedAnswer)
 
 
-def test_a_cloud_cannot_put_words_into_the_device_s_memory() -> None:
+def test_a_cloud_cannot_put_words_into_the_device_s_memory():
     weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.exchange(1))
     tensors = pack_tensors({**weights, "kept/stc": np.ones(15, np.float32)})
     package = RoundPackage("train", 1, False, tensors, b"")

@@ -13,7 +13,6 @@ from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil_edge import page as page_module
-from edgeveil_edge.control import ask
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import final_model, site
@@ -196,12 +195,6 @@ def test_no_other_address_than_a_loopback_one_is_taken(host):
         LoopbackHttp(host=host)
 
 
-def test_the_page_and_predictions_do_not_share_a_port(tmp_path):
-    inference = {"http": LoopbackHttp(port=8711)}
-    with pytest.raises(ValidationError, match="both listen on port 8711"):
-        site(tmp_path, page={}, inference=inference)
-
-
 # --- what it shows ---
 
 
@@ -251,20 +244,6 @@ def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
 
 
 # --- what it takes ---
-
-
-def test_a_pause_and_its_end_are_those_of_the_command(own):
-    def work(client, process):
-        client.log_in()
-        with client.events() as values:
-            assert next(values)["state"] == "running"
-            assert client.post("/pause") == (200, {})
-            assert next(values)["state"] == "paused"
-            assert ask(own.state_dir, "status")["state"] == "paused"
-            assert client.post("/resume") == (200, {})
-            assert next(values)["state"] == "running"
-
-    opened(own, work)
 
 
 def test_going_back_to_the_release_before(own):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from edge_kit import CENTRE, FIRST, Device, Round, job
@@ -18,14 +17,13 @@ from edgeveil.protocol.device_round import (
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
-    Outcome,
     SealDummies,
     SealedAnswer,
 )
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Signer, Upload
 from edgeveil.protocol.sealed import open_segment
 from edgeveil.protocol.transfer import describe
-from edgeveil_edge.store import DeviceStore, UploadReceipt
+from edgeveil_edge.store import DeviceStore
 
 JOB = b"J" * 16
 KEY = SigningKey.generate()
@@ -35,30 +33,22 @@ HASHES = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
 PLAN = compile_job(job())
 
 
-def item(number: int = 1, *, dummy: bool = False) -> OutboxPut:
+def item(number=1, *, dummy=False):
     at, data = ExchangeId(JOB, number, 1), b"".join(SEGMENTS)
     upload = Upload(at, (0, 1), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> DeviceStore:
+def store(tmp_path):
     return DeviceStore(tmp_path / "device.sqlite", receipts_kept=3)
 
 
-def state(store: DeviceStore) -> str:
+def state(store):
     return store.receipts()[-1].state
 
 
-def test_an_upload_has_its_receipt_as_soon_as_it_is_kept(store: DeviceStore) -> None:
-    store.store(item())
-    assert store.receipts() == [UploadReceipt(JOB, 1, 1, "stored", HASHES)]
-    store.store(OutboxHeld(item().at))
-    assert state(store) == "held"
-    assert store.load().uploads.get(JOB) == replace(item(), held=True)
-
-
-ENDS: list[tuple[bool, Outcome, str]] = [
+ENDS = [
     (True, "counted", "counted"),
     (True, "missing", "missing"),
     (True, "refused", "held"),
@@ -73,9 +63,7 @@ ENDS: list[tuple[bool, Outcome, str]] = [
 
 
 @pytest.mark.parametrize(("held", "outcome", "said"), ENDS)
-def test_what_was_acknowledged_is_never_called_refused_or_dropped(
-    store: DeviceStore, held: bool, outcome: Outcome, said: str
-) -> None:
+def test_what_was_acknowledged_is_never_called_refused_or_dropped(store, held, outcome, said):
     store.store(item())
     if held:
         store.store(OutboxHeld(item().at))
@@ -87,7 +75,7 @@ def test_what_was_acknowledged_is_never_called_refused_or_dropped(
 
 
 @pytest.mark.parametrize("outcome", ["counted", "dropped"])
-def test_a_promise_is_never_replaced(store: DeviceStore, outcome: Outcome) -> None:
+def test_a_promise_is_never_replaced(store, outcome):
     store.store(item())
     store.store(OutboxDrop(item().at, outcome))
     other = (b"o" * 32,)
@@ -96,7 +84,7 @@ def test_a_promise_is_never_replaced(store: DeviceStore, outcome: Outcome) -> No
     assert [receipt.segment_hashes for receipt in store.receipts()] == [expected]
 
 
-def test_a_dropped_upload_settles_its_attempt_on_the_disk(store: DeviceStore) -> None:
+def test_a_dropped_upload_settles_its_attempt_on_the_disk(store):
     store.store(ManifestMark(item().at, b"m" * 32))
     store.store(item())
     assert not store.load().seen[JOB].settled
@@ -108,9 +96,7 @@ def test_a_dropped_upload_settles_its_attempt_on_the_disk(store: DeviceStore) ->
 
 
 @pytest.mark.parametrize(("outcome", "said"), [("counted", "counted"), ("missing", "late")])
-def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(
-    store: DeviceStore, outcome: Outcome, said: str
-) -> None:
+def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(store, outcome, said):
     """The acknowledgement was lost, or the upload was too late: only the record tells."""
     store.store(item())
     store.store(OutboxDrop(item().at, "dropped"))
@@ -120,13 +106,13 @@ def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(
     assert store.was_taken(JOB, [1]) is (outcome == "counted")
 
 
-def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:
+def test_the_newest_receipts_are_kept(store):
     for number in range(1, 9):
         store.store(item(number))
     assert [receipt.round for receipt in store.receipts()] == [6, 7, 8]
 
 
-def test_a_dummy_has_no_receipt_and_stays_a_dummy(store: DeviceStore) -> None:
+def test_a_dummy_has_no_receipt_and_stays_a_dummy(store):
     store.store(item(dummy=True))
     store.store(OutboxHeld(item().at))
     kept = store.load().uploads.get(JOB)
@@ -136,7 +122,7 @@ def test_a_dummy_has_no_receipt_and_stays_a_dummy(store: DeviceStore) -> None:
     assert store.receipts() == []
 
 
-def test_receipt_and_outbox_change_together_or_not_at_all(store: DeviceStore) -> None:
+def test_receipt_and_outbox_change_together_or_not_at_all(store):
     store._file.db.execute(
         "CREATE TEMP TRIGGER full BEFORE INSERT ON receipts BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
@@ -150,9 +136,7 @@ def test_receipt_and_outbox_change_together_or_not_at_all(store: DeviceStore) ->
 
 @pytest.mark.parametrize("role", ["train", "infer"])
 @pytest.mark.parametrize("index", [CENTRE, FIRST])
-def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(
-    tmp_path: Path, role: str, index: int
-) -> None:
+def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(tmp_path, role, index):
     device = Device(tmp_path, role=role).knows(PLAN)
     sealed = Round(PLAN, index, device.keys())
     dummy = device.host.perform(SealDummies(sealed.manifest))
@@ -174,7 +158,7 @@ def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(
     assert start == len(dummy.data)
 
 
-def test_a_dummy_reads_no_record_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_dummy_reads_no_record_and_costs_nothing(tmp_path):
     device = Device(tmp_path).knows(PLAN)
     sealed = Round(PLAN, FIRST, device.keys())
     first, second = (device.host.perform(SealDummies(sealed.manifest)) for _ in range(2))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.device import JobClosed
@@ -25,17 +23,17 @@ PLAN = compile_job(job())
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Device:
+def device(tmp_path):
     return Device(tmp_path).knows(PLAN)
 
 
-def why(device: Device, sealed: Round) -> str:
+def why(device, sealed):
     answer = device.answer(sealed)
     assert isinstance(answer, NoAnswer), answer
     return answer.why
 
 
-def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
+def test_records_split_once_are_not_split_elsewhere(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     sealed.tensors(device.answer(sealed))
     data = {**PLAN.job.data.model_dump(), "evaluation_share": 0.3}
@@ -48,17 +46,17 @@ def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
     assert device.ledger.spent(JOB_ID.hex()) == PLAN.spent(1).training
 
 
-def split_at(share: float, source: str, name: str) -> Plan:
+def split_at(share, source, name):
     data = {**PLAN.job.data.model_dump(), "source": source, "evaluation_share": share}
     return compile_job(job(job=name, data=data))
 
 
-def answers(device: Device, plan: Plan, job_id: bytes) -> object:
+def answers(device, plan, job_id):
     sealed = Round(plan, CENTRE, device.knows(plan, job_id).keys(), job_id=job_id)
     return device.answer(sealed)
 
 
-def test_a_box_that_is_pointed_to_another_data_set_splits_that_anew(tmp_path: Path) -> None:
+def test_a_box_that_is_pointed_to_another_data_set_splits_that_anew(tmp_path):
     """And the one before stays as it was split, whatever came between."""
     assert isinstance(answers(Device(tmp_path), PLAN, JOB_ID), SealedAnswer)
     other = Device(tmp_path, data={"name": "other", "source": "digits"})
@@ -70,9 +68,7 @@ def test_a_box_that_is_pointed_to_another_data_set_splits_that_anew(tmp_path: Pa
     assert isinstance(answers(back, split_at(0.1, "bench", "d"), b"D" * 16), SealedAnswer)
 
 
-def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(
-    tmp_path: Path,
-) -> None:
+def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(tmp_path):
     """Even where the owner points the box elsewhere together with the upgrade."""
     before = Device(tmp_path)
     assert isinstance(answers(before, PLAN, JOB_ID), SealedAnswer)
@@ -89,7 +85,7 @@ def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(
     assert isinstance(answers(Device(tmp_path), split_at(0.3, "bench", "c"), b"C" * 16), NoAnswer)
 
 
-def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path) -> None:
+def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path):
     load = Loader(DataError("no such file", where="digits.csv"))
     device = Device(tmp_path, load).knows(PLAN)
     assert "digits.csv" in why(device, Round(PLAN, CENTRE, device.keys()))
@@ -99,7 +95,7 @@ def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path)
     assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
 
 
-def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path: Path) -> None:
+def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path):
     unread = Loader(AssertionError("read"))
     paused = Device(tmp_path / "a", unread).knows(PLAN)
     paused.host.pause(True)
@@ -111,9 +107,7 @@ def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path: Path) ->
     assert small.ledger.spent().epsilon == paused.ledger.spent().epsilon == 0
 
 
-def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
-    tmp_path: Path,
-) -> None:
+def test_participations_that_are_used_up_are_refused_before_a_record_is_read(tmp_path):
     once = {"epsilon": 4.0, "delta": 1e-5, "max_participations": 1}
     plan = compile_job(job(privacy=once, selection={"devices": 9}))
     device = Device(tmp_path).knows(plan)
@@ -123,7 +117,7 @@ def test_participations_that_are_used_up_are_refused_before_a_record_is_read(
     assert "max_participations" in why(again, Round(plan, FIRST + 1, again.keys()))
 
 
-def test_a_closed_job_answers_no_more(device: Device) -> None:
+def test_a_closed_job_answers_no_more(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     sealed.tensors(device.answer(sealed))
     spent = device.ledger.spent()
@@ -141,7 +135,7 @@ def test_a_closed_job_answers_no_more(device: Device) -> None:
     assert device.ledger.spent() == spent
 
 
-def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device) -> None:
+def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device):
     claim = ClaimedEvent(what="polynomial", unit="record", claimed_epsilon=1.25)
     limits = replace(limits_of(device.site.policy), accept_unproven=True)
     device.ledger.open_job(JobRequest(JOB_ID.hex(), 1e-5, (claim,)), limits)
@@ -153,7 +147,7 @@ def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device
     assert "policy.accept_unproven" in ahead  # this owner would not allow another
 
 
-def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:
+def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device):
     canonical, graph = device.store.job(JOB_ID)
     device.store.put_job(JOB_ID, canonical, graph.replace(b"Softmax", b"Hardmax"))
     device = device.restarted()

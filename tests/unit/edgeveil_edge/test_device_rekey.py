@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from edge_kit import CENTRE, Device, Round, job
 
@@ -21,7 +19,7 @@ PLAN = compile_job(job())
 PROXY = SigningKey.generate()
 
 
-def test_what_is_sealed_to_the_key_before_opens_until_the_new_one_did(tmp_path: Path) -> None:
+def test_what_is_sealed_to_the_key_before_opens_until_the_new_one_did(tmp_path):
     device = Device(tmp_path).knows(PLAN)
     name, before = device.identity.device_id, device.keys()
     old = Round(PLAN, CENTRE, before)
@@ -35,7 +33,7 @@ def test_what_is_sealed_to_the_key_before_opens_until_the_new_one_did(tmp_path: 
     assert again.host.perform(OpenPackage(old.manifest, old.blob)).package is None
 
 
-def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path: Path) -> None:
+def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path):
     device = Device(tmp_path).knows(PLAN)
     device.answer(Round(PLAN, CENTRE, device.keys()))
     spent = device.ledger.spent()
@@ -50,7 +48,7 @@ def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path: Path) -> None:
         renew_opening(tmp_path / "nobody")
 
 
-def test_the_proxy_is_told_until_it_has_heard(tmp_path: Path) -> None:
+def test_the_proxy_is_told_until_it_has_heard(tmp_path):
     device = Device(tmp_path)
     name = device.identity.device_id
     device.store.tell_sealing(name, device.key, 1000.0)
@@ -70,7 +68,7 @@ def test_the_proxy_is_told_until_it_has_heard(tmp_path: Path) -> None:
     assert device.store.load().new_sealing.number == 1001, "also where the clock stepped back"
 
 
-def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path: Path) -> None:
+def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path):
     device = Device(tmp_path)
     store, name = device.store, device.identity.device_id
     store.enter_cell("north", name, device.key, 900.0)
@@ -83,7 +81,7 @@ def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path: Path) -> N
     assert store.load().new_sealing == NewSealingKey(name, device.key, 1200)
 
 
-def test_the_registry_takes_newer_keys_alone(tmp_path: Path) -> None:
+def test_the_registry_takes_newer_keys_alone(tmp_path):
     first, second = Device(tmp_path / "a"), Device(tmp_path / "b")
     registry = Registry(tmp_path / "registry.sqlite")
     for device in (first, second):
@@ -104,7 +102,7 @@ def test_the_registry_takes_newer_keys_alone(tmp_path: Path) -> None:
     assert not registry.renew_sealing(name, SealingKey(first.key), 9)
 
 
-def test_a_registry_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
+def test_a_registry_of_the_version_before_is_taken_over(tmp_path):
     import sqlite3
 
     path, device = tmp_path / "registry.sqlite", Device(tmp_path / "a")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import (
-    DeviceMemory,
     ManifestMark,
     OutboxDrop,
     OutboxHeld,
@@ -29,13 +27,13 @@ KEY = SigningKey.generate()
 SIGNER = Signer(KEY.public().fingerprint(), KEY)
 
 
-def outbox(round_: int = 3, data: bytes = b"sealed" * 40, job: bytes = JOB) -> OutboxPut:
+def outbox(round_=3, data=b"sealed" * 40, job=JOB):
     at = ExchangeId(job, round_, 1)
     upload = Upload(at, (0, 2), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
 
 
-def reopened(path: Path) -> DeviceMemory:
+def reopened(path):
     """The memory that a new process would find while the old one never closed its file."""
     store = DeviceStore(path)
     try:
@@ -45,12 +43,12 @@ def reopened(path: Path) -> DeviceMemory:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "device.sqlite"
 
 
 @pytest.mark.parametrize("version", [0, 9])
-def test_a_store_of_another_version_is_refused_and_left_alone(path: Path, version: int) -> None:
+def test_a_store_of_another_version_is_refused_and_left_alone(path, version):
     """0: written before there were numbers, with an outbox of other columns."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE outbox (one INTEGER PRIMARY KEY, data BLOB)")
@@ -66,7 +64,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(path: Path, versio
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("outbox",)]
 
 
-def test_each_item_is_there_after_a_kill(path: Path) -> None:
+def test_each_item_is_there_after_a_kill(path):
     store = DeviceStore(path)
     seen = ManifestMark(ExchangeId(JOB, 3, 2), b"m" * 32)
     store.store(seen)
@@ -85,18 +83,7 @@ def test_each_item_is_there_after_a_kill(path: Path) -> None:
     store.close()
 
 
-def test_the_newest_manifest_of_each_job_is_kept(path: Path) -> None:
-    store = DeviceStore(path)
-    for number in (1, 2):
-        store.store(ManifestMark(ExchangeId(JOB, number, 1), bytes(32)))
-    other = ManifestMark(ExchangeId(OTHER, 9, 1), b"o" * 32)
-    store.store(other)
-    memory = reopened(path)
-    assert memory.seen == {JOB: ManifestMark(ExchangeId(JOB, 2, 1), bytes(32)), OTHER: other}
-    store.close()
-
-
-def test_the_outbox_holds_one_upload_of_each_job(path: Path) -> None:
+def test_the_outbox_holds_one_upload_of_each_job(path):
     store = DeviceStore(path)
     store.store(outbox(3))
     store.store(outbox(8, job=OTHER))
@@ -110,7 +97,7 @@ def test_the_outbox_holds_one_upload_of_each_job(path: Path) -> None:
     store.close()
 
 
-def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
+def test_a_closed_job_is_forgotten_but_for_its_end(path):
     store = DeviceStore(path)
     for job in (JOB, OTHER):
         store.put_job(job, b"canonical", b"graph")
@@ -123,20 +110,7 @@ def test_a_closed_job_is_forgotten_but_for_its_end(path: Path) -> None:
     store.close()
 
 
-def test_facts_and_jobs_are_found_again_and_replaced(path: Path) -> None:
-    store = DeviceStore(path)
-    assert (store.fact("evaluation_share"), store.job(JOB)) == (None, None)
-    store.put_fact("evaluation_share", "0.1")
-    store.put_fact("evaluation_share", "0.2")
-    store.put_job(JOB, b"a", b"b")
-    store.put_job(JOB, b"c", b"d")
-    store.close()
-    again = DeviceStore(path)
-    assert (again.fact("evaluation_share"), again.job(JOB)) == ("0.2", (b"c", b"d"))
-    again.close()
-
-
-def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path: Path) -> None:
+def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path):
     store = DeviceStore(path)
     store.put_job(JOB, b"a", b"b")
     store._file.db.execute(

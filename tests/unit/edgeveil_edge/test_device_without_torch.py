@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from edgeveil_edge.compute_worker import ComputeServer
 
 pytestmark = pytest.mark.slow
 
-WHOLE_MODEL: dict[str, Any] = {
+WHOLE_MODEL = {
     "features": (),
     "model": {"name": "mlp", "hidden": (4,)},
     "train": {"method": "sgd", "rounds": 2},
@@ -30,7 +29,7 @@ WHOLE_MODEL: dict[str, Any] = {
 }
 
 
-def elsewhere(call: str, *first: Path) -> list[str]:
+def elsewhere(call, *first):
     """The lines that a function of this file prints in a new interpreter."""
     path = map(str, (*first, Path(__file__).parent, *sys.path))
     done = subprocess.run(
@@ -44,7 +43,7 @@ def elsewhere(call: str, *first: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def play(folder: str) -> None:
+def play(folder):
     """A device, its computing in a process of its own, through the first rounds of a job."""
     own = records(30, 1)
     path = Path(folder) / "own.npz"
@@ -66,7 +65,7 @@ def play(folder: str) -> None:
     print(device.said)
 
 
-def test_a_device_trains_with_fm_where_there_is_no_torch(tmp_path: Path) -> None:
+def test_a_device_trains_with_fm_where_there_is_no_torch(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     # A file, not an entry of `sys.modules`: the computing process must not find torch either.
@@ -75,7 +74,7 @@ def test_a_device_trains_with_fm_where_there_is_no_torch(tmp_path: Path) -> None
     assert found == ["centre", "quadratic", "head.weight softmax", "[]"]
 
 
-def learn() -> None:
+def learn():
     """What a computing process that is told of a job then has of torch."""
     server = ComputeServer()
     for one in (job(), job(**WHOLE_MODEL)):
@@ -84,11 +83,11 @@ def learn() -> None:
         print(one.train.method, "torch" in sys.modules)
 
 
-def test_torch_is_loaded_with_the_first_job_that_needs_it() -> None:
+def test_torch_is_loaded_with_the_first_job_that_needs_it():
     assert elsewhere("learn()") == ["fm False", "sgd True"]
 
 
-def test_a_device_that_has_met_no_job_holds_no_code_that_trains() -> None:
+def test_a_device_that_has_met_no_job_holds_no_code_that_trains():
     code = "import sys, edgeveil_edge.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     held = set(done.stdout.split())

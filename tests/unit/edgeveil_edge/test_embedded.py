@@ -9,18 +9,15 @@ import pytest
 import edgeveil
 from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.data.split import split_once
 from edgeveil.errors import DataError, UsageError
 from edgeveil_edge.compute_worker import (
     ComputeServer,
     IntroduceDevice,
     ReadRecords,
     encode,
-    given_load,
     records_bytes,
 )
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.round_work import RoundWork
 from tests.unit.edgeveil_edge.edge_kit import site
 
 X = np.arange(40, dtype=np.float64).reshape(10, 4)
@@ -76,7 +73,7 @@ def test_the_owner_pauses_it(own, monkeypatch):
     device.pause()
     with device:
         assert device.status().state == "paused"
-        work: RoundWork = device._process.device.host._work
+        work = device._process.device.host._work
         assert work.paused
         device.resume()
         assert not work.paused
@@ -98,19 +95,6 @@ def test_records_are_checked_before_anything_starts(own, found, said):
         device.start()
     assert "records" in raised.value.where
     assert device.status().state == "stopped"
-
-
-def test_given_records_are_halved_as_those_of_a_source_are(own):
-    from edgeveil.data.records import Records
-
-    records, key = Records(X.astype(np.float32), Y.astype(np.int64)), bytes(range(32))
-    raw = records_bytes(records)
-    assert records_bytes(None) is None
-    training, evaluation = given_load(raw)(own, key, 0.4)
-    for half, indices in zip((training, evaluation), split_once(records.x, 0.4, key), strict=True):
-        wanted = records.at(indices)
-        assert np.array_equal(half.x, wanted.x)
-        assert np.array_equal(half.y, wanted.y)
 
 
 def test_the_computing_process_reads_them_and_not_the_site_s_source(own):

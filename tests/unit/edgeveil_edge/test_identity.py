@@ -24,19 +24,6 @@ def test_keys_are_made_once_and_only_for_their_owner(tmp_path):
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_two_boxes_have_different_keys(tmp_path):
-    one, two = (DeviceIdentity.load_or_create(tmp_path / name) for name in "ab")
-    assert one.device_id != two.device_id
-    assert one.opening != two.opening
-    assert one.split_key != two.split_key
-
-
-def test_the_device_id_is_the_identity_keys_fingerprint(tmp_path):
-    identity = DeviceIdentity.load_or_create(tmp_path)
-    assert identity.device_id == identity.signing.public().fingerprint()
-    assert identity.enrolment().device_id == identity.device_id
-
-
 def test_secrets_are_not_shown(tmp_path):
     identity = DeviceIdentity.load_or_create(tmp_path)
     assert identity.split_key.hex() not in repr(identity)
@@ -59,27 +46,8 @@ def test_a_key_that_everybody_can_read_is_refused(tmp_path):
         DeviceIdentity.load_or_create(tmp_path)
 
 
-def test_a_state_folder_that_is_a_file_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="state folder"):
-        DeviceIdentity.load_or_create(tmp_path / "file")
-
-
 def enrolment():
     return Enrolment.make(SigningKey.generate(), OpeningKey.generate())
-
-
-def test_an_enrolment_survives_its_file(tmp_path):
-    made = enrolment()
-    (tmp_path / "e.json").write_text(made.to_json())
-    read = Enrolment.load(tmp_path / "e.json")
-    assert read == made
-    read.verify()
-
-
-def test_the_file_holds_public_keys_and_nothing_else(tmp_path):
-    found = json.loads(DeviceIdentity.load_or_create(tmp_path).enrolment().to_json())
-    assert set(found) == {"format", "identity", "sealing", "signature"}
 
 
 def test_anothers_sealing_key_under_my_identity_is_refused():
@@ -126,8 +94,3 @@ def _twice():
 def test_anything_else_is_refused_with_text(raw):
     with pytest.raises(EnrolmentError):
         Enrolment.from_json(raw)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(EnrolmentError, match=r"none\.json"):
-        Enrolment.load(tmp_path / "none.json")

@@ -86,15 +86,6 @@ def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
     served(tmp_path, body)
 
 
-def test_what_answers_is_told(tmp_path):
-    async def body(ask, releases):
-        status, text = await ask("GET", "/v1/model")
-        told = {"release": "0001-first", "job": "first", "digest": releases.current().digest}
-        assert (status, json.loads(text)) == (200, {**told, "input_shape": [2]})
-
-    served(tmp_path, body)
-
-
 @pytest.mark.parametrize(
     ("content", "kind", "status", "said"),
     [

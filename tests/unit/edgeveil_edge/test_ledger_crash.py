@@ -27,37 +27,37 @@ DRAWN = "drawn"  # what the killed process was about to commit
 POINTS = ("before the commit", "before the head", "before the seal", "before the upload")
 
 
-def die(*_: object) -> None:
+def die(*_):
     """End this process at once."""
     signal.raise_signal(signal.SIGKILL)
 
 
-def driver(folder: str, point: str) -> None:
+def driver(folder, point):
     """Answer one round, and end at `point`."""
     device = Device(Path(folder)).knows(PLAN)
 
-    def noted(segments: object) -> bytes:
-        payload = pack_tensors(segments)  # type: ignore[arg-type]
+    def noted(segments):
+        payload = pack_tensors(segments)
         (Path(folder) / DRAWN).write_bytes(payload)
         arm(device, point)
         return payload
 
-    round_work.pack_tensors = noted  # type: ignore[attr-defined]
+    round_work.pack_tensors = noted
     device.answer(Round(PLAN, CENTRE, device.keys()))
     die()  # sealed, and nothing of it handed on
 
 
-def arm(device: Device, point: str) -> None:
+def arm(device, point):
     if point == "before the commit":
         device.ledger._file.db.set_trace_callback(lambda text: text == "COMMIT" and die())
     elif point == "before the head":
-        ledger_chain.ChainHead.save = die  # type: ignore[method-assign]
+        ledger_chain.ChainHead.save = die
     elif point == "before the seal":
-        round_work.seal_release = die  # type: ignore[attr-defined,assignment]
+        round_work.seal_release = die
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path: Path, point: str) -> None:
+def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path, point):
     code = f"import {Path(__file__).stem} as t; t.driver({str(tmp_path)!r}, {point!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,13 +27,13 @@ KEY = bytes(range(32))
 ONE, STEPS = 1 << RECORD_BITS, 1 << SOFTMAX_BITS
 
 
-def distance(one: np.ndarray, other: np.ndarray) -> int:
+def distance(one, other):
     return int(np.abs(one - other).sum())
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("nominal", [1, 2, 7, 16, 60])
-def test_no_record_moves_the_vector_by_more_than_its_price_counts(nominal: int, seed: int) -> None:
+def test_no_record_moves_the_vector_by_more_than_its_price_counts(nominal, seed):
     """Sums below, at and beyond the cap, and records that pull to the other side."""
     rng = np.random.default_rng(seed)
     for classes in (2, 3, 10, 100):
@@ -52,7 +51,7 @@ def test_no_record_moves_the_vector_by_more_than_its_price_counts(nominal: int, 
 
 
 @pytest.mark.parametrize("nominal", [1, 7, 16, 60])
-def test_the_price_is_no_larger_than_it_has_to_be(nominal: int) -> None:
+def test_the_price_is_no_larger_than_it_has_to_be(nominal):
     """At the cap, with all mass in one class, a record of another class moves it by that much."""
     full = np.array([nominal * ONE, 0, 0])
     other = np.array([0, ONE, 0])
@@ -62,9 +61,7 @@ def test_the_price_is_no_larger_than_it_has_to_be(nominal: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_neighbours_through_loader_and_graph_keep_to_both_prices(
-    tmp_path: Path, seed: int
-) -> None:
+def test_random_neighbours_through_loader_and_graph_keep_to_both_prices(tmp_path, seed):
     """Records in a file, with NaN and infinity among them; one of them removed."""
     rng, count = np.random.default_rng(seed), 40
     data = {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30}
@@ -79,7 +76,7 @@ def test_random_neighbours_through_loader_and_graph_keep_to_both_prices(
     x[0, 0], x[1, 1] = np.nan, np.inf
     path = tmp_path / "own.npz"
 
-    def upload(kept: np.ndarray) -> np.ndarray:
+    def upload(kept):
         np.savez(path, x=kept, y=np.zeros(len(kept), np.int64))
         own = kit.site(tmp_path, data={"name": "bench", "source": "npz", "path": path})
         _, evaluation = Computer(own, KEY).records(plan.job.data.evaluation_share)
@@ -97,7 +94,7 @@ def test_random_neighbours_through_loader_and_graph_keep_to_both_prices(
     assert upload(x[:0]).tolist() == [0, 0, 0]
 
 
-def test_both_units_are_priced_printed_and_limited_together(tmp_path: Path) -> None:
+def test_both_units_are_priced_printed_and_limited_together(tmp_path):
     event = softmax_event(10, 20.0, nominal=16)
     found = price([event] * 3, 1e-5).inference
     assert (found.unit, found.epsilon) == ("device", pytest.approx(60))
@@ -135,7 +132,7 @@ def test_both_units_are_priced_printed_and_limited_together(tmp_path: Path) -> N
 class Ledger_of:  # noqa: N801 - a fixture of one test
     """A ledger in which these jobs have released all that they asked for."""
 
-    def __init__(self, folder: Path, *given: object) -> None:
+    def __init__(self, folder, *given):
         *requests, limits = given
         self.ledger = Ledger(folder / "ledger.sqlite", "bench")
         for request in requests:
@@ -145,17 +142,17 @@ class Ledger_of:  # noqa: N801 - a fixture of one test
             self.ledger.commit(request.job_id, 1, list(request.events), b"sent")
             self.ledger.close_job(request.job_id)
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self):
         return self.ledger
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.ledger.close()
 
 
-def test_an_event_of_before_has_its_old_form_and_the_devices_price() -> None:
+def test_an_event_of_before_has_its_old_form_and_the_devices_price():
     old = softmax_event(10, 4.0)
     assert "record_sensitivity_steps" not in to_dict(old)
     assert price([old], 1e-5).inference.among_others is None
     new = softmax_event(10, 4.0, nominal=16)
     assert event_from_dict(to_dict(new)) == new != old
-    assert for_one_record(new).sensitivity_steps == record_steps(10, 16)  # type: ignore[union-attr]
+    assert for_one_record(new).sensitivity_steps == record_steps(10, 16)

@@ -1,9 +1,7 @@
 """A box's own model: the release's head learned further, seen by its owner alone."""
 
 import json
-import re
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,12 +24,11 @@ from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
-from edgeveil_tools.cli import main
 
 CHANCE = np.random.default_rng(4)
 
 
-def of_features() -> bytes:
+def of_features():
     weights = {
         "centre": np.full(64, 0.1, np.float32),
         "radius": np.full(1, 0.5, np.float32),
@@ -40,7 +37,7 @@ def of_features() -> bytes:
     return bake(build_graph(Identity(IdentityParameters(input_scale=16)), (64,), 10), weights)
 
 
-def of_network(parameters: object, shape: tuple[int, ...]) -> bytes:
+def of_network(parameters, shape):
     network = build_network(parameters, shape, 10)
     return bake(network.graph(), network.initial())
 
@@ -53,7 +50,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_head_is_what_the_graph_computes_last(name: str) -> None:
+def test_a_head_is_what_the_graph_computes_last(name):
     made, shape = MODELS[name]
     graph = made()
     head = find_head(graph)
@@ -67,7 +64,7 @@ def test_a_head_is_what_the_graph_computes_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_replaced_head_changes_the_head_alone(name: str) -> None:
+def test_a_replaced_head_changes_the_head_alone(name):
     made, shape = MODELS[name]
     graph = made()
     head = find_head(graph)
@@ -83,7 +80,7 @@ def test_a_replaced_head_changes_the_head_alone(name: str) -> None:
     np.testing.assert_allclose(np.roll(before, 1, axis=1), after, atol=1e-6)
 
 
-def test_a_model_without_a_linear_head_is_refused() -> None:
+def test_a_model_without_a_linear_head_is_refused():
     import onnx
     from onnx import TensorProto, helper
 
@@ -101,7 +98,7 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
 # --- on a box ---
 
 
-def a_box(folder: Path, x: np.ndarray, y: np.ndarray) -> EdgeSite:
+def a_box(folder, x, y):
     (folder / "state").mkdir(parents=True)
     (folder / "state" / SPLIT_KEY_FILE).write_bytes(bytes(32))  # the same halves in each run
     np.savez(folder / "records.npz", x=x, y=y)
@@ -117,7 +114,7 @@ def a_box(folder: Path, x: np.ndarray, y: np.ndarray) -> EdgeSite:
     )
 
 
-def two_digits() -> tuple[np.ndarray, np.ndarray]:
+def two_digits():
     """A box that sees threes and eights alone."""
     from sklearn.datasets import load_digits
 
@@ -126,9 +123,7 @@ def two_digits() -> tuple[np.ndarray, np.ndarray]:
     return digits.data[mine].astype(np.float32), digits.target[mine]
 
 
-def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(
-    tmp_path: Path,
-) -> None:
+def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(tmp_path):
     site = a_box(tmp_path, *two_digits())
     graph = of_features()
     store = ReleaseStore(site.state_dir / RELEASES)
@@ -147,7 +142,7 @@ def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(
     assert np.mean(own.labels == y) > np.mean(shared == y) + 0.2
 
 
-def test_records_are_read_as_the_release_reads_them(tmp_path: Path) -> None:
+def test_records_are_read_as_the_release_reads_them(tmp_path):
     schema = {
         "origin": "public",
         "label": {"column": "kind", "classes": ["low", "high"]},
@@ -174,7 +169,7 @@ def test_records_are_read_as_the_release_reads_them(tmp_path: Path) -> None:
     assert found.shared_accuracy == 1
 
 
-def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
+def test_evaluation_records_are_not_learned_from(tmp_path):
     x, y = two_digits()
     site = a_box(tmp_path, x, y)
     store = ReleaseStore(site.state_dir / RELEASES)
@@ -193,7 +188,7 @@ def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
+def test_the_split_is_the_devices_own(share, tmp_path):
     """As its first job had it: what is compared on was learned from by no job."""
     x, y = two_digits()
     site = a_box(tmp_path, x, y)
@@ -209,7 +204,7 @@ def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
     assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
 
 
-def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+def test_a_damaged_store_is_told(tmp_path):
     site = a_box(tmp_path, *two_digits())
     ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
     (site.state_dir / STORE_FILE).write_bytes(b"no database, and long enough to be one" * 9)
@@ -217,7 +212,7 @@ def test_a_damaged_store_is_told(tmp_path: Path) -> None:
         personalise(site, site.state_dir / RELEASES)
 
 
-def test_records_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
+def test_records_that_cannot_be_used_are_left_out(tmp_path):
     x, y = two_digits()
     x[0], y[1], y[2] = np.nan, 10, -1
     site = a_box(tmp_path, x, y)
@@ -227,7 +222,7 @@ def test_records_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
     assert found.training_records + found.evaluation_records == len(y) - 3
 
 
-def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path: Path) -> None:
+def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path):
     chance = np.random.default_rng(8)
     x = chance.normal(size=(40, 64)).astype(np.float32)
     site = a_box(tmp_path, x, np.arange(40) % 10)  # nothing can be learned
@@ -241,7 +236,7 @@ def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path: Path) ->
     assert (site.state_dir / "personal" / "model.onnx").read_bytes() == graph
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_said(tmp_path):
     x, y = two_digits()
     site = a_box(tmp_path, x, y)
     store = ReleaseStore(site.state_dir / RELEASES)
@@ -257,30 +252,3 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     np.savez(tmp_path / "records.npz", x=x[:9], y=y[:9])
     with pytest.raises(DataError, match="10 are needed"):
         personalise(site, store.folder)
-
-
-def test_the_owner_reads_both_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x, y = two_digits()
-    site = a_box(tmp_path, x, y)
-    ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
-    config = tmp_path / "edge.yaml"
-    config.write_text(
-        f"edge:\n  name: box\n  state_dir: {site.state_dir}\n"
-        "  broker: {url: 'mqtt://127.0.0.1:1'}\n  cloud_key_file: cloud.pub\n"
-        "  proxy_key_file: proxy.pub\n"
-        f"  data: {{name: own, source: npz, path: {tmp_path / 'records.npz'}}}\n"
-    )
-    assert main(["edge", "personalise", "--config", str(config)]) == 0
-    said = capsys.readouterr().out
-    assert re.search(
-        r"shared model accuracy 0\.\d+ \(always the largest class 0\.\d+.*\), loss", said
-    )
-    assert re.search(
-        r"personal model accuracy 1\.000 \(always the largest class 0\.\d+\), loss", said
-    )
-    assert "no guarantee covers it" in said
-    assert main(["edge", "personalise", "--config", str(config), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["release"] == "0001-a"
-    np.savez(tmp_path / "some.npz", x=x[:2])
-    assert main(["predict", "--personal", str(site.state_dir), str(tmp_path / "some.npz")]) == 0
-    assert "0001-a, personal" in capsys.readouterr().out

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_job
@@ -21,8 +17,7 @@ from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute
-from edgeveil_edge.compute import ComputedAnswer, Computer, TaughtJob, trial_seconds
-from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.compute import Computer, TaughtJob, trial_seconds
 from edgeveil_edge.round_work import MOST_OVERRUNS
 from tests.unit.edgeveil_edge import edge_kit as kit
 
@@ -30,13 +25,13 @@ KEY = bytes(range(32))
 ROLES = pytest.mark.parametrize("trains", [True, False])
 
 
-def taught(budget_s: float = 1.0, nominal: int = 1, **changes: Any) -> TaughtJob:
+def taught(budget_s=1.0, nominal=1, **changes):
     data = {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": nominal}
     plan = compile_job(kit.job(data=data, round={"budget_s": budget_s}, **changes))
     return TaughtJob(plan, plan.job.canonical(), plan.graph())
 
 
-def seconds(records: int) -> float:
+def seconds(records):
     """A box of which we know what it takes: 1 ms a record, 20 ms in any case."""
     return 0.02 + 0.001 * records
 
@@ -44,11 +39,11 @@ def seconds(records: int) -> float:
 @ROLES
 @pytest.mark.parametrize("nominal", [1, 100, 10_000])
 def test_wherever_the_budget_is_placed_one_record_more_decides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, nominal: int
-) -> None:
+    tmp_path, monkeypatch, trains, nominal
+):
     """For each n up to the owner's most: a budget in which n − 1 records fit and n do not."""
 
-    def play(*_job: object, records: int, **_more: object) -> float:
+    def play(*_job, records, **_more):
         return seconds(records)
 
     monkeypatch.setattr(compute, "rehearse_device", play)
@@ -77,17 +72,13 @@ def test_wherever_the_budget_is_placed_one_record_more_decides_nothing(
     ],
 )  # fmt: skip
 def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    trains: bool,
-    wanted: set[str],
-) -> None:
+    tmp_path, monkeypatch, changes, trains, wanted
+):
     """Whatever the job says of how many there are, and how they fall into halves."""
     job, seen = taught(10.0, nominal=2, **changes), dict[str, int]()
 
-    def noting(kind: str, real: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def call(*given: Any, **more: Any) -> Any:
+    def noting(kind, real, at):
+        def call(*given, **more):
             seen[kind] = max(seen.get(kind, 0), len(given[at]))
             return real(*given, **more)
 
@@ -109,13 +100,13 @@ def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
 @ROLES
 @pytest.mark.parametrize("most", [2, 50, 20_000])
 def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, most: int
-) -> None:
+    tmp_path, monkeypatch, trains, most
+):
     """So that dozens of slow ones still take half of it, and none is slow for the box's load."""
     found = list[float]()
     real = InferenceSession.single_outputs
 
-    def noting(*given: Any, **more: Any) -> Any:
+    def noting(*given, **more):
         found.append(given[4] if len(given) > 4 else more.get("row_s", math.inf))
         return real(*given, **more)
 
@@ -138,22 +129,22 @@ def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
 # --- more records than the owner says ---
 
 
-def held(count: int, seed: int = 1) -> Records:
+def held(count, seed=1):
     rng = np.random.default_rng(seed)
     return Records(rng.random((count, 3)).astype(np.float32), np.arange(count) % 2)
 
 
-def rows(*halves: Records) -> set[bytes]:
+def rows(*halves):
     return {row.tobytes() for half in halves for row in half.x}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path: Path, seed: int) -> None:
+def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path, seed):
     """And one record more takes the place of one at most, as the page says."""
     many, most = held(60, seed), 40
     path = tmp_path / "own.npz"
 
-    def loaded(records: Records) -> tuple[Records, Records]:
+    def loaded(records):
         np.savez(path, x=records.x, y=records.y)
         site = kit.site(
             tmp_path,
@@ -180,9 +171,7 @@ def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path: Path, se
     assert at_most(*as_they_are, 60, KEY) == as_they_are
 
 
-def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(
-    tmp_path: Path,
-) -> None:
+def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(tmp_path):
     """Their schemas are the cloud's, and so is what reading by them takes."""
     loader = kit.Loader()
     computer = Computer(kit.site(tmp_path, policy={"max_jobs": 3}), KEY, loader)
@@ -202,25 +191,23 @@ def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(
 class Takes:
     """A box whose answers take so long in its trials."""
 
-    def __init__(self, real: Any, needed_s: float) -> None:
+    def __init__(self, real, needed_s):
         self.real, self.needed_s = real, needed_s
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> compute.JobTrial:
+    def try_job(self, job, *, trains):
         return compute.JobTrial(self.needed_s)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.real, name)
 
 
 @pytest.mark.parametrize(("share", "answers"), [(0.45, True), (0.55, False), (0.9, False)])
-def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(
-    tmp_path: Path, share: float, answers: bool
-) -> None:
+def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(tmp_path, share, answers):
     """Before a record is read: a box that is slowed to half must still be in time."""
     plan = compile_job(kit.job(round={"budget_s": 8.0}))
     loader = kit.Loader()
 
-    def takes(site: EdgeSite, identity: DeviceIdentity) -> Any:
+    def takes(site, identity):
         real = Computer(site, identity.split_key, loader)
         return Takes(real, share * 8.0 * WORK_SHARE)
 
@@ -237,24 +224,24 @@ def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(
 class Late:
     """A box whose answers come without records, late."""
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real):
         self.real, self.trials = real, 0
 
-    def try_job(self, job: TaughtJob, *, trains: bool) -> compute.JobTrial:
+    def try_job(self, job, *, trains):
         self.trials += 1
         return compute.JobTrial(0.01)
 
-    def answer(self, one: compute.Computation) -> ComputedAnswer:
+    def answer(self, one):
         return replace(self.real.answer(one), without="late", late=True)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.real, name)
 
 
-def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_path: Path) -> None:
+def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_path):
     boxes = list[Late]()
 
-    def late(site: EdgeSite, identity: DeviceIdentity) -> Any:
+    def late(site, identity):
         boxes.append(Late(Computer(site, identity.split_key, kit.Loader())))
         return boxes[-1]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from edgeveil_edge.self_check import LEAST_MEMORY_BYTES, BoxFacts, self_check
-from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import site
 
 NOW_S = 1_800_000_000.0
@@ -60,48 +59,3 @@ def test_data_that_are_not_there_or_cannot_be_read_are_named(tmp_path):
     assert self_check(box, WELL) == []  # not read at the start
     assert str(path) in self_check(box, WELL, read_records=True)[0]
     assert self_check(site(tmp_path), WELL, read_records=True) == []  # the digits
-
-
-def of_a_table(folder):
-    """A box whose file has no line that names the columns, and a job that names them itself."""
-    (folder / "rows.csv").write_text("39, Private, no\n50, Self, yes\n")
-    (folder / "edge.yaml").write_text(
-        f"""edge:
-  name: kitchen
-  broker: {{url: "mqtt://127.0.0.1:1"}}
-  state_dir: {folder}
-  cloud_key_file: {folder}/cloud.pub
-  proxy_key_file: {folder}/proxy.pub
-  data: {{name: people, source: csv, path: {folder}/rows.csv, header: false}}
-"""
-    )
-    (folder / "job.yaml").write_text(
-        """job: people
-data:
-  source: people
-  nominal_records: 100
-  schema:
-    origin: public
-    label: {column: rich, classes: ["no", "yes"]}
-    header: [age, work, rich]
-    columns: [{name: age, number: [0, 100]}, {name: work, category: [Private, Self]}]
-features: [{name: identity}]
-train: {method: fm, rounds: 2}
-unsupervised: {eval_type: NOT_EVAL}
-privacy: {epsilon: 8}
-"""
-    )
-
-
-def test_a_file_that_only_a_job_s_schema_reads_is_read_with_that_job(tmp_path, capsys):
-    of_a_table(tmp_path)
-    line = ["check", str(tmp_path / "edge.yaml")]
-    assert main(line) == 1
-    assert "data.schema may read it: name the job's file too" in capsys.readouterr().out
-    assert main([*line, str(tmp_path / "job.yaml")]) == 0
-    assert "2 records of shape" in capsys.readouterr().out
-    (tmp_path / "job.yaml").write_text(
-        (tmp_path / "job.yaml").read_text().replace("source: people", "source: others")
-    )
-    assert main([*line, str(tmp_path / "job.yaml")]) == 4
-    assert "would sit the job out" in capsys.readouterr().out

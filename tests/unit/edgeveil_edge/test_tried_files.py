@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 import zipfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgeveil.errors import DataError
 from edgeveil_edge import predict as predict_module
-from edgeveil_tools import cli
 from tests.unit.edgeveil_edge.edge_kit import final_model
 from tests.unit.edgeveil_edge.test_device_page import Client, opened, own  # noqa: F401
 
@@ -34,7 +31,7 @@ sys.exit(code)
 """
 
 
-def zeros_npz(count_bytes: int, *, beside: bytes = b"") -> bytes:
+def zeros_npz(count_bytes, *, beside=b""):
     """A packed NPZ whose `x` of 4 float32 a record unpacks to so many zeros, a thousandth of it
     in the file; `beside` is stored as another member."""
     head = io.BytesIO()
@@ -62,7 +59,7 @@ def zeros_npz(count_bytes: int, *, beside: bytes = b"") -> bytes:
     return bytes(raw)
 
 
-def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path: Path) -> None:
+def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path):
     (tmp_path / "model.onnx").write_bytes(final_model())
     file = tmp_path / "x.npz"
     file.write_bytes(zeros_npz(2 << 30))
@@ -73,24 +70,10 @@ def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path
     assert int(done.stdout.split()[-1]) << 10 < LEAST_BYTES
 
 
-def test_what_a_model_tells_of_a_packed_file_counts_too(tmp_path: Path) -> None:
+def test_what_a_model_tells_of_a_packed_file_counts_too(tmp_path):
     (tmp_path / "model.onnx").write_bytes(final_model())
     file = tmp_path / "x.npz"
     file.write_bytes(zeros_npz(predict_module.ROOM_BYTES))  # its numbers alone would have room
     assert file.stat().st_size < 100_000
     with pytest.raises(DataError, match=r"holds 4194304 records, of which \d+ are told"):
         predict_module.predict(tmp_path / "model.onnx", file)
-
-
-def test_rows_are_made_one_by_one_and_no_more_than_are_shown(tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "model.onnx").write_bytes(final_model())
-    np.save(tmp_path / "x.npy", np.zeros((50, 4), np.float32))
-    whole = predict_module.predict(tmp_path / "model.onnx", tmp_path / "x.npy").plain()
-    for name in ("plain", "table"):
-        monkeypatch.setattr(predict_module.Predictions, name, None)
-    files = [str(tmp_path / "model.onnx"), str(tmp_path / "x.npy")]
-    assert cli.main(["predict", *files, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["model"], told["predictions"]) == ("model.onnx", whole)
-    assert cli.main(["predict", *files]) == 0
-    assert capsys.readouterr().out.count("  class ") == 50

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +29,7 @@ TO = fx.ProxyAddress()
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def endpoint():
     pytest.importorskip("moto", reason="no server speaks S3: pip install '.[s3-tests]'")
     import boto3
     from moto.server import ThreadedMotoServer
@@ -47,7 +45,7 @@ def endpoint() -> Iterator[str]:
     server.stop()
 
 
-def bucket(folder: Path, endpoint: str, expires_s: float = 600.0) -> BucketStore:
+def bucket(folder, endpoint, expires_s=600.0):
     options = folder / "s3.yaml"
     options.write_text(
         f"endpoint: {endpoint}\nregion: us-east-1\naccess_key_id: them\nsecret_access_key: secret\n"
@@ -56,7 +54,7 @@ def bucket(folder: Path, endpoint: str, expires_s: float = 600.0) -> BucketStore
 
 
 @pytest.fixture
-def client() -> Iterator[BlobClient]:
+def client():
     made = BlobClient(silent_s=5.0, first_pause_s=0.01)
     yield made
     made.close()

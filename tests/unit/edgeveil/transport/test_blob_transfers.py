@@ -8,9 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -37,7 +36,7 @@ TO = fx.ProxyAddress()
 
 
 @pytest.fixture
-def client() -> Iterator[BlobClient]:
+def client():
     made = BlobClient(silent_s=1.0, first_pause_s=0.01)
     yield made
     made.close()
@@ -49,12 +48,12 @@ def client() -> Iterator[BlobClient]:
 class Clock:
     now_s = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
 @contextmanager
-def serving(folder: Path, tls=None, clock: Clock | None = None) -> Iterator[ServedStore]:
+def serving(folder, tls=None, clock=None):
     """A store on a loop of its own."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -75,15 +74,15 @@ def serving(folder: Path, tls=None, clock: Clock | None = None) -> Iterator[Serv
         loop.close()
 
 
-def fetch(client: BlobClient, url: str, blob=BLOB) -> object:
+def fetch(client, url, blob=BLOB):
     return client.carry(FetchBeside(blob, url, 20.0))
 
 
-def put(client: BlobClient, url: str, data: bytes = DATA) -> object:
+def put(client, url, data=DATA):
     return client.carry(PutBeside(describe(data, 65024), url, 20.0, data))
 
 
-def test_what_is_shown_may_be_had_and_names_nobody(tmp_path: Path, client: BlobClient):
+def test_what_is_shown_may_be_had_and_names_nobody(tmp_path, client):
     (tmp_path / "kept").write_bytes(b"before" + DATA)
     with serving(tmp_path / "b") as store:
         url = store.show(ShowBlob(BLOB, FileData(tmp_path / "kept", 6))).url
@@ -92,7 +91,7 @@ def test_what_is_shown_may_be_had_and_names_nobody(tmp_path: Path, client: BlobC
         assert put(client, url) == fx.WorkFailed("expired")  # it is for the other method
 
 
-def test_what_is_put_is_taken_once_and_gone(tmp_path: Path, client: BlobClient):
+def test_what_is_put_is_taken_once_and_gone(tmp_path, client):
     with serving(tmp_path / "b") as store:
         grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         with pytest.raises(Exception, match="not_there"):
@@ -106,14 +105,14 @@ def test_what_is_put_is_taken_once_and_gone(tmp_path: Path, client: BlobClient):
 
 
 @pytest.mark.parametrize("size_bytes", [len(DATA) - 1, len(DATA) + 1])
-def test_no_other_size_is_put(tmp_path: Path, client: BlobClient, size_bytes: int):
+def test_no_other_size_is_put(tmp_path, client, size_bytes):
     with serving(tmp_path / "b") as store:
         grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url, (DATA + b"x")[:size_bytes]) == fx.WorkFailed("wrong_size")
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_other_bytes_of_the_same_size_are_not_taken(tmp_path: Path, client: BlobClient):
+def test_other_bytes_of_the_same_size_are_not_taken(tmp_path, client):
     with serving(tmp_path / "b") as store:
         grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url, DATA[:-1] + b"x") == LaidDown()
@@ -122,7 +121,7 @@ def test_other_bytes_of_the_same_size_are_not_taken(tmp_path: Path, client: Blob
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_a_url_ends_and_what_lay_there_is_swept(tmp_path: Path, client: BlobClient):
+def test_a_url_ends_and_what_lay_there_is_swept(tmp_path, client):
     clock = Clock()
     with serving(tmp_path / "b", clock=clock) as store:
         shown, grant = store.show(ShowBlob(BLOB, DATA)), store.grant(GrantPut(BLOB, TO, b"J" * 16))
@@ -133,14 +132,14 @@ def test_a_url_ends_and_what_lay_there_is_swept(tmp_path: Path, client: BlobClie
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_what_a_process_before_left_is_removed(tmp_path: Path):
+def test_what_a_process_before_left_is_removed(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "old").write_bytes(b"x")
     with serving(tmp_path / "b"):
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_names_that_others_take_the_place_of_are_forgotten(tmp_path: Path):
+def test_names_that_others_take_the_place_of_are_forgotten(tmp_path):
     store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, Clock())
     first = store.grant(GrantPut(BLOB, TO, b"J" * 16))
     (tmp_path / first.name).write_bytes(DATA)
@@ -149,7 +148,7 @@ def test_names_that_others_take_the_place_of_are_forgotten(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_new_names_cost_no_sweep_of_all_others_each(tmp_path: Path, monkeypatch):
+def test_new_names_cost_no_sweep_of_all_others_each(tmp_path, monkeypatch):
     clock, swept = Clock(), []
     store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, clock)
     monkeypatch.setattr(store, "sweep", lambda: swept.append(clock.now_s))
@@ -162,7 +161,7 @@ PLACES = 16
 LARGE = bytes(16 << 20)  # more than sockets hold
 
 
-def asked(store: ServedStore, url: str, host: str = "127.0.0.1", method: str = "GET"):
+def asked(store, url, host="127.0.0.1", method="GET"):
     """A connection with a small window that has sent a request's head."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -176,9 +175,7 @@ def asked(store: ServedStore, url: str, host: str = "127.0.0.1", method: str = "
 
 @pytest.mark.parametrize("peers", [1, PLACES])
 @pytest.mark.parametrize("names", [1, PLACES])
-def test_a_crowd_of_slow_readers_keeps_nobody_out(
-    tmp_path: Path, monkeypatch, peers: int, names: int
-):
+def test_a_crowd_of_slow_readers_keeps_nobody_out(tmp_path, monkeypatch, peers, names):
     """A few of a peer and half of all are kept, and have it whole; the others give way."""
     monkeypatch.setattr("edgeveil.transport.http_server.most_connections", lambda: PLACES)
     with serving(tmp_path / "b") as store, ExitStack() as opened:
@@ -198,9 +195,7 @@ def test_a_crowd_of_slow_readers_keeps_nobody_out(
         assert kept.read(len(LARGE)) == LARGE
 
 
-def test_who_takes_no_block_is_hung_up_on_and_no_error_is_logged(
-    tmp_path: Path, monkeypatch, caplog
-):
+def test_who_takes_no_block_is_hung_up_on_and_no_error_is_logged(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("edgeveil.transport.http_server.WRITE_S", 0.1)
     with serving(tmp_path / "b") as store:
         with asked(store, store.show(ShowBlob(describe(LARGE, 65024), LARGE)).url) as slow:
@@ -212,7 +207,7 @@ def test_who_takes_no_block_is_hung_up_on_and_no_error_is_logged(
         assert caplog.records == []
 
 
-def test_tls_is_verified(tmp_path: Path):
+def test_tls_is_verified(tmp_path):
     ca = issue(tmp_path, "ca")
     issue(tmp_path, "store", issuer=ca, hosts=("127.0.0.1",))
     issue(tmp_path, "other")
@@ -234,18 +229,18 @@ class Odd(http.server.BaseHTTPRequestHandler):
     answers: list[Callable[[Odd], None]]
     seen: list[str]
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.seen.append(self.headers.get("Range", ""))
         turn = min(len(self.seen), len(self.answers)) - 1
         self.answers[turn](self)
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         self.do_GET()
 
-    def log_message(self, *_args: object) -> None:
+    def log_message(self, *_args):
         pass
 
-    def say(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def say(self, status, body=b"", **headers):
         self.send_response(status)
         for name, value in ({"Content_Length": str(len(body))} | headers).items():
             self.send_header(name.replace("_", "-"), value)
@@ -254,8 +249,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def odd(*answers: Callable[[Odd], None]) -> Iterator[tuple[str, list[str]]]:
-    seen: list[str] = []
+def odd(*answers):
+    seen = []
     kind = type("It", (Odd,), {"answers": list(answers), "seen": seen})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever)
@@ -268,7 +263,7 @@ def odd(*answers: Callable[[Odd], None]) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def cut(handler: Odd) -> None:
+def cut(handler):
     """Half of it, then hang up."""
     start = _start(handler)
     half = DATA[start : start + (len(DATA) - start) // 2]
@@ -277,29 +272,29 @@ def cut(handler: Odd) -> None:
     handler.close_connection = True
 
 
-def rest(handler: Odd) -> None:
+def rest(handler):
     start = _start(handler)
     kept = f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
     handler.say(206 if start else 200, DATA[start:], Content_Range=kept)
 
 
-def _start(handler: Odd) -> int:
+def _start(handler):
     return int((handler.headers.get("Range") or "bytes=0-")[6:-1])
 
 
-def test_what_was_broken_off_goes_on_where_it_ended(client: BlobClient):
+def test_what_was_broken_off_goes_on_where_it_ended(client):
     with odd(cut, cut, rest) as (url, seen):
         assert fetch(client, url) == FetchedBeside(DATA)
         half = len(DATA) // 2
         assert seen == ["", f"bytes={half}-", f"bytes={half + (len(DATA) - half) // 2}-"]
 
 
-def test_a_store_that_knows_no_ranges_begins_anew(client: BlobClient):
+def test_a_store_that_knows_no_ranges_begins_anew(client):
     with odd(cut, lambda handler: handler.say(200, DATA)) as (url, _):
         assert fetch(client, url) == FetchedBeside(DATA)
 
 
-def test_a_store_that_is_busy_for_a_moment_is_asked_again(client: BlobClient):
+def test_a_store_that_is_busy_for_a_moment_is_asked_again(client):
     with odd(lambda handler: handler.say(503), rest) as (url, _):
         assert fetch(client, url) == FetchedBeside(DATA)
     with odd(lambda handler: handler.say(503), lambda handler: handler.say(200)) as (url, _):
@@ -321,14 +316,14 @@ def test_a_store_that_is_busy_for_a_moment_is_asked_again(client: BlobClient):
         (lambda h: h.say(206, DATA, Content_Range="bytes 7-8/9"), "wrong_range"),
     ],
 )
-def test_what_is_wrong_is_named(client: BlobClient, answer: Callable[[Odd], None], why: str):
+def test_what_is_wrong_is_named(client, answer, why):
     with odd(answer) as (url, seen):
         assert fetch(client, url) == fx.WorkFailed(why)
         assert len(seen) == (TRIES if why == "unreachable" else 1)
 
 
-def test_an_endless_body_without_a_length_is_not_read_to_its_end(client: BlobClient):
-    def endless(handler: Odd) -> None:
+def test_an_endless_body_without_a_length_is_not_read_to_its_end(client):
+    def endless(handler):
         handler.send_response(200)
         handler.end_headers()
         try:
@@ -345,7 +340,7 @@ def test_a_client_that_is_closed_ends_what_is_under_way():
     client = BlobClient(silent_s=60.0)
     held = threading.Event()
 
-    def hold(handler: Odd) -> None:
+    def hold(handler):
         handler.say(200, DATA[:1000], Content_Length=str(len(DATA)))
         handler.wfile.flush()
         held.set()

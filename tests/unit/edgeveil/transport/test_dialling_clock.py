@@ -6,14 +6,13 @@ import datetime
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from edgeveil.config.addresses import BrokerAddress
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.transfer import FetchBeside, describe
 from edgeveil.transport import dialling
@@ -27,23 +26,23 @@ EARLY, LATE, NOW = (DAY, 2 * DAY), (-2 * DAY, -DAY), (-DAY, DAY)
 Files = tuple[Path, Path]
 
 
-def certificate(folder: Path, times: tuple[datetime.timedelta, datetime.timedelta]) -> Files:
+def certificate(folder, times):
     """Of localhost, signed by itself, good between these from now; and its key."""
     folder.mkdir(exist_ok=True)
     issue(folder, "localhost", hosts=["localhost"], begins=times[0], ends=times[1])
     return folder / "localhost.crt", folder / "localhost.key"
 
 
-def served(theirs: socket.socket, shown: Files, **wanted: object) -> threading.Thread:
+def served(theirs, shown, **wanted):
     """A thread with the server's half of a handshake that fails."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*shown)
     if ca := wanted.get("ca"):
-        context.load_verify_locations(ca)  # type: ignore[arg-type]
+        context.load_verify_locations(ca)
         context.verify_mode = ssl.CERT_REQUIRED
-        context.maximum_version = wanted["version"]  # type: ignore[assignment]
+        context.maximum_version = wanted["version"]
 
-    def serve() -> None:
+    def serve():
         listens = theirs.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         one = theirs.accept()[0] if listens else theirs
         with one, pytest.raises((ssl.SSLError, OSError)):
@@ -54,7 +53,7 @@ def served(theirs: socket.socket, shown: Files, **wanted: object) -> threading.T
     return thread
 
 
-def fault(shown: Files, own: Files | None = None, **wanted: object) -> BrokerError:
+def fault(shown, own=None, **wanted):
     """What a handshake with a broker that shows this certificate fails of."""
     client = ssl.create_default_context(cafile=str(shown[0]))
     if own is not None:
@@ -68,7 +67,7 @@ def fault(shown: Files, own: Files | None = None, **wanted: object) -> BrokerErr
 
 
 @contextmanager
-def refused(shown: Files) -> Iterator[str]:
+def refused(shown):
     """The URL of a server that shows this certificate once, and sees the handshake fail."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = served(listening, shown)
@@ -76,7 +75,7 @@ def refused(shown: Files) -> Iterator[str]:
         serving.join()
 
 
-def test_not_yet_valid_is_the_clocks_matter_and_expired_names_it_first(tmp_path: Path) -> None:
+def test_not_yet_valid_is_the_clocks_matter_and_expired_names_it_first(tmp_path):
     said = str(fault(certificate(tmp_path / "early", EARLY)))
     assert "not yet valid" in said and "set this machine's clock" in said
     assert datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d") in said
@@ -85,7 +84,7 @@ def test_not_yet_valid_is_the_clocks_matter_and_expired_names_it_first(tmp_path:
     assert said.index("set this machine's clock") < said.index("renew the certificate")
 
 
-def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path: Path) -> None:
+def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path):
     shown = certificate(tmp_path, EARLY)
     (tmp_path / "token").write_text("t" * 43)
     (tmp_path / "token").chmod(0o600)
@@ -95,9 +94,7 @@ def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("times", [LATE, EARLY])
-def test_whoever_goes_to_a_store_of_blobs_names_it_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, times
-) -> None:
+def test_whoever_goes_to_a_store_of_blobs_names_it_in_the_log(tmp_path, caplog, times):
     shown = certificate(tmp_path, times)
     client, blob = BlobClient(shown[0]), describe(b"x", 65024)
     with refused(shown) as url, closing(client):
@@ -109,9 +106,7 @@ def test_whoever_goes_to_a_store_of_blobs_names_it_in_the_log(
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("times", [LATE, EARLY])
-def test_a_broker_that_refuses_ours_for_its_time_leaves_clock_and_renewal(
-    tmp_path: Path, version: ssl.TLSVersion, times
-) -> None:
+def test_a_broker_that_refuses_ours_for_its_time_leaves_clock_and_renewal(tmp_path, version, times):
     shown, own = certificate(tmp_path / "good", NOW), certificate(tmp_path / "own", times)
     said = fault(shown, own, ca=own[0], version=version)
     assert "clock of the broker" in said.fix and "renew" in said.fix and "mqtt://" not in said.fix
@@ -119,8 +114,8 @@ def test_a_broker_that_refuses_ours_for_its_time_leaves_clock_and_renewal(
 
 @pytest.mark.parametrize(("times", "clock"), [(EARLY, 0), (LATE, 20), (NOW, None)])
 def test_a_broker_that_hangs_up_on_ours_leaves_the_clock_where_its_time_does_not_hold(
-    tmp_path: Path, times, clock: int | None
-) -> None:
+    tmp_path, times, clock
+):
     found = dialling.hung_up(BROKER, certificate(tmp_path, times)[0])
     at = found.fix.find("set this machine's clock")
     assert at == (-1 if clock is None else at) and (clock is None or 0 <= at <= clock)

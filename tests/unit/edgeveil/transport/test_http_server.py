@@ -8,9 +8,8 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ from edgeveil.transport import health, http, http_server, listener
 from edgeveil.transport.health import Health
 from edgeveil.transport.http import (
     EventStream,
-    Handler,
     HttpError,
     Request,
     Response,
@@ -35,23 +33,23 @@ from tests.kits.certificates import Authority
 HANG_S = 60  # only ends a test that hangs
 
 
-async def counts(_request: Request) -> Response:
+async def counts(_request):
     return Response.of_json({"devices": 3})
 
 
-async def broken(_request: Request) -> Response:
+async def broken(_request):
     raise ValueError("a path of this machine")
 
 
-async def echo(request: Request) -> Response:
+async def echo(request):
     return Response(request.content)
 
 
-async def counted(request: Request) -> Response:
+async def counted(request):
     return Response.of_json({"bytes": sum([len(part) async for part in request.chunks()])})
 
 
-async def named(request: Request) -> Response:
+async def named(request):
     return Response.of_json([dict(request.parameters), dict(request.query)])
 
 
@@ -67,8 +65,8 @@ ROUTES = [
 Body = Callable[[HttpServer], Awaitable[None]]
 
 
-def served(body: Body, *routes: Route, at: ListenAt | str = "127.0.0.1") -> None:
-    async def run() -> None:
+def served(body, *routes, at="127.0.0.1"):
+    async def run():
         server = await HttpServer(routes or ROUTES).start(at)
         try:
             await body(server)
@@ -81,14 +79,14 @@ def served(body: Body, *routes: Route, at: ListenAt | str = "127.0.0.1") -> None
 Answer = tuple[int, dict[str, str], bytes]
 
 
-async def answer_of(reader: asyncio.StreamReader) -> Answer:
+async def answer_of(reader):
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("ascii").strip().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     return int(first.split(" ")[1]), headers, b""
 
 
-async def ask(server: HttpServer, line: str, headers: str = "", body: bytes = b"") -> Answer:
+async def ask(server, line, headers="", body=b""):
     """One request on a connection of its own, closed after it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n"
@@ -100,7 +98,7 @@ async def ask(server: HttpServer, line: str, headers: str = "", body: bytes = b"
         writer.close()
 
 
-async def raw(server: HttpServer, sent: bytes) -> bytes:
+async def raw(server, sent):
     """All that is answered to these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(sent)
@@ -113,8 +111,8 @@ async def raw(server: HttpServer, sent: bytes) -> bytes:
 # --- requests and answers ---
 
 
-def test_a_request_is_answered_by_the_handler_of_its_method_and_path() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_request_is_answered_by_the_handler_of_its_method_and_path():
+    async def body(server):
         status, headers, text = await ask(server, "GET /status?x=1")
         assert (status, json.loads(text)) == (200, {"devices": 3})
         assert headers["Content-Length"] == str(len(text))
@@ -141,8 +139,8 @@ def test_a_request_is_answered_by_the_handler_of_its_method_and_path() -> None:
     served(body)
 
 
-def test_requests_follow_each_other_on_a_connection_also_in_one_piece() -> None:
-    async def body(server: HttpServer) -> None:
+def test_requests_follow_each_other_on_a_connection_also_in_one_piece():
+    async def body(server):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         get = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
         post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
@@ -158,14 +156,14 @@ def test_requests_follow_each_other_on_a_connection_also_in_one_piece() -> None:
     served(body)
 
 
-def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up() -> None:
-    answered: list[str] = []
+def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up():
+    answered = []
 
-    async def noted(request: Request) -> Response:
+    async def noted(request):
         answered.append(request.path)
         return Response()
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /many HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
         await answer_of(reader)
@@ -200,10 +198,8 @@ def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up() -> None
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
     ],
 )
-def test_a_malformed_request_is_refused_and_nothing_after_it_is_read(
-    sent: bytes, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_malformed_request_is_refused_and_nothing_after_it_is_read(sent, status, caplog):
+    async def body(server):
         found = await raw(server, sent + b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
         assert found.startswith(f"HTTP/1.1 {status} ".encode()), found
         assert found.count(b"HTTP/1.1 ") == 1 and b"devices" not in found
@@ -212,8 +208,8 @@ def test_a_malformed_request_is_refused_and_nothing_after_it_is_read(
     assert caplog.records == []
 
 
-def test_a_body_has_a_limit_before_it_is_read() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_body_has_a_limit_before_it_is_read():
+    async def body(server):
         assert (await ask(server, "POST /echo", "Content-Length: 10\r\n", b"x" * 10))[
             2
         ] == b"x" * 10
@@ -231,8 +227,8 @@ def test_a_body_has_a_limit_before_it_is_read() -> None:
     served(body)
 
 
-def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_send_it() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_send_it():
+    async def body(server):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = "PUT /any HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3000000\r\n"
         writer.write(head.encode() + b"\r\n")
@@ -245,8 +241,8 @@ def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_send_it
     served(body)
 
 
-def test_a_refused_body_is_discarded_so_that_the_answer_arrives() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_refused_body_is_discarded_so_that_the_answer_arrives():
+    async def body(server):
         sent = 4 << 20
         found = await ask(server, "POST /echo", f"Content-Length: {sent}\r\n", bytes(sent))
         assert (found[0], found[1]["Connection"]) == (413, "close")
@@ -257,10 +253,8 @@ def test_a_refused_body_is_discarded_so_that_the_answer_arrives() -> None:
     served(body)
 
 
-def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(caplog):
+    async def body(server):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PUT /any HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
         await asyncio.sleep(0.1)
@@ -274,8 +268,8 @@ def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(
     assert record.exc_info is not None and "of this machine" in str(record.exc_info[1])
 
 
-def test_a_handler_ends_with_its_client() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_handler_ends_with_its_client():
+    async def body(server):
         async with asyncio.timeout(20):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -285,7 +279,7 @@ def test_a_handler_ends_with_its_client() -> None:
 
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def wait(_request: Request) -> Response:
+    async def wait(_request):
         begun.set()
         try:
             await asyncio.sleep(HANG_S)
@@ -296,18 +290,18 @@ def test_a_handler_ends_with_its_client() -> None:
     served(body, Route("GET", "/wait", wait))
 
 
-def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short() -> None:
-    def streaming(length: int | None) -> Handler:
+def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short():
+    def streaming(length):
         async def blocks():
             yield b"first"
             yield b"second"
 
-        async def handler(_request: Request) -> Response:
+        async def handler(_request):
             return Response(blocks(), length=length)
 
         return handler
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         assert (await ask(server, "GET /known"))[2] == b"firstsecond"
         assert (await ask(server, "GET /chunks"))[2] == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
         assert (await raw(server, b"GET /chunks HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\nfirstsecond")
@@ -319,28 +313,28 @@ def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short() -> No
     served(body, *[Route("GET", path, streaming(length)) for path, length in routes.items()])
 
 
-def test_a_header_with_a_line_break_is_not_sent() -> None:
-    async def split(_request: Request) -> Response:
+def test_a_header_with_a_line_break_is_not_sent():
+    async def split(_request):
         return Response(headers={"X": "a\r\nSet-Cookie: b"})
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await ask(server, "GET /")
 
     served(body, Route("GET", "/", split))
 
 
-def test_refuse_is_asked_first_and_errors_are_explained() -> None:
-    async def failing(_request: Request) -> Response:
+def test_refuse_is_asked_first_and_errors_are_explained():
+    async def failing(_request):
         raise UsageError("it cannot", fix="do this")
 
-    async def slow(_request: Request) -> Response:
+    async def slow(_request):
         raise HttpError(408)
 
-    def refuse(request: Request) -> Response | None:
+    def refuse(request):
         return None if "x-let" in request.headers else http.refusal(401)
 
-    async def run() -> None:
+    async def run():
         routes = [Route("POST", "/fails", failing), Route("GET", "/slow", slow)]
         server = await HttpServer(routes, refuse).start()
         for line in ("GET /none", "GET /slow", "POST /fails"):
@@ -358,17 +352,15 @@ def test_refuse_is_asked_first_and_errors_are_explained() -> None:
 
 @pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nX-Half: "], ids=["silent", "half"])
 @pytest.mark.parametrize("after", [0, 1], ids=["at-first", "after-an-answer"])
-def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(
-    monkeypatch: pytest.MonkeyPatch, head: bytes, after: int
-) -> None:
+def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(monkeypatch, head, after):
     monkeypatch.setattr(http_server, "SILENT_S", 0.2)
     cut = asyncio.Event()
 
-    async def slow(_request: Request) -> Response:
+    async def slow(_request):
         await cut.wait()
         return Response()
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         waiting = asyncio.create_task(ask(server, "GET /slow"))
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for _ in range(after):
@@ -384,10 +376,10 @@ def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(
     served(body, Route("GET", "/slow", slow), *ROUTES)
 
 
-def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch):
     monkeypatch.setattr(http_server, "BODY_S", 0.1)
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         for line in ("POST /echo", "PUT /any"):
             assert (await ask(server, line, "Content-Length: 9\r\n", b"half"))[0] == 408
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -402,23 +394,21 @@ def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch: pytest.Monkey
     served(body)
 
 
-def test_who_takes_nothing_of_an_answer_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch, caplog):
     monkeypatch.setattr(http_server, "WRITE_S", 0.2)
     large = bytes(64 << 20)  # more than sockets hold
 
-    async def page(_request: Request) -> Response:
+    async def page(_request):
         return Response(large)
 
-    async def news(_request: Request) -> EventStream:
+    async def news(_request):
         async def events():
             while True:
                 yield bytes(1 << 20)
 
         return EventStream(events())
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         for path in ("/page", "/news"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -431,8 +421,8 @@ def test_who_takes_nothing_of_an_answer_is_hung_up_on(
     assert caplog.records == []
 
 
-def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream() -> None:
-    async def body(server: HttpServer) -> None:
+def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream():
+    async def body(server):
         async with watching(server) as follows, contextlib.AsyncExitStack() as crowd:
             await follows.readuntil(b"data: 1")
             for _ in range(400):
@@ -448,8 +438,8 @@ def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream()
 
 
 @pytest.mark.parametrize("line", ["", "GET /status HTTP/1.1\r\nX", "GET /events HTTP/1.1\r\n"])
-def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line: str) -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line):
+    async def body(server):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(line.encode() + (b"Host: x\r\n\r\n" if "events" in line else b""))
         await asyncio.sleep(0.1)
@@ -460,22 +450,20 @@ def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line: str) -> None:
 # --- streams ---
 
 
-def stream_of(values: list[object], stands: Callable[[], bool] = lambda: True) -> Handler:
+def stream_of(values, stands=lambda: True):
     """Events of the values in turn, and of the last one for ever."""
 
-    async def value() -> object:
+    async def value():
         return values.pop(0) if len(values) > 1 else values[0]
 
-    async def handler(_request: Request) -> EventStream:
+    async def handler(_request):
         return EventStream(changes(value, 0.01, stands))
 
     return handler
 
 
 @asynccontextmanager
-async def watching(
-    server: HttpServer, host: str = "127.0.0.1", path: str = "/events"
-) -> AsyncIterator[asyncio.StreamReader]:
+async def watching(server, host="127.0.0.1", path="/events"):
     reader, writer = await asyncio.open_connection(host, server.port)
     writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # without chunks: it ends by its close
     try:
@@ -486,22 +474,22 @@ async def watching(
         writer.close()
 
 
-async def next_value(reader: asyncio.StreamReader) -> object:
+async def next_value(reader):
     event = await asyncio.wait_for(reader.readuntil(b"\n\n"), 20)
     return json.loads(event.removeprefix(b"data: "))
 
 
-def test_a_stream_tells_what_changed_and_each_value_is_one_event() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_stream_tells_what_changed_and_each_value_is_one_event():
+    async def body(server):
         async with watching(server) as reader:
             found = [await next_value(reader) for _ in range(3)]
             assert found == [{"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
 
-    values: list[object] = [{"n": 1}, {"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
+    values = [{"n": 1}, {"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
     served(body, Route("GET", "/events", stream_of(values)))
 
 
-async def is_open(reader: asyncio.StreamReader) -> bool:
+async def is_open(reader):
     """Whether a stream goes on: it sends something within a moment, or nothing at all."""
     try:
         return bool(await asyncio.wait_for(reader.read(65536), 0.2))
@@ -511,7 +499,7 @@ async def is_open(reader: asyncio.StreamReader) -> bool:
         return False
 
 
-def own_address() -> str:
+def own_address():
     """An address of this machine that others reach it by; nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -522,13 +510,13 @@ def own_address() -> str:
 
 
 def test_the_oldest_stream_gives_way_and_watchers_from_elsewhere_leave_some_to_this_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(http_server, "STREAMS", 3)
     monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
     far = own_address()
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         async with contextlib.AsyncExitStack() as stack:
             found = []
             for host in ("127.0.0.1", far, "127.0.0.1", far, far, "127.0.0.1", "127.0.0.1"):
@@ -542,16 +530,14 @@ def test_the_oldest_stream_gives_way_and_watchers_from_elsewhere_leave_some_to_t
     served(body, Route("GET", "/events", stream_of([1])), at="0.0.0.0")
 
 
-def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def failing() -> object:
+def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(monkeypatch):
+    async def failing():
         raise ValueError("a path of this machine")
 
-    async def broken_stream(_request: Request) -> EventStream:
+    async def broken_stream(_request):
         return EventStream(changes(failing, 0.01))
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         for path in ("/broken", "/over"):
             async with watching(server, path=path) as reader:
                 assert await asyncio.wait_for(reader.read(), 20) == b""
@@ -563,8 +549,8 @@ def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(
     served(body, *[Route("GET", path, handler) for path, handler in handlers.items()])
 
 
-def test_a_stream_ends_whole_when_the_server_stops() -> None:
-    async def run() -> None:
+def test_a_stream_ends_whole_when_the_server_stops():
+    async def run():
         server = await HttpServer([Route("GET", "/events", stream_of([1]))]).start()
         watched = asyncio.create_task(ask(server, "GET /events"))
         await asyncio.sleep(0.2)
@@ -574,10 +560,10 @@ def test_a_stream_ends_whole_when_the_server_stops() -> None:
     asyncio.run(run())
 
 
-def test_a_quiet_stream_shows_that_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_stream_shows_that_it_stands(monkeypatch):
     monkeypatch.setattr(http, "QUIET_S", 0.02)
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         async with watching(server) as reader:
             await reader.readuntil(b"data: 1\n\n")
             assert await asyncio.wait_for(reader.readexactly(6), 20) == b":\n\n:\n\n"
@@ -588,17 +574,15 @@ def test_a_quiet_stream_shows_that_it_stands(monkeypatch: pytest.MonkeyPatch) ->
 # --- where it listens ---
 
 
-def test_tls_answers_those_alone_whose_certificate_is_vouched_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tls_answers_those_alone_whose_certificate_is_vouched_for(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(http_server, "HANDSHAKE_S", 0.5)
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     cert, key = ours.issue("localhost")
 
-    async def names(request: Request) -> Response:
+    async def names(request):
         return Response.of_json(list(request.certificate_names))
 
-    async def body(server: HttpServer) -> None:
+    async def body(server):
         assert server.url == f"https://127.0.0.1:{server.port}"
         for signer in (ours, None, others):
             context = ssl.create_default_context(cafile=ours.cert_file)
@@ -621,8 +605,8 @@ def test_tls_answers_those_alone_whose_certificate_is_vouched_for(
     assert caplog.records == []
 
 
-def test_a_port_that_is_taken_is_named() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_port_that_is_taken_is_named():
+    async def body(server):
         with pytest.raises(UsageError, match=f"port {server.port} is taken") as caught:
             await HttpServer([]).start("127.0.0.1", server.port)
         assert "http.port" in caught.value.fix
@@ -634,9 +618,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     ("host", "count"),
     [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("::", 1), ("box", 1)],
 )
-def test_plain_http_for_others_is_told(
-    caplog: pytest.LogCaptureFixture, host: str, count: int
-) -> None:
+def test_plain_http_for_others_is_told(caplog, host, count):
     health.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
     assert [record.message for record in caplog.records] == count * ["plain_http"]
     state = asyncio.run(Health({}, [lambda: health.warnings_of(ListenAt(host))]).state())
@@ -646,8 +628,8 @@ def test_plain_http_for_others_is_told(
 # --- files and requests ---
 
 
-def test_a_package_s_files_are_served_and_no_others() -> None:
-    async def body(server: HttpServer) -> None:
+def test_a_package_s_files_are_served_and_no_others():
+    async def body(server):
         for path, kind in (("/", "text/css"), ("/base.js", "text/javascript")):
             status, headers, text = await ask(server, f"GET {path}")
             assert status == 200 and text and headers["Content-Type"].startswith(kind)
@@ -669,11 +651,11 @@ def test_a_package_s_files_are_served_and_no_others() -> None:
         ("", False),
     ],
 )
-def test_a_request_tells_by_which_name_it_came(host: str, own: bool) -> None:
+def test_a_request_tells_by_which_name_it_came(host, own):
     assert Request("GET", "/", {"host": host}).is_for_this_machine is own
 
 
-def test_a_cookie_is_found_by_its_whole_name() -> None:
+def test_a_cookie_is_found_by_its_whole_name():
     request = Request("GET", "/", {"cookie": "a=1; page_2=two=2;page=three"})
     found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
     assert found == ["1", "three", "two=2", "", ""]

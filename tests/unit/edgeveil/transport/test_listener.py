@@ -41,7 +41,7 @@ except Exception as error:
         (64, 128, "the process may open 128 files, it needs 256"),
     ],
 )
-def test_the_file_limit_is_raised_and_the_bound_follows(soft: int, hard: int, said: str) -> None:
+def test_the_file_limit_is_raised_and_the_bound_follows(soft, hard, said):
     script = LIMITS.format(soft=soft, hard=hard)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert said in done.stdout, done.stderr
@@ -51,9 +51,7 @@ def test_the_file_limit_is_raised_and_the_bound_follows(soft: int, hard: int, sa
 
 @pytest.mark.parametrize("folder", ["made", "long" * 40])  # longer than an address holds
 @pytest.mark.parametrize("for_group", [False, True])
-def test_a_unix_socket_is_for_its_user_or_a_group(
-    tmp_path: Path, folder: str, for_group: bool
-) -> None:
+def test_a_unix_socket_is_for_its_user_or_a_group(tmp_path, folder, for_group):
     path = tmp_path / folder / "a.sock"
     group = grp.getgrgid(os.getgid()).gr_name if for_group else None
     unix_socket(path).close()  # as of a process that was killed: it makes room
@@ -78,7 +76,7 @@ def test_a_unix_socket_is_for_its_user_or_a_group(
         ("a.sock", "no-such-group", "no group 'no-such-group'"),
     ],
 )
-def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path: Path, name, group, what) -> None:
+def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path, name, group, what):
     (tmp_path / "kept.txt").write_text("kept")
     with pytest.raises(UsageError, match=what) as caught:
         unix_socket(tmp_path / name, group)
@@ -87,7 +85,7 @@ def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path: Path, name, group, w
 
 
 @pytest.mark.parametrize("broken", ["absent", "open", "mixed", "encrypted", "authority"])
-def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, broken: str) -> None:
+def test_tls_files_that_cannot_be_used_are_named(tmp_path, broken):
     authority = Authority(tmp_path)
     cert, key = authority.issue("localhost")
     ca = authority.cert_file
@@ -120,5 +118,5 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, broken: str) ->
         ("", ""),
     ],
 )
-def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host: str, peer: str) -> None:
+def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host, peer):
     assert peer_of(host) == peer

@@ -15,56 +15,56 @@ A, B, C = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16), fx.DeviceAddre
 Answer = Callable[[fx.Event], list[fx.Effect]]
 
 
-def need(number: int) -> Need:
+def need(number):
     return Need(b"b" * 32, (number,))
 
 
 class Box:
     """A machine with its host: answers as told, notes what it saw and when."""
 
-    def __init__(self, answer: Answer = lambda event: []) -> None:
-        self.seen: list[tuple[float, fx.Event]] = []
-        self.stored: list[object] = []
-        self.reports: list[str] = []
+    def __init__(self, answer=lambda event: []):
+        self.seen = []
+        self.stored = []
+        self.reports = []
         self._answer = answer
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         self.seen.append((now_s, event))
         return self._answer(event)
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         self.stored.append(item)
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         if task == "bad":
             raise KeyError("secret text")
         return "done"
 
-    def report(self, report: fx.Report) -> None:
+    def report(self, report):
         self.reports.append(report.what)
 
-    def numbers(self) -> list[int]:
+    def numbers(self):
         events = [event for _, event in self.seen if isinstance(event, fx.MessageReceived)]
         return [event.message.indices[0] for event in events if isinstance(event.message, Need)]
 
 
-def on(command: str, *effects: fx.Effect) -> Answer:
+def on(command, *effects):
     return lambda event: list(effects) if event == fx.Command(command) else []
 
 
-def net(boxes: dict[fx.Address, Box], **options: object) -> MemoryNet:
-    result = MemoryNet(**options)  # type: ignore[arg-type]
+def net(boxes, **options):
+    result = MemoryNet(**options)
     for address, box in boxes.items():
         result.add(address, box, box)
     return result
 
 
-def play(world: MemoryNet, address: fx.Address, command: str = "go") -> None:
+def play(world, address, command="go"):
     world.post(world.nodes[address], fx.Command(command))
     assert not world.run(lambda: False)
 
 
-def test_messages_arrive_in_order_and_all_devices_hear_a_broadcast() -> None:
+def test_messages_arrive_in_order_and_all_devices_hear_a_broadcast():
     sends = [fx.Send(fx.AllDevices(), need(1)), fx.Send(A, need(2)), fx.Send(A, need(3))]
     proxy, a, b = Box(on("go", *sends)), Box(), Box()
     world = net({fx.ProxyAddress(): proxy, A: a, B: b})
@@ -75,10 +75,10 @@ def test_messages_arrive_in_order_and_all_devices_hear_a_broadcast() -> None:
     assert a.seen[0][1] == fx.MessageReceived(fx.ProxyAddress(), need(1))
 
 
-def test_faults_lose_repeat_and_delay_frames() -> None:
+def test_faults_lose_repeat_and_delay_frames():
     delays = {1: [], 2: [0.001, 0.002], 3: [5.0], 4: [0.001]}
 
-    def faults(_sender: fx.Address, _to: fx.Address, frame: bytes) -> list[float]:
+    def faults(_sender, _to, frame):
         return next(d for n, d in delays.items() if frame == encode(need(n)))
 
     sends = [fx.Send(A, need(n)) for n in delays]
@@ -89,7 +89,7 @@ def test_faults_lose_repeat_and_delay_frames() -> None:
     assert a.seen[-1][0] == 5.0
 
 
-def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive() -> None:
+def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive():
     a = Box()
     world = net({fx.ProxyAddress(): Box(on("go", fx.Send(A, need(1)))), A: a}, packet_bytes=10)
     play(world, fx.ProxyAddress())
@@ -97,7 +97,7 @@ def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive() -> Non
     assert world.nodes[A].refused == {"oversized": 1}
 
 
-def test_timers_are_replaced_cancelled_and_fire_once() -> None:
+def test_timers_are_replaced_cancelled_and_fire_once():
     effects = [
         fx.SetTimer("a", 1.0),
         fx.SetTimer("b", 2.0),
@@ -110,7 +110,7 @@ def test_timers_are_replaced_cancelled_and_fire_once() -> None:
     assert a.seen == [(0.0, fx.Command("go")), (3.0, fx.Timer("a"))]
 
 
-def test_a_node_that_is_down_hears_nothing_and_its_timers_pass() -> None:
+def test_a_node_that_is_down_hears_nothing_and_its_timers_pass():
     a = Box(on("go", fx.SetTimer("a", 1.0)))
     world = net({A: a, fx.ProxyAddress(): Box(on("go", fx.Send(A, need(1))))})
     world.post(world.nodes[A], fx.Command("go"))
@@ -120,7 +120,7 @@ def test_a_node_that_is_down_hears_nothing_and_its_timers_pass() -> None:
     assert [event for _, event in a.seen] == [fx.Command("go")]
 
 
-def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome() -> None:
+def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome():
     effects = [fx.Work("good"), fx.Work("bad"), fx.Persist(1), fx.Refuse("x"), fx.Report("r")]
     a = Box(on("go", *effects))
     world = net({A: a}, work_s=lambda task: 2.0 if task == "good" else 1.0)
@@ -133,7 +133,7 @@ def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome() -> None:
     assert (a.stored, a.reports, world.nodes[A].refused) == ([1], ["r"], {"x": 1})
 
 
-def test_time_does_not_pass_the_limit() -> None:
+def test_time_does_not_pass_the_limit():
     a = Box(lambda event: [fx.SetTimer("again", 10.0)])
     world = net({A: a})
     world.post(world.nodes[A], fx.Command("go"))
@@ -145,12 +145,12 @@ def test_time_does_not_pass_the_limit() -> None:
 class Worker(Box):
     """Notes when its tasks begin and end; two of them wait for each other."""
 
-    def __init__(self, answer: Answer, barrier: threading.Barrier | None = None) -> None:
+    def __init__(self, answer, barrier=None):
         super().__init__(answer)
-        self.course: list[str] = []
+        self.course = []
         self._barrier = barrier
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         self.course.append(f"{task} begins")
         if self._barrier is not None:
             self._barrier.wait(30.0)
@@ -160,7 +160,7 @@ class Worker(Box):
         return task
 
 
-def test_with_an_executor_nodes_work_together_and_time_is_the_same() -> None:
+def test_with_an_executor_nodes_work_together_and_time_is_the_same():
     # The barrier opens only if both devices are at work at one moment.
     barrier, answer = threading.Barrier(2), on("go", fx.Work("task"))
     a, b = Worker(answer, barrier), Worker(answer, barrier)
@@ -173,7 +173,7 @@ def test_with_an_executor_nodes_work_together_and_time_is_the_same() -> None:
         assert box.seen[1:] == [(2.0, fx.WorkDone("task", "task"))]
 
 
-def test_with_an_executor_a_nodes_own_tasks_follow_each_other() -> None:
+def test_with_an_executor_a_nodes_own_tasks_follow_each_other():
     tasks = [f"task {number}" for number in range(20)]
     a = Worker(on("go", *map(fx.Work, tasks)))
     with ThreadPoolExecutor(4) as executor:

@@ -13,7 +13,7 @@ from edgeveil.transport.mqtt_packets import Login, PacketCutter, read_connack, r
 LOGIN = Login("ada-load", "ada", "secret", ("t/up", b"bye"), 60, 65536)
 
 
-def message(payload: bytes, packet_id: int, protocol: int) -> bytes:
+def message(payload, packet_id, protocol):
     topic = packets.encoded_topic("a/b")
     return packets.publish_head(topic, len(payload), packet_id, protocol) + payload
 

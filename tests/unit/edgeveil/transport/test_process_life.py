@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,7 @@ from edgeveil.transport.process import (
 from edgeveil_edge.identity import DeviceIdentity
 
 
-def test_a_folder_has_one_owner_until_its_release(tmp_path: Path) -> None:
+def test_a_folder_has_one_owner_until_its_release(tmp_path):
     state = tmp_path / "deep" / "state"
     with OwnFolder(state):
         assert state.stat().st_mode & 0o077 == 0
@@ -46,7 +45,7 @@ def test_a_folder_has_one_owner_until_its_release(tmp_path: Path) -> None:
     OwnFolder(state).release()
 
 
-def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path: Path) -> None:
+def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path):
     code = """
         import sys, time
         from pathlib import Path
@@ -69,14 +68,12 @@ def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("then", ["nothing", "an empty folder", "a copy"])
-def test_a_process_ends_where_its_folder_is_moved_from_under_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_process_ends_where_its_folder_is_moved_from_under_it(tmp_path, monkeypatch, then):
     """What a command wrote there was not what the process read, and all was told to be well."""
     monkeypatch.setattr(process_module, "FOLDER_LOOK_S", 0.02)
     state = tmp_path / "state"
 
-    async def main(stop: asyncio.Event) -> int:
+    async def main(stop):
         with OwnFolder(state) as folder:
             waiting = asyncio.ensure_future(folder.gone())
             done, _ = await asyncio.wait([waiting], timeout=0.2)
@@ -94,7 +91,7 @@ def test_a_process_ends_where_its_folder_is_moved_from_under_it(
     assert (caught.value.exit_code, caught.value.where) == (1, str(state))
 
 
-def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
+def test_the_key_is_made_once_with_its_public_half(tmp_path):
     state = tmp_path / "deep" / "state"
     key = make_signing_key(state, "cloud")
     assert make_signing_key(state, "cloud").to_bytes() == key.to_bytes()
@@ -103,7 +100,7 @@ def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
     assert state.stat().st_mode & 0o077 == 0
 
 
-def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
+def test_a_damaged_key_is_not_replaced(tmp_path):
     make_signing_key(tmp_path, "cloud")
     (tmp_path / "cloud.key").write_text("nonsense")
     with pytest.raises(CryptoError):
@@ -111,7 +108,7 @@ def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "cloud.key").read_text() == "nonsense"
 
 
-def test_a_missing_peer_is_named_with_the_fix(tmp_path: Path) -> None:
+def test_a_missing_peer_is_named_with_the_fix(tmp_path):
     with pytest.raises(SystemFault, match=r"the proxy is not there.*\.pub"):
         peer_key(tmp_path / "proxy.pub", "the proxy")
     SigningKey.generate().save(tmp_path / "secret.key")
@@ -119,23 +116,23 @@ def test_a_missing_peer_is_named_with_the_fix(tmp_path: Path) -> None:
         peer_key(tmp_path / "secret.key", "the proxy")
 
 
-async def forever(ended: list[str], name: str) -> None:
+async def forever(ended, name):
     try:
         await asyncio.Event().wait()
     finally:
         ended.append(name)
 
 
-async def fails() -> None:
+async def fails():
     raise BrokerError("refused")
 
 
-async def returns() -> None:
+async def returns():
     return None
 
 
-def test_the_stop_ends_every_task() -> None:
-    async def scene() -> list[str]:
+def test_the_stop_ends_every_task():
+    async def scene():
         stop, ended = asyncio.Event(), []
         asyncio.get_running_loop().call_later(0.02, stop.set)
         await first_of(stop, forever(ended, "a"), forever(ended, "b"))
@@ -144,10 +141,10 @@ def test_the_stop_ends_every_task() -> None:
     assert sorted(asyncio.run(asyncio.wait_for(scene(), 20))) == ["a", "b"]
 
 
-def test_the_first_error_is_raised_and_the_others_are_ended() -> None:
-    ended: list[str] = []
+def test_the_first_error_is_raised_and_the_others_are_ended():
+    ended = []
 
-    async def scene() -> None:
+    async def scene():
         with pytest.raises(BrokerError, match="refused"):
             await first_of(asyncio.Event(), forever(ended, "a"), fails())
 
@@ -155,28 +152,28 @@ def test_the_first_error_is_raised_and_the_others_are_ended() -> None:
     assert ended == ["a"]
 
 
-def test_a_task_that_returns_ends_the_process_too() -> None:
-    ended: list[str] = []
+def test_a_task_that_returns_ends_the_process_too():
+    ended = []
 
-    async def scene() -> None:
+    async def scene():
         await first_of(asyncio.Event(), forever(ended, "a"), returns())
 
     asyncio.run(asyncio.wait_for(scene(), 20))
     assert ended == ["a"]
 
 
-def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch):
     monkeypatch.setattr("edgeveil.transport.process.EXIT_S", 0.05)
     freed = asyncio.Event()
 
-    async def stubborn() -> None:
+    async def stubborn():
         while not freed.is_set():
             try:
                 await freed.wait()
             except asyncio.CancelledError:
                 continue
 
-    async def scene() -> None:
+    async def scene():
         stop = asyncio.Event()
         stop.set()
         await first_of(stop, stubborn())
@@ -186,10 +183,10 @@ def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_a_clean_stop(number: signal.Signals) -> None:
+def test_a_signal_is_a_clean_stop(number):
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
-    async def main(stop: asyncio.Event) -> int:
+    async def main(stop):
         os.kill(os.getpid(), number)
         await asyncio.wait_for(stop.wait(), 20)
         return 7
@@ -219,7 +216,7 @@ STUBBORN = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
+def test_a_second_signal_ends_at_once(number):
     command = [sys.executable, "-c", textwrap.dedent(STUBBORN)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -233,7 +230,7 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
             process.kill()
 
 
-def test_who_ignores_the_terminals_end_goes_on_ignoring_it() -> None:
+def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert signal.SIGHUP not in stop_signals()
@@ -242,10 +239,10 @@ def test_who_ignores_the_terminals_end_goes_on_ignoring_it() -> None:
     assert signal.SIGHUP in stop_signals()
 
 
-def code_of(error: Exception) -> int:
+def code_of(error):
     """With which exit code a process ends that raises this."""
 
-    async def main(_stop: asyncio.Event) -> int:
+    async def main(_stop):
         raise error
 
     with pytest.raises(EdgeVeilError) as caught:
@@ -253,7 +250,7 @@ def code_of(error: Exception) -> int:
     return caught.value.exit_code
 
 
-def behind(cause: Exception, error: EdgeVeilError) -> EdgeVeilError:
+def behind(cause, error):
     """The error as it is raised where `cause` was met, and not shown."""
     try:
         try:
@@ -265,7 +262,7 @@ def behind(cause: Exception, error: EdgeVeilError) -> EdgeVeilError:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EADDRINUSE, errno.ENOENT])
-def test_what_the_machine_lacks_is_tried_again(number: int) -> None:
+def test_what_the_machine_lacks_is_tried_again(number):
     assert code_of(behind(OSError(number, "no"), UsageError("cannot be used"))) == 1
 
 
@@ -273,14 +270,14 @@ def test_what_the_machine_lacks_is_tried_again(number: int) -> None:
     "cause",
     [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no"), None],
 )
-def test_what_the_owner_wrote_is_not_tried_again(cause: Exception | None) -> None:
+def test_what_the_owner_wrote_is_not_tried_again(cause):
     error = UsageError("cannot be used")
     assert code_of(error if cause is None else behind(cause, error)) == 2
 
 
-def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error() -> None:
-    async def main(stop: asyncio.Event) -> int:
-        def begin() -> None:
+def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error():
+    async def main(stop):
+        def begin():
             asyncio.ensure_future(fails())  # noqa: RUF006 - forgotten, as in the case
 
         begin()
@@ -295,7 +292,7 @@ def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["cloud", "proxy", "identity"])
-def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path: Path, name: str) -> None:
+def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path, name):
     state, given = tmp_path / "state", {f"state/{name}.key": "0" * 64}
     state.mkdir()
     (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import BlobPart, ExchangeId, Need, decode, encode
+from edgeveil.protocol.messages import BlobPart, Need, decode, encode
 from edgeveil.transport.link import LinkDown
 from edgeveil.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
@@ -27,12 +25,12 @@ SEND = fx.Send(fx.ProxyAddress(), NEED)
 class Script:
     """A machine that answers each event as told and notes what it saw."""
 
-    def __init__(self, answer: Callable[[fx.Event], list[fx.Effect]]) -> None:
-        self.seen: list[fx.Event] = []
-        self.at: ExchangeId | None = None
+    def __init__(self, answer):
+        self.seen = []
+        self.at = None
         self._answer = answer
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         self.seen.append(event)
         return self._answer(event)
 
@@ -40,40 +38,36 @@ class Script:
 class Diary:
     """A host and a link that write down what happened, in order."""
 
-    def __init__(self, work: Callable[[Any], object] = lambda task: task) -> None:
-        self.lines: list[object] = []
+    def __init__(self, work=lambda task: task):
+        self.lines = []
         self._work = work
-        self.down: Exception | None = None
+        self.down = None
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         self.lines.append(("store", item))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self):
         yield
         self.lines.append("durable")
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         return self._work(task)
 
-    def report(self, report: fx.Report) -> None:
+    def report(self, report):
         self.lines.append(("report", report.what))
 
-    async def publish(self, to: fx.Address, frame: bytes) -> None:
+    async def publish(self, to, frame):
         await asyncio.sleep(0)  # as a real link, which lets others run
         if self.down is not None:
             raise self.down
         self.lines.append(("sent", to, decode(frame, LIMIT)))
 
 
-def played(
-    script: Script,
-    diary: Diary,
-    scene: Callable[[Runtime], Coroutine[Any, Any, None]],
-) -> Runtime:
+def played(script, diary, scene):
     """Run the scene against a fed runtime, then end it as a process does."""
 
-    async def body() -> Runtime:
+    async def body():
         with ThreadPoolExecutor(1) as executor:
             runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
             feeding = asyncio.create_task(runtime.run())
@@ -88,20 +82,20 @@ def played(
     return asyncio.run(body())
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition):
     while not condition():
         await asyncio.sleep(0.005)
 
 
-def started(effects: list[fx.Effect]) -> Callable[[fx.Event], list[fx.Effect]]:
+def started(effects):
     return lambda event: effects if event == fx.Command("start") else []
 
 
-def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -> None:
-    effects: list[fx.Effect] = [fx.Persist("a"), SEND, fx.Report("r"), fx.Persist("b"), SEND]
+def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent():
+    effects = [fx.Persist("a"), SEND, fx.Report("r"), fx.Persist("b"), SEND]
     script, diary = Script(started(effects)), Diary()
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         runtime.post(fx.Command("start"))
         runtime.post(fx.Command("next"))
         await until(lambda: len(script.seen) == 2 and diary.lines[-2:] == [("report", "r"), sent])
@@ -112,15 +106,15 @@ def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent() -
     assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
 
-def test_nothing_is_sent_when_storing_fails() -> None:
+def test_nothing_is_sent_when_storing_fails():
     script, diary = Script(started([fx.Persist("a"), SEND])), Diary()
 
-    def full(item: object) -> None:
+    def full(item):
         raise OSError("disk full")
 
-    diary.store = full  # type: ignore[method-assign]
+    diary.store = full
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
         runtime.post(fx.Command("start"))
         with pytest.raises(OSError, match="disk full"):
@@ -130,10 +124,10 @@ def test_nothing_is_sent_when_storing_fails() -> None:
     assert diary.lines == []
 
 
-def test_work_comes_back_as_done_with_its_task() -> None:
+def test_work_comes_back_as_done_with_its_task():
     script, diary = Script(started([fx.Work("task")])), Diary(lambda task: task.upper())
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         runtime.post(fx.Command("start"))
         await until(lambda: len(script.seen) == 2)
 
@@ -148,35 +142,35 @@ def test_work_comes_back_as_done_with_its_task() -> None:
         (DataError("cannot be read", where="a.csv", fix="mend it"), "a.csv: cannot be read"),
     ],
 )
-def test_known_errors_of_work_are_told_by_reason(error: Exception, reason: str) -> None:
+def test_known_errors_of_work_are_told_by_reason(error, reason):
     outcome, log = fail_with(error)
     assert outcome.reason.startswith(reason)
     assert log == []
 
 
-def test_an_unexpected_error_tells_type_and_place_but_no_data() -> None:
+def test_an_unexpected_error_tells_type_and_place_but_no_data():
     outcome, log = fail_with(ValueError("record 17 is [0.25, 0.75]"))
     assert "ValueError" in outcome.reason
     assert "broken" in outcome.reason  # the function
     (record,) = log
     assert "record 17" not in outcome.reason + str(record.__dict__)
     assert record.exc_info is None
-    assert (record.error, record.levelname) == ("ValueError", "ERROR")  # type: ignore[attr-defined]
+    assert (record.error, record.levelname) == ("ValueError", "ERROR")
 
 
-def fail_with(error: Exception) -> tuple[fx.WorkFailed, list[logging.LogRecord]]:
+def fail_with(error):
     """What the machine hears when work raises `error`, and what was logged."""
 
-    def broken(task: object) -> object:
+    def broken(task):
         raise error
 
-    records: list[logging.LogRecord] = []
+    records = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append
     LOG.addHandler(handler)
     script = Script(started([fx.Work("task")]))
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         runtime.post(fx.Command("start"))
         await until(lambda: len(script.seen) == 2)
         runtime.post(fx.Command("alive"))
@@ -200,10 +194,10 @@ FRAMES = {
 }
 
 
-def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
+def test_bad_frames_are_counted_by_reason_and_never_raise():
     script, diary = Script(lambda event: []), Diary()
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         for frames in FRAMES.values():
             for frame in frames:
                 await runtime.receive(fx.CloudAddress(), frame)
@@ -217,11 +211,11 @@ def test_bad_frames_are_counted_by_reason_and_never_raise() -> None:
     assert runtime.refusals.counts == wanted
 
 
-def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() -> None:
+def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
     effects = [fx.Refuse("forged"), SEND, fx.Persist("after")]
     script, diary = Script(started(effects)), Diary()
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         counts = runtime.refusals.counts
         for down, refused in ((LinkDown("gone"), 2), (ProtocolError("oversized_packet"), 4)):
             diary.down = down
@@ -234,8 +228,8 @@ def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on() 
     assert runtime.refusals.counts == {"forged": 2, "link_down": 1, "oversized_packet": 1}
 
 
-def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() -> None:
-    plan: dict[object, list[fx.Effect]] = {
+def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
+    plan = {
         "start": [fx.SetTimer("a", 0.05), fx.SetTimer("b", 0.05), fx.SetTimer("c", 0.01)],
         "again": [
             fx.SetTimer("a", 0.4),
@@ -247,10 +241,10 @@ def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() ->
     }
     script = Script(lambda e: plan.get(getattr(e, "what", None), []))
 
-    def fired() -> list[str]:
+    def fired():
         return [event.name for event in script.seen if isinstance(event, fx.Timer)]
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         runtime.post(fx.Command("start"))
         runtime.post(fx.Command("again"))
         await until(lambda: fired().count("a") == 1 and "between" in fired())
@@ -261,15 +255,15 @@ def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent() ->
     assert fired() == ["c", "between", "a", "a"]
 
 
-def test_nothing_happens_after_the_end() -> None:
-    effects: list[fx.Effect] = [fx.SetTimer("t", 0.2), fx.Work("slow")]
+def test_nothing_happens_after_the_end():
+    effects = [fx.SetTimer("t", 0.2), fx.Work("slow")]
     script, began, ended = Script(started(effects)), threading.Event(), threading.Event()
 
-    def slow(task: object) -> bool:
+    def slow(task):
         began.set()
         return ended.wait(20)
 
-    async def body() -> None:
+    async def body():
         with ThreadPoolExecutor(1) as executor:
             diary = Diary(slow)
             runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
@@ -289,14 +283,14 @@ def test_nothing_happens_after_the_end() -> None:
     assert script.seen == [fx.Command("start")]
 
 
-def test_work_of_one_lane_holds_up_none_of_another() -> None:
-    effects: list[fx.Effect] = [fx.Work("slow"), fx.Work("quick")]
+def test_work_of_one_lane_holds_up_none_of_another():
+    effects = [fx.Work("slow"), fx.Work("quick")]
     script, ended = Script(started(effects)), threading.Event()
 
-    def perform(task: object) -> object:
+    def perform(task):
         return ended.wait(20) if task == "slow" else task
 
-    async def body() -> None:
+    async def body():
         with ThreadPoolExecutor(1) as slow, ThreadPoolExecutor(1) as others:
             diary = Diary(perform)
             lane = {"slow": slow, "quick": others}.__getitem__
@@ -313,10 +307,10 @@ def test_work_of_one_lane_holds_up_none_of_another() -> None:
     assert script.seen[1:] == [fx.WorkDone("quick", "quick"), fx.WorkDone("slow", True)]
 
 
-def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
+def test_a_machine_that_is_far_behind_makes_the_link_wait():
     script, diary = Script(lambda event: []), Diary()
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
         frame = encode(NEED)
         for _ in range(INBOX_EVENTS):
@@ -333,14 +327,14 @@ def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
     asyncio.run(body())
 
 
-def test_few_large_frames_make_the_link_wait_too() -> None:
+def test_few_large_frames_make_the_link_wait_too():
     """Of 300 frames of 64,000 bytes, 262 fit into 16 MiB."""
     frame = encode(
         BlobPart(b"b" * 32, 0, 0, bytes(64_000 - len(encode(BlobPart(b"b" * 32, 0, 0, b"")))))
     )
     script, diary = Script(lambda event: []), Diary()
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
         arriving = [
             asyncio.create_task(runtime.receive(fx.CloudAddress(), frame)) for _ in range(300)
@@ -356,16 +350,14 @@ def test_few_large_frames_make_the_link_wait_too() -> None:
     asyncio.run(body())
 
 
-def test_a_reason_is_logged_once_a_minute_and_always_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_reason_is_logged_once_a_minute_and_always_counted(caplog):
     now = [0.0]
     refusals = Refusals(LOG, lambda: now[0])
     with caplog.at_level(logging.WARNING, LOG.name):
         for now[0] in (0.0, 1.0, 59.9, 60.0, 61.0):
             refusals.add("forged")
         refusals.add("malformed")
-    said = [(r.reason, r.total) for r in caplog.records]  # type: ignore[attr-defined]
+    said = [(r.reason, r.total) for r in caplog.records]
     assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
     assert refusals.counts == {"forged": 5, "malformed": 1}
 
@@ -373,11 +365,11 @@ def test_a_reason_is_logged_once_a_minute_and_always_counted(
 def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
     diary = Diary()
 
-    def answer(event: fx.Event) -> list[fx.Effect]:
+    def answer(event):
         assert isinstance(event, fx.Command)
         return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         await runtime.step(fx.Command(1), fx.Command(2))
 
     played(Script(answer), diary, scene)
@@ -393,11 +385,11 @@ def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
 def test_what_rests_on_no_store_does_not_wait_for_one():
     diary = Diary()
 
-    def answer(event: fx.Event) -> list[fx.Effect]:
+    def answer(event):
         assert isinstance(event, fx.Command)
         return [fx.Report("early")] if event.what == 1 else [fx.Persist(event.what)]
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         await runtime.step(fx.Command(1), fx.Command(2))
 
     played(Script(answer), diary, scene)
@@ -407,17 +399,17 @@ def test_what_rests_on_no_store_does_not_wait_for_one():
 class Doorkeeper:
     """Turns one device away, and hears what became of the others' frames."""
 
-    def __init__(self) -> None:
-        self.told: list[tuple[fx.Address, str]] = []
+    def __init__(self):
+        self.told = []
 
-    def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
+    def refusal(self, sender, frame):
         return "rate" if sender == fx.DeviceAddress("d") else None
 
-    def refused(self, sender: fx.Address, reason: str) -> None:
+    def refused(self, sender, reason):
         self.told.append((sender, reason))
 
 
-def test_what_the_gate_turns_away_is_counted_unread() -> None:
+def test_what_the_gate_turns_away_is_counted_unread():
     script, diary, gate = Script(started([])), Diary(), Doorkeeper()
     runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT, gate=gate)
     for frame in (encode(NEED), b"nonsense", bytes(LIMIT + 1)):
@@ -427,13 +419,13 @@ def test_what_the_gate_turns_away_is_counted_unread() -> None:
     assert gate.told == []
 
 
-def test_the_gate_hears_of_whom_a_frame_was_refused_and_why() -> None:
-    def refuse(event: fx.Event) -> list[fx.Effect]:
+def test_the_gate_hears_of_whom_a_frame_was_refused_and_why():
+    def refuse(event):
         return [fx.Refuse("forged")] if isinstance(event, fx.MessageReceived) else []
 
     diary, gate, sender = Diary(), Doorkeeper(), fx.DeviceAddress("e")
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(Script(refuse), diary, diary.publish, None, LOG, LIMIT, gate=gate)
         await runtime.receive(sender, b"nonsense")
         await runtime.step(fx.MessageReceived(sender, NEED), fx.Command("start"))
@@ -446,14 +438,14 @@ def test_the_gate_hears_of_whom_a_frame_was_refused_and_why() -> None:
 def test_the_end_waits_for_a_write_that_has_begun():
     diary, begun, go_on = Diary(), threading.Event(), threading.Event()
 
-    def store(item: object) -> None:
+    def store(item):
         begun.set()
         assert go_on.wait(20)
         diary.lines.append(("store", item))
 
-    diary.store = store  # type: ignore[method-assign]
+    diary.store = store
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(
             Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
         )
@@ -474,19 +466,19 @@ def test_the_end_waits_for_a_write_that_has_begun():
 def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
     diary, second = Diary(), threading.Event()
 
-    def answer(event: fx.Event) -> list[fx.Effect]:
+    def answer(event):
         assert isinstance(event, fx.Command)
         if event.what == 2:
             second.set()
         return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
 
-    def store(item: object) -> None:
+    def store(item):
         assert second.wait(20)
         diary.lines.append(("store", item))
 
-    diary.store = store  # type: ignore[method-assign]
+    diary.store = store
 
-    async def scene(runtime: Runtime) -> None:
+    async def scene(runtime):
         runtime.post(fx.Command(1))
         await until(lambda: len(script.seen) == 1)  # so that they are no group
         runtime.post(fx.Command(2))
@@ -502,21 +494,21 @@ def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
 class NoThread(Executor):
     """An executor of a machine that starts no thread any more."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def submit(self, fn, /, *args, **kwargs):
         raise RuntimeError("can't start new thread")
 
 
-def nowhere(task: object) -> Executor:
+def nowhere(task):
     raise MemoryError
 
 
 @pytest.mark.parametrize(
     ("executor", "error"), [(NoThread(), RuntimeError), (nowhere, MemoryError)]
 )
-def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error) -> None:
+def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error):
     script, diary = Script(started([fx.Work("task")])), Diary()
 
-    async def body() -> None:
+    async def body():
         runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
         runtime.post(fx.Command("start"))
         with pytest.raises(error):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +21,7 @@ JOB = bytes(range(16))
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restored():
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -34,7 +33,7 @@ class Course:
 
     at: ExchangeId | None = None
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         match event:
             case fx.Command(what=int(number)):
                 self.at = ExchangeId(JOB, number, 1)
@@ -48,19 +47,19 @@ class Course:
 class Loud:
     """A host that logs all that it does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.done = 0  # tasks
 
-    def store(self, item: object) -> None: ...
+    def store(self, item): ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self):
         return nullcontext()
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         LOG.info(str(task))
-        return None
+        return
 
-    def report(self, report: fx.Report) -> None:
+    def report(self, report):
         LOG.info(report.what)
         self.done += report.what == "done"
 
@@ -72,14 +71,14 @@ class Told:
     at: ExchangeId
 
     @property
-    def manifest(self) -> Told:
+    def manifest(self):
         return self
 
 
 class Several(Course):
     """Works for more than one job, and is about the one that it heard of last."""
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         match event:
             case fx.Command(what=int(number)):
                 self.at = ExchangeId(bytes((number,)) * 16, number, 1)
@@ -87,15 +86,15 @@ class Several(Course):
         return [fx.Report("done")]
 
 
-async def unsent(_to: fx.Address, _frame: bytes) -> None:
+async def unsent(_to, _frame):
     raise AssertionError
 
 
-def test_lines_name_job_and_round_until_the_jobs_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_name_job_and_round_until_the_jobs_end(capsys):
     logs.setup("info", "json")
     LOG.setLevel("INFO")
 
-    async def body() -> None:
+    async def body():
         with ThreadPoolExecutor(1) as executor:
             runtime = Runtime(Course(), host := Loud(), unsent, executor, LOG, 256)
             feeding = asyncio.create_task(runtime.run())
@@ -124,13 +123,11 @@ def test_lines_name_job_and_round_until_the_jobs_end(capsys: pytest.CaptureFixtu
     ]
 
 
-def test_work_is_logged_under_its_own_job_whatever_the_machine_heard_since(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_work_is_logged_under_its_own_job_whatever_the_machine_heard_since(capsys):
     logs.setup("info", "json")
     LOG.setLevel("INFO")
 
-    async def body() -> None:
+    async def body():
         with ThreadPoolExecutor(1) as executor:
             runtime = Runtime(Several(), host := Loud(), unsent, executor, LOG, 256)
             for number in (1, 2):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +35,7 @@ ID = "0123456789abcdef"
         (TOPICS.cloud_in, fx.ProxyAddress()),
     ],
 )
-def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
+def test_each_topic_has_one_speaker(topic, sender):
     assert TOPICS.sender_of(topic) == sender
 
 
@@ -57,11 +55,11 @@ def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
         "edgeveil/v1/other/in",
     ],
 )
-def test_a_foreign_topic_has_no_speaker(topic: str) -> None:
+def test_a_foreign_topic_has_no_speaker(topic):
     assert TOPICS.sender_of(topic) is None
 
 
-def test_the_proxy_speaks_to_each_where_it_listens() -> None:
+def test_the_proxy_speaks_to_each_where_it_listens():
     assert TOPICS.of_proxy(fx.AllDevices()) == TOPICS.all_down
     assert TOPICS.of_proxy(fx.DeviceAddress(ID)) == TOPICS.device_down(ID)
     assert TOPICS.of_proxy(fx.CloudAddress()) == TOPICS.cloud_in
@@ -70,11 +68,11 @@ def test_the_proxy_speaks_to_each_where_it_listens() -> None:
 # --- sessions ------------------------------------------------------------------------------
 
 
-def broker(**changes: object) -> BrokerLink:
+def broker(**changes):
     return BrokerLink.model_validate({"url": "mqtt://127.0.0.1:1", **changes})
 
 
-def test_settings_take_the_first_line_of_the_password_file(tmp_path: Path) -> None:
+def test_settings_take_the_first_line_of_the_password_file(tmp_path):
     path = tmp_path / "password"
     path.write_text("pässword with spaces \nsecond line\n", encoding="utf-8")
     path.chmod(0o600)
@@ -84,14 +82,14 @@ def test_settings_take_the_first_line_of_the_password_file(tmp_path: Path) -> No
     assert settings.packet_bytes == 8192
 
 
-def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker() -> None:
+def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker():
     first, second = (link_settings(broker(), "cloud", 8192) for _ in range(2))
     assert first.client_id == second.client_id == "cloud"
     assert first.client_suffix != second.client_suffix
 
 
 @pytest.mark.parametrize("profile", ["aws_iot", "event_grid"])
-def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(profile: str) -> None:
+def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(profile):
     same = broker(profile=profile, keepalive_s=60)
     every = [link_settings(same, "cloud", 8192) for _ in range(2)]
     assert {(one.client_id, one.client_suffix) for one in every} == {("cloud", "")}
@@ -100,9 +98,7 @@ def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(pr
 @pytest.mark.parametrize(
     ("content", "exit_code"), [(b"", 1), (b"\nsecret\n", 2), (b"caf\xe9\n", 2), (None, 2)]
 )
-def test_an_unusable_password_file_is_named_with_the_fix(
-    tmp_path: Path, content: bytes | None, exit_code: int
-) -> None:
+def test_an_unusable_password_file_is_named_with_the_fix(tmp_path, content, exit_code):
     """One that nothing is written in yet ends a process so that its unit tries again."""
     path = tmp_path / "password"
     if content is not None:
@@ -116,7 +112,7 @@ def test_an_unusable_password_file_is_named_with_the_fix(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
-def test_a_password_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_password_file_that_others_may_read_is_refused(tmp_path, mode):
     path = tmp_path / "password"
     path.write_text("secret\n")
     path.chmod(mode)
@@ -129,7 +125,7 @@ def test_a_password_file_that_others_may_read_is_refused(tmp_path: Path, mode: i
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["key_file", "key-in-cert_file"])
-def test_a_tls_key_that_others_may_read_is_refused(tmp_path: Path, apart: bool) -> None:
+def test_a_tls_key_that_others_may_read_is_refused(tmp_path, apart):
     certificate, key = tmp_path / "own.crt", tmp_path / "own.key"
     for path in (certificate, key):
         path.write_text("no PEM\n")
@@ -151,22 +147,22 @@ class Wire:
     on_state: StateHandler
     connected = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.over = asyncio.Event()
-        self.renewed: list[str] = []
-        self.topics: list[str] = []
-        self.sent: list[tuple[str, bytes]] = []
+        self.renewed = []
+        self.topics = []
+        self.sent = []
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
+    async def subscribe(self, topics):
         self.topics += topics
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+    async def publish(self, topic, payload, qos=1):
         self.sent.append((topic, payload))
 
-    async def run_forever(self) -> None:
+    async def run_forever(self):
         await self.over.wait()
 
-    def renew(self, reason: str) -> None:
+    def renew(self, reason):
         self.renewed.append(reason)
         self.over.set()
 
@@ -174,20 +170,20 @@ class Wire:
 class Ear:
     """What a runtime would hear."""
 
-    def __init__(self) -> None:
-        self.heard: list[object] = []
+    def __init__(self):
+        self.heard = []
 
-    def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
+    def takes(self, sender, frame):
         return sender is not None and frame != b"flood"
 
-    async def receive(self, sender: fx.Address, frame: bytes) -> None:
+    async def receive(self, sender, frame):
         self.heard.append((sender, frame))
 
-    def post(self, event: fx.Event) -> None:
+    def post(self, event):
         self.heard.append(event)
 
 
-def test_a_link_routes_what_is_taken_states_and_publications() -> None:
+def test_a_link_routes_what_is_taken_states_and_publications():
     session = RuntimeLink(
         LinkSettings("mqtt://127.0.0.1:1", "x"),
         [TOPICS.cloud_in],
@@ -196,16 +192,16 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
         TOPICS.sender_of,
     )
     wire, ear = Wire(), Ear()
-    session.links = [wire]  # type: ignore[list-item]
-    states: list[tuple[bool, str]] = []
+    session.links = [wire]
+    states = []
 
-    async def scene() -> None:
-        await session.attach(ear, lambda up, why: states.append((up, why)))  # type: ignore[arg-type]
+    async def scene():
+        await session.attach(ear, lambda up, why: states.append((up, why)))
         wire.on_state(True, "")
         device = TOPICS.device_up(ID)
         for topic, frame in ((TOPICS.cloud_out, b"12345"), ("strange", b"1"), (device, b"flood")):
             if wire.takes(topic, frame):
-                await wire.on_message(topic, frame)  # type: ignore[misc]
+                await wire.on_message(topic, frame)
         wire.connected = False
         wire.on_state(False, "gone")
         await session.publish(fx.DeviceAddress(ID), b"123")
@@ -223,19 +219,17 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
-    monkeypatch: pytest.MonkeyPatch, answers: bool
-) -> None:
+def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(monkeypatch, answers):
     monkeypatch.setattr(mqtt_link, "_LISTEN_S", 0.01)
     settings = LinkSettings("mqtt://127.0.0.1:1", "x", silence_s=0.2)
     session = RuntimeLink(
         settings, [TOPICS.cloud_in], fx.ProxyAddress(), TOPICS.of_proxy, TOPICS.sender_of
     )
     wire = Wire()
-    session.links = [wire]  # type: ignore[list-item]
+    session.links = [wire]
 
     class Asked(Ear):
-        def post(self, event: fx.Event) -> None:
+        def post(self, event):
             super().post(event)
             if isinstance(event, fx.PeerSilent):
                 tasks.append(asyncio.ensure_future(session.publish(fx.CloudAddress(), b"here")))
@@ -246,8 +240,8 @@ def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
 
     ear, tasks = Asked(), list[asyncio.Future[None]]()
 
-    async def scene() -> None:
-        await session.attach(ear, lambda up, why: None)  # type: ignore[arg-type]
+    async def scene():
+        await session.attach(ear, lambda up, why: None)
         wire.on_state(True, "")
         wire.takes(TOPICS.cloud_out, b"the first word")
         await asyncio.wait_for(session.run(), 60)
@@ -257,7 +251,7 @@ def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
     assert wire.renewed == ([] if answers else ["nothing comes by this connection"])
 
 
-def test_a_cell_has_topics_of_its_own() -> None:
+def test_a_cell_has_topics_of_its_own():
     north, south = Topics("north"), Topics("south")
     assert north.all_down == "edgeveil/v1/c/north/all/down"
     for topic in (north.device_up(ID), north.device_down(ID), north.all_down, north.cloud_in):
@@ -273,14 +267,14 @@ SOON_S = SILENCE_S / 10
 
 
 @pytest.fixture
-def link() -> Hearing:
+def link():
     """One that has heard a word at second 0."""
     made = Hearing(SILENCE_S, lambda low, _high: low)
     made.heard(0.0)
     return made
 
 
-def renewals(link: Hearing, until_s: int, answers: bool = False) -> list[int]:
+def renewals(link, until_s, answers=False):
     """When it would be made anew, where whatever asks says something."""
     found = []
     for now_s in range(until_s):
@@ -296,26 +290,26 @@ def renewals(link: Hearing, until_s: int, answers: bool = False) -> list[int]:
     return found
 
 
-def test_after_silence_a_sign_is_asked_for_once(link: Hearing) -> None:
+def test_after_silence_a_sign_is_asked_for_once(link):
     assert link.due(SILENCE_S - 1) is None
     assert link.due(SILENCE_S) == "ask"
     assert link.due(SILENCE_S + 1) is None
 
 
-def test_what_is_repeated_without_an_answer_is_looked_after_sooner(link: Hearing) -> None:
+def test_what_is_repeated_without_an_answer_is_looked_after_sooner(link):
     for now_s in (90.0, 100.0, 110.0):
         link.said(now_s, b"a question")
     assert link.due(100.0 + SOON_S - 1) is None
     assert link.due(100.0 + SOON_S) == "ask"
 
 
-def test_words_that_want_no_answer_change_nothing(link: Hearing) -> None:
+def test_words_that_want_no_answer_change_nothing(link):
     for number in range(300):
         link.said(number, str(number).encode())
     assert link.due(SILENCE_S - 1) is None
 
 
-def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link: Hearing) -> None:
+def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link):
     link.said(10.0, b"the same answer")
     link.heard(20.0)
     link.said(20.0, b"the same answer")
@@ -323,22 +317,22 @@ def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link: Hearin
     assert link.due(20.0 + SILENCE_S) == "ask"
 
 
-def test_without_an_answer_the_link_is_made_anew(link: Hearing) -> None:
+def test_without_an_answer_the_link_is_made_anew(link):
     assert link.due(SILENCE_S) == "ask"
     link.said(SILENCE_S, b"a word")
     assert link.due(SILENCE_S + SOON_S - 1) is None
     assert link.due(SILENCE_S + SOON_S) == "renew"
 
 
-def test_an_answer_in_time_is_all_that_is_wanted(link: Hearing) -> None:
+def test_an_answer_in_time_is_all_that_is_wanted(link):
     assert renewals(link, 86_400, answers=True) == []
 
 
-def test_who_says_nothing_is_owed_no_answer(link: Hearing) -> None:
+def test_who_says_nothing_is_owed_no_answer(link):
     assert [due for now_s in range(86_400) if (due := link.due(now_s)) == "renew"] == []
 
 
-def test_a_peer_that_is_away_costs_ever_fewer_connections(link: Hearing) -> None:
+def test_a_peer_that_is_away_costs_ever_fewer_connections(link):
     times = renewals(link, 86_400)
     waits = [later - before for before, later in pairwise(times)]
     assert waits == sorted(waits)
@@ -347,7 +341,7 @@ def test_a_peer_that_is_away_costs_ever_fewer_connections(link: Hearing) -> None
     assert link.due(86_400 + SILENCE_S) == "ask"  # as at first
 
 
-def test_a_fleet_does_not_come_at_once() -> None:
+def test_a_fleet_does_not_come_at_once():
     first, last = (Hearing(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1))
     for link in (first, last):
         link.heard(0.0)

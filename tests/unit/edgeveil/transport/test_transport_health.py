@@ -8,9 +8,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
 
 from edgeveil.transport import health
 from edgeveil.transport.health import Health, Probe, writable
@@ -20,15 +17,15 @@ from edgeveil.transport.http import Request
 class Clock:
     now_s = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
-def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
-    async def later() -> bool:
+def test_the_page_names_the_parts_that_fail_and_nothing_else():
+    async def later():
         return False
 
-    async def body() -> None:
+    async def body():
         page = await Health({"broker": lambda: True}).page(Request("GET", "/"))
         assert (page.status, page.body) == (200, b'{"status": "ok"}')
         checks = {"broker": lambda: "link_down", "machine": lambda: True, "store": later}
@@ -46,8 +43,8 @@ def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
     asyncio.run(body())
 
 
-def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: Path) -> None:
-    async def body() -> None:
+def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path):
+    async def body():
         clock, folder = Clock(), tmp_path / "state"
         check = Probe(lambda: writable(folder), clock)
         assert await check() is not True
@@ -63,13 +60,11 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
     asyncio.run(body())
 
 
-def test_a_disk_that_hangs_is_told_and_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_hangs_is_told_and_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
 
-    async def body() -> None:
+    async def body():
         clock, pipe = Clock(), tmp_path / "health.probe"
         check = Probe(lambda: writable(tmp_path), clock)
         assert await check() is not True
@@ -85,19 +80,19 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
     asyncio.run(body())
 
 
-def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch):
     monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
-    looks: list[int] = []
+    looks = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def look() -> bool:
+    def look():
         looks.append(1)
         begun.set()
         return go_on.wait(10)
 
     check = Probe(look, Clock())
 
-    async def ask() -> health.Holds:
+    async def ask():
         return await check()
 
     with ThreadPoolExecutor(2) as threads:
@@ -110,13 +105,11 @@ def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.Monk
     assert len(looks) == 1
 
 
-def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_thread_as_such(
-    tmp_path: Path,
-) -> None:
-    def none_left() -> bool:
+def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_thread_as_such(tmp_path):
+    def none_left():
         raise RuntimeError("can't start new thread")
 
-    async def body() -> None:
+    async def body():
         assert await Probe(lambda: writable(tmp_path / "gone"))() == "enoent"
         clock = Clock()
         check = Probe(none_left, clock)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -29,7 +29,7 @@ from edgeveil.transport.metrics import (
 from edgeveil.transport.runtime import Runtime
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+def samples(metrics):
     """(name, first label) -> value, through Prometheus' own parser."""
     page = metrics.shown()
     assert page.content_type.startswith("text/plain; version=")
@@ -42,7 +42,7 @@ class Quiet:
 
     at = None
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         return []
 
 
@@ -52,22 +52,22 @@ class SealThing:
 
 
 class Host:
-    def store(self, item: object) -> None:
+    def store(self, item):
         if item == "bad":
             raise OSError
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self):
         return nullcontext()
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         if task == SealThing(True):
             raise ProtocolError("no_good")
         return "result"
 
-    def report(self, report: fx.Report) -> None: ...
+    def report(self, report): ...
 
 
-def test_a_process_tells_its_peak_of_memory() -> None:
+def test_a_process_tells_its_peak_of_memory():
     code = """
         import asyncio
         from edgeveil.transport.metrics import Metrics
@@ -84,7 +84,7 @@ def test_a_process_tells_its_peak_of_memory() -> None:
     assert peak_rss_bytes(2**22 + 1) is None  # no such process
 
 
-def test_reasons_from_outside_stay_few_and_of_known_form() -> None:
+def test_reasons_from_outside_stay_few_and_of_known_form():
     counts = {"forged": 3, "Über\nlong": 2, "x" * 50: 1, **{f"r{n}": 1 for n in range(1000)}}
     shown = bounded(counts)
     assert shown["forged"] == 3
@@ -92,7 +92,7 @@ def test_reasons_from_outside_stay_few_and_of_known_form() -> None:
     assert sum(shown.values()) == sum(counts.values())
 
 
-def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done() -> None:
+def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done():
     metrics, seen = Metrics(), []
     host = MeteredHost(Host(), metrics, seen.append)
     report = fx.Report("held")
@@ -107,9 +107,9 @@ def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done() -> None:
     assert samples(metrics)["edgeveil_work_seconds_count", "seal_thing"] == 2
 
 
-def test_the_inbox_and_refusals_are_shown() -> None:
-    async def body() -> Metrics:
-        async def unsent(_to: fx.Address, _frame: bytes) -> None: ...
+def test_the_inbox_and_refusals_are_shown():
+    async def body():
+        async def unsent(_to, _frame): ...
 
         runtime = Runtime(Quiet(), Host(), unsent, None, logging.getLogger("edgeveil.test"), 4096)
         metrics = Metrics()
@@ -131,17 +131,17 @@ def test_the_inbox_and_refusals_are_shown() -> None:
     assert refused["forged"] == 0  # the first one is an increase
 
 
-def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_end_is_told(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
 
-    async def body() -> None:
+    async def body():
         begun, goes_on = asyncio.Event(), asyncio.Event()
 
         class Sends(Quiet):
-            def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+            def handle(self, event, now_s):
                 return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))]
 
-        async def stuck(_to: fx.Address, _frame: bytes) -> None:
+        async def stuck(_to, _frame):
             begun.set()
             await goes_on.wait()
 
@@ -163,19 +163,17 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(body())
 
 
-def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
 
-    async def body() -> None:
+    async def body():
         done, turned = asyncio.Event(), []
 
         class Sends(Quiet):
-            def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+            def handle(self, event, now_s):
                 return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * 4
 
-        async def slowly(_to: fx.Address, _frame: bytes) -> None:
+        async def slowly(_to, _frame):
             turned.append(runtime.turns)
             runtime.post(fx.Command("waits"))
             await asyncio.sleep(0.03)

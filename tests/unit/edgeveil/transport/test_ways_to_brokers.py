@@ -208,8 +208,8 @@ USER, PASSWORD = "box", "tunnel-word"
 class ConnectProxy:
     """Opens tunnels for one user, to the hosts and ports it is asked for; notes which."""
 
-    def __init__(self, *, answer: bytes | None = None) -> None:
-        self.tunnels: list[str] = []
+    def __init__(self, *, answer=None):
+        self.tunnels = []
         self._answer = answer
 
     async def __aenter__(self):
