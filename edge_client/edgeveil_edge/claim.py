@@ -41,8 +41,7 @@ def is_unclaimed(site: EdgeSite) -> bool:
 
 
 async def take_up_claim(site: EdgeSite) -> str:
-    """Make the box's keys, ask with its claim until it is admitted, and remove the used claim;
-    returns its device id. Raises ClaimError where it is refused, UsageError for unfit files."""
+    """Claim until admitted, remove the used claim; the device id. Raises ClaimError, UsageError."""
     use, certificate, key_file = site.claim, site.broker.cert_file, site.broker.key_file
     if use is None or certificate is None or key_file is None:
         fix = "add claim, broker.cert_file and broker.key_file to its site file"
@@ -60,8 +59,7 @@ async def take_up_claim(site: EdgeSite) -> str:
 
 
 def is_due(site: EdgeSite, now: datetime.datetime) -> bool:
-    """Whether a certificate that came with a claim is a week old, so that an authority can be
-    replaced within days, or has little time left."""
+    """Whether a certificate that came with a claim is a week old or has little time left."""
     shown = _shown(site)
     if shown is None:
         return False
@@ -88,8 +86,7 @@ def _shown(site: EdgeSite) -> x509.Certificate | None:
 
 
 async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:
-    """The device's next certificate, in place of the one there; its connection takes it up when
-    it is made anew. Raises ClaimError where the proxy refuses, BrokerError or CryptoError."""
+    """Replace the device's certificate. Raises ClaimError, BrokerError or CryptoError."""
     if site.claim is None or site.broker.cert_file is None or site.broker.key_file is None:
         return
     files = (site.broker.cert_file, site.broker.key_file)

@@ -81,8 +81,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """The parts of an answer. `without`: why they were made as if there were no records; `late`:
-    work on records did not end in its time."""
+    """Parts of an answer; `without`: why records had none in it; `late`: work overran."""
 
     parts: tuple[Answer, ...]
     without: str = ""
@@ -91,8 +90,7 @@ class ComputedAnswer:
 
 @dataclass(frozen=True)
 class JobTrial:
-    """Result of playing a job on made-up records: seconds of its longest answer, or why this device
-    cannot play it. After `overruns` late answers it is to be played `again` before another one."""
+    """Seconds of the longest answer on made-up records, or why this device cannot play the job."""
 
     needed_s: float = 0.0
     refused: str = ""
@@ -101,8 +99,7 @@ class JobTrial:
 
 
 class Compute:
-    """Where a device computes. Calls come one at a time. Without a limit of time or memory to keep,
-    as here, jobs need no trial and records are read when they are asked for."""
+    """Where a device computes, one call at a time; here without a limit of time or memory."""
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Play every kind of exchange on made-up records; never reads a record."""
@@ -250,8 +247,7 @@ class Computer(Compute):
             del self._records[next(iter(self._records))]
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
-        """What a job is answered from: no records where they themselves cannot be read, and why.
-        Raises DataError for records of another form."""
+        """A job's records, or none and why they cannot be read. Raises DataError."""
         data = plan.job.data
         try:
             training, evaluation = self.records(data.evaluation_share, data.schema_)
@@ -298,8 +294,7 @@ def training_answer(
     noise: RandomBytes,
     processor: str,
 ) -> Answer:
-    """The method's noised segments and their events; `own`: `own_answers` and `kept_tensors`.
-    Raises ProtocolError for a package that would pass for this device's memory."""
+    """The method's noised segments and events. Raises ProtocolError for names of kept tensors."""
     given = unpack_tensors(package.tensors)
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
@@ -316,9 +311,7 @@ def softmax_answer(
     slot_key: bytes,
     row_s: float = math.inf,
 ) -> Answer:
-    """The noised softmax of evaluation records x (n, ...), and its event: their sum over a nominal
-    number, or one row a slot for `per_sample`; `slot_key` puts records into slots, and a record may
-    take `row_s` seconds."""
+    """The noised softmax of evaluation records x (n, ...), `row_s` each, and its event."""
     records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
     if samples is None:
         found: Array = session.summed_softmax(records, dict(weights), row_s)

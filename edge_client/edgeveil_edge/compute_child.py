@@ -158,7 +158,6 @@ class WorkerNursery:
         return raw + (whole(self._control, count - len(raw)) if raw else b""), descriptors
 
     def _fork(self, pipe: int) -> None:
-        """A new worker in place of the one before, which may be at anything."""
         self._end()
         starter = os.getpid()
         self._worker = os.fork()

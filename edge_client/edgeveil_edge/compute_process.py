@@ -135,8 +135,7 @@ class ComputeProcess:
     # --- tasks ---
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """See `Compute.try_job`. Devices of one kind share one trial; a known one waits for no
-        answer."""
+        """See `Compute.try_job`. Devices of one kind share one trial."""
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
         most = site.policy.max_records
@@ -164,12 +163,10 @@ class ComputeProcess:
 
     @property
     def _waiting(self) -> float:
-        """How much longer an answer takes where devices wait for one another, the others having
-        about as many records as the job expects."""
+        """How much longer an answer takes where devices wait for one another."""
         return max(1.0, self.shared / USUAL_ROOM)
 
     def _report(self, limit_s: float) -> tuple[wire.TrialReport | None, str]:
-        """The worker's report on a trial, or why there is none, for which it is replaced."""
         try:
             reply = self._receive(self._clock() + limit_s)
         except TimeoutError:
@@ -235,7 +232,6 @@ class ComputeProcess:
             return self._answer(device, one, one.noise)
 
     def _let_answers_end(self) -> None:
-        """Wait for the time that answers may take, and not for them."""
         self._wait_until(self._answers_until_s)
 
     def _wait_until(self, at_s: float) -> None:
@@ -290,8 +286,7 @@ class ComputeProcess:
     def _with_records(
         self, halves: dict[Half, wire.HalfAnswer], until_s: float
     ) -> tuple[list[str], bool]:
-        """Replace blank halves by those that come in time; why some of them stay, and whether that
-        is for work that had its time."""
+        """Replace blank halves by those in time; why some stay, and whether work overran."""
         in_time, missing, without = self._clock() <= until_s, set(halves), []
         late = False
         try:
@@ -409,7 +404,6 @@ class ComputeProcess:
         return ours
 
     def _drop_worker(self) -> None:
-        """Speak to it no more; the child ends it when it makes the next one."""
         self._owed = set()
         if self._connection is not None:
             self._connection.close()
@@ -429,7 +423,6 @@ class ComputeProcess:
     # --- the worker ---
 
     def _send(self, request: wire.Request) -> None:
-        """To the worker, or to another one where it has ended by itself meanwhile."""
         self._take_late()
         raw = wire.encode(request)
         try:
@@ -452,7 +445,7 @@ class ComputeProcess:
             self._drop_worker()
 
     def _reply(self, number: int, until_s: float) -> wire.AnswerHalves:
-        """The next halves of an answer. Raises as `_receive`, and what the worker refused with."""
+        """The next halves of an answer. Raises as `_receive`, and the worker's refusal."""
         while True:
             reply = self._receive(until_s)
             if isinstance(reply, wire.Refusal) and reply.number == number:
@@ -480,8 +473,7 @@ class ComputeProcess:
 
 
 class RemoteComputer(Compute):
-    """One device's share of a `ComputeProcess`. `records`: this device's, where they are not those
-    that its site file names."""
+    """One device's share of a `ComputeProcess`; `records` replace the site's data source."""
 
     def __init__(
         self,
@@ -518,7 +510,6 @@ def public_time_s(took_s: float, step_s: float) -> float:
 
 
 def _kill(child: subprocess.Popen[bytes] | Forked) -> None:
-    """End it and its worker, which are in a group of their own."""
     if child.poll() is None:
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)  # it may not be in its group yet

@@ -63,8 +63,7 @@ class TeachJob(msgspec.Struct, frozen=True, tag="know"):
 
 
 class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
-    """A device: its site file as JSON, what places its records, and `records` of an application in
-    place of those that the site file names."""
+    """A device: its site as JSON, its split key, and `records` in place of the site's source."""
 
     device: str
     site: bytes
@@ -96,8 +95,7 @@ class ReadRecords(msgspec.Struct, frozen=True, tag="read"):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
-    """A question; answered by `AnswerHalves` of both halves without records, then of each half with
-    them, or by one `Refusal`."""
+    """A question; answered by `AnswerHalves` without records, then of each half, or a `Refusal`."""
 
     number: int
     device: str
@@ -238,8 +236,7 @@ READINGS = 64  # a reading may take so many times what it is given
 
 
 class ComputeServer:
-    """Each device's records and sessions, and each job's plan. `learn` fills it where nothing is
-    computed; `work` serves questions from what a fork inherited."""
+    """What a child has learned (`learn`), and what its forks answer from that (`work`)."""
 
     def __init__(self) -> None:
         plugins.admit(())  # it computes for owners, and takes in what they allow
@@ -324,8 +321,7 @@ class ComputeServer:
         self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: AskAnswer) -> None:
-        """The answer without records first, which stands where the other comes too late; then each
-        half by itself, as soon as it is there."""
+        """Send the answer without records first, then each half as soon as it is there."""
         _, computer = self._devices[request.device]
         number = request.number
         try:
@@ -380,8 +376,6 @@ _Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """Handed over first: the shapes of both halves' arrays, or why there are none."""
-
     shapes: tuple[_Shapes, ...] = ()
     unreadable: str = ""
 

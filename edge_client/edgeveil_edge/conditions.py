@@ -192,7 +192,6 @@ class BoxSensors:
 
 
 def _bus(service: str, path: str, interface: str, name: str) -> str:
-    """A property on the system's D-Bus, without its type; "" where nobody answers."""
     command = ["busctl", "--system", "get-property", service, path, interface, name]
     with suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(command, capture_output=True, text=True, timeout=BUS_S, check=False)
@@ -202,7 +201,6 @@ def _bus(service: str, path: str, interface: str, name: str) -> str:
 
 
 def _interface_out() -> str | None:
-    """The interface that packets to the world would leave by; None where there is no way out."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_UNROUTED)

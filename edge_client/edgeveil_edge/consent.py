@@ -45,8 +45,7 @@ def limits_of(policy: Policy) -> Limits:
 def refusals(
     policy: Policy, plan: Plan, *, trains: bool, header: bool = False
 ) -> Iterator[PrivacyError]:
-    """The owner's reasons against a job as such: not against its price or its rounds' devices.
-    `header`: whether the device's file names its columns itself."""
+    """The owner's reasons against a job as such; `header`: the device's file names its columns."""
     job = plan.job
 
     def against(key: str, why: str, fix: str = "") -> PrivacyError:
@@ -85,7 +84,6 @@ def refusals(
 
 
 def _python_refusal(policy: Policy, function: str) -> str:
-    """Why the job's Python code may not run here, or ""; imports none of it."""
     allowed = {one.sha256 for one in policy.allowed_python_models if one.function == function}
     if not allowed:
         return f"the job's model is Python code, {function}, which may not run here"

@@ -139,8 +139,7 @@ class Device:
             return self
 
     def stop(self) -> None:
-        """Say good-bye, end the computing process, close the files. May be called twice. Waits for
-        a start in another thread."""
+        """Say good-bye and close the files; may be called twice."""
         with self._starting:
             thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None:
@@ -193,14 +192,12 @@ class Device:
         )
 
     def ledger(self) -> dict[str, Any]:
-        """Spending by job, and what the policy leaves; as `edgeveil ledger --json`. Raises
-        PrivacyError where the ledger's chain is broken, UsageError before the first start."""
+        """Spending, as `edgeveil ledger --json`. Raises PrivacyError, UsageError."""
         path = self.site.state_dir / LEDGER_FILE
         return as_plain(path, read_ledger(path), {self.site.data.name: self.site.policy})
 
     def predict(self, records: str | Path | NDArray[Any]) -> Predictions:
-        """Answers of the release in use, on this machine. Raises UsageError before the first
-        release, DataError for records of another form."""
+        """Answers of the release in use. Raises UsageError without one, or DataError."""
         return predict(self.site.state_dir, records)
 
     def enrolment(self) -> str:

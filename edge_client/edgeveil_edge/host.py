@@ -64,8 +64,7 @@ _LINES = {
 
 @dataclass(frozen=True)
 class DeviceChance:
-    """Randomness of a device: `noise_for` gives an answer's noise (None: derived from the ledger's
-    own key), `moment` a number in [0, 1) for when it leaves."""
+    """Randomness: `noise_for` (None: from the ledger's key), and `moment`, a number in [0, 1)."""
 
     noise_for: NoiseFor | None = None
     moment: Callable[[], float] = SystemRandom().random
@@ -274,7 +273,6 @@ class DeviceHost:
         return told
 
     def _adopt(self, manifest: m.Manifest) -> machine.Installation:
-        """It was in use, and still is unless the owner went back since."""
         now = self.releases.current()
         if now is not None and now.meta.get("package") == manifest.package_digest.hex():
             self.releases.adopt(manifest.sequence)
@@ -284,7 +282,6 @@ class DeviceHost:
     # --- what is said of releases ---
 
     def _note_fate(self, manifest: m.Manifest, **news: str) -> None:
-        """Keep what a report on this release will need."""
         blob = manifest.blob.digest.hex()
         fate = {"membership": "", "outcome": "", "digest": "", **self._fate(manifest), **news}
         self._store.put_fact("release_fate", json.dumps({"blob": blob, **fate}))
@@ -342,8 +339,7 @@ class DeviceHost:
         return machine.Installation()
 
     def warm_up(self) -> None:
-        """At a start: load what rounds will need; a damaged release makes room for the one
-        before it."""
+        """Load what rounds will need; leave a damaged release for the one before it."""
         try:
             self.releases.current()
         except DataError as error:

@@ -167,7 +167,6 @@ class InferenceService:
         return Response.of_json({"release": found.model, "predictions": found.plain()})
 
     def _ready(self) -> ServedModel | str:
-        """The model that may answer now, or why there is none."""
         model = self._current()
         if model is None:
             return _NO_RELEASE
@@ -222,8 +221,7 @@ def _listed(content: bytes) -> list[Any]:
 
 
 def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
-    """Records whose values are named as the columns of the model's schema; what is left out, or
-    null, is missing."""
+    """Records with values by column name; what is left out, or null, is missing."""
     names = [name for column in schema.columns or () for name in column.names]
     encoder = RowEncoder(schema, names, "records", labelled=None)
     for number, record in enumerate(records, start=1):

@@ -217,8 +217,7 @@ class DeviceProcess:
         return self.runtime
 
     def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
-        """Topics of its stanzas; none where the broker does not allow so many subscriptions, which
-        makes the device ask for them."""
+        """Topics of its stanzas; none where the broker's profile allows fewer subscriptions."""
         found = topics.buckets(device.identity.sealing_keys)
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
@@ -229,7 +228,6 @@ class DeviceProcess:
         )
 
     def _say(self, line: str) -> None:
-        """A line for the owner, on this box's console alone."""
         print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # it may tell a job's names
 
     async def run(self) -> None:
@@ -273,8 +271,7 @@ class DeviceProcess:
         return (await loop.run_in_executor(self._lanes.trials, releases.rollback)).version
 
     def status(self) -> dict[str, Any]:
-        """State for the owner alone. Reads the ledger: not for the loop's thread. Raises
-        PrivacyError where the ledger's chain is broken."""
+        """State for the owner; reads the ledger. Raises PrivacyError where its chain is broken."""
         spent = self.spending.own()
         current = self.device.host.releases.current()
         budget = {key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")}
@@ -322,7 +319,6 @@ class DeviceProcess:
         return await asyncio.to_thread(self.status)
 
     async def _look_at_release(self) -> None:
-        """Tell the owner when the release in use is not renewed any more."""
         loop = asyncio.get_running_loop()
         while True:
             await loop.run_in_executor(

@@ -90,7 +90,6 @@ class DevicePage:
     # --- who may ---
 
     def _refuse(self, request: Request) -> Response | None:
-        """Asked before a route is called and before a body is read."""
         if not request.is_for_this_machine:
             return refusal(
                 403,
@@ -179,7 +178,6 @@ class DevicePage:
         }
 
     def _job_names(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Names of open jobs; the ledger itself keeps ids alone."""
         found = {}
         for job in (one["job"] for one in jobs):
             try:
@@ -190,7 +188,6 @@ class DevicePage:
         return {job: name for job, name in found.items() if name}
 
     def _release_told(self) -> dict[str, Any] | None:
-        """The release in use; read again when `current.json` changes."""
         releases = self._device.device.host.releases
         mark = releases.mark()
         if mark != self._release[0]:

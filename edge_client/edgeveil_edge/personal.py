@@ -276,8 +276,7 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
 
 
 def _split_share(state_dir: Path, dataset: str) -> float | None:
-    """The share of a data set's records that is kept apart for evaluation, read beside the process
-    that owns the store; None before its first job. Raises StorageError."""
+    """The evaluation share of a data set, None before its first job. Raises StorageError."""
     path = state_dir / STORE_FILE
     if not path.exists():
         return None

@@ -63,8 +63,7 @@ class Predictions:
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
-        """Raises DataError for a model of a number without a range, or of classes with other
-        names than it tells apart."""
+        """Raises DataError for numbers without a range, or another number of classes than names."""
         schema = schema_in(session.metadata, session.input_shape)
         if session.output == SCORE:
             none, alarms = np.zeros((len(found), 0)), ALARM_RATE in session.metadata
@@ -85,8 +84,7 @@ class Predictions:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The likeliest class of each record (records,), 1 for an anomaly and 0 for none; -1 where
-        it is unusable, of a number, and without `alarms`."""
+        """The likeliest class of each record (records,); 1 for an anomaly; -1 for none."""
         if self.scores is not None and self.alarms:
             return np.where(self._sound, self.scores > 1, -1)
         if self._number is not None:
@@ -95,7 +93,6 @@ class Predictions:
 
     @property
     def _number(self) -> NDArray[np.float64] | None:
-        """What each record has in place of probabilities, if anything."""
         return self.values if self.scores is None else self.scores
 
     @property
@@ -236,8 +233,7 @@ def stale_since(release: InstalledRelease, now_s: float) -> str:
 
 
 def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
-    """Go back where the release fails on made-up records too, and raise DataError in place of
-    `error`; the device's process then reports it as rolled back."""
+    """Go back where the release fails on made-up records too, and raise DataError."""
     if not run_trial(release.path.read_bytes()):
         return
     try:
@@ -275,8 +271,6 @@ def told_by(
 
 @dataclass(frozen=True)
 class _Given:
-    """Records as the model takes them, and what stood beside them."""
-
     x: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
@@ -284,7 +278,6 @@ class _Given:
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
-    """Raise DataError where records and their answers take more than the file's room."""
     most = room_for(file)
     each = x.itemsize * math.prod(x.shape[1:]) + NUMBER_BYTES * (numbers + 1)  # and the label
     if len(x) * each > most:
@@ -333,7 +326,6 @@ def room_for(file: Path) -> int:
 
 
 def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
-    """One picture or all of a folder, whose name is their label where it is a class's."""
     if schema is None or schema.image is None:
         raise DataError(
             "holds pictures, and the model does not say what it makes of them",

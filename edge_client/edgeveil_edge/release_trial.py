@@ -18,8 +18,7 @@ _RECORD_NUMBERS = 1 << 24  # of one record: 64 MiB
 
 
 def released_session(graph: bytes, where: str) -> OnnxModel:
-    """A session of a model that carries its weights. Raises DataError for a graph that may not run
-    here."""
+    """A session of a model with weights. Raises DataError for a graph that may not run here."""
     check_graph(graph, released=True)
     model = OnnxModel(graph)
     if names := sorted(model.weight_names):
@@ -60,7 +59,6 @@ def run_trial(onnx: bytes) -> str:
 
 
 def _fault(model: OnnxModel, found: NDArray[np.float64]) -> str:
-    """What is wrong with answers: no distributions, no numbers of the range it tells, no scores."""
     if model.output == SCORE:
         return "" if (np.isfinite(found) & (found >= 0)).all() else "no scores"
     if model.output == VALUE:

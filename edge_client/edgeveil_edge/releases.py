@@ -52,8 +52,6 @@ class InstalledRelease:
 
 
 class _Marks(msgspec.Struct):
-    """The cloud's word on one version."""
-
     sequences: list[int] = []
     expires_s: float = 0.0
 
@@ -114,7 +112,6 @@ class ReleaseStore:
 
     @staticmethod
     def _mark(pointer: _Pointer, version: str, meta: Mapping[str, Any]) -> None:
-        """The cloud sealed this version under the sequence in `meta`."""
         marks = pointer.marks.setdefault(version, _Marks())
         if isinstance(meta.get("sequence"), int):
             marks.sequences = [*marks.sequences, meta["sequence"]][-SEQUENCES_KEPT:]
@@ -167,14 +164,12 @@ class ReleaseStore:
         return digest in self._pointer().broken
 
     def current(self) -> InstalledRelease | None:
-        """The release in use, its digest checked; None if there never was one. Raises DataError if
-        its file was changed or lost."""
+        """The release in use, its digest checked; None before the first. Raises DataError."""
         history = self._pointer().history
         return self._load(history[-1]) if history else None
 
     def rollback(self, *, broken: bool = False) -> InstalledRelease:
-        """Put the version before this one in use again; UsageError if none is kept. `broken`: this
-        one does not run any more; else somebody chose so, for reasons of their own."""
+        """Use the version before; `broken`: this one does not run. Raises UsageError."""
         pointer = self._pointer()
         history = pointer.history
         if len(history) < 2:

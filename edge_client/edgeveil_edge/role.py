@@ -24,8 +24,7 @@ from edgeveil_edge.store import STORE_FILE, DeviceStore
 
 
 class DeviceRole:
-    """A device that is ready to run. Its folder is `site.state_dir`; one process owns it. It reads
-    no clock: whatever runs its machine gives it the time."""
+    """A device that is ready to run; `site.state_dir` is its folder. It reads no clock."""
 
     runner: Runner
 

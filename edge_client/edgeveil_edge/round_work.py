@@ -96,8 +96,7 @@ class RoundWork:
             self._compute.forget(job)
 
     def times_s(self, manifest: Manifest) -> tuple[float, float]:
-        """The time budget of the job's rounds, and what an answer needs by its trial; 0 for a job
-        that is not known here, or not tried yet."""
+        """The time budget of the job's rounds and the time of an answer; 0 where not known."""
         try:
             round_ = self._job(manifest).plan.job.round
         except ProtocolError:
@@ -107,8 +106,7 @@ class RoundWork:
         return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
 
     def take_up(self, manifest: Manifest) -> None:
-        """Settle once for all rounds, before any record is read, whether this device can play the
-        job within its time budget and take the model that it ends with."""
+        """Settle before any record is read whether this device can play the job."""
         job_id, most = manifest.at.job_id, manifest.broadcast_bytes + manifest.stanza_bytes
         room = self.site.limits.blob_bytes
         if most > room:
@@ -135,8 +133,7 @@ class RoundWork:
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage
     ) -> tuple[ReleaseOutcome, str]:
-        """What becomes of a final model, and why it is not put in use, or "". Neither depends on a
-        record: policy, job and price decide, and a trial on made-up records."""
+        """What becomes of a model by policy, job, price and a trial; and why it is not used."""
         job_id = manifest.at.job_id
         plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
         why = release_refusal(self.site, package, job_id.hex(), plan, self._ledger)
@@ -150,8 +147,7 @@ class RoundWork:
         return outcome, why
 
     def warm_up(self) -> None:
-        """At a start: read the records, and load what jobs under way need. Their trials stand;
-        those that the owner allows by now are tried."""
+        """Read the records, load what jobs under way need, and try those not tried yet."""
         jobs = list(self._store.load().jobs)
         if self._store.fact(self._read_by) != _BY_SCHEMA:  # which only a job says
             self._compute.read_ahead(self._share(USUAL_SHARE))
@@ -192,8 +188,7 @@ class RoundWork:
         )
 
     def _overran(self, job_id: bytes) -> None:
-        """An answer was late, whatever slowed the box: the job is tried again before the next one,
-        and declined where that does not help."""
+        """Count a late answer: the job is tried again, and in the end declined."""
         trial = self._trial(job_id) or JobTrial()
         overruns = trial.overruns + 1
         why = f"{overruns} answers were late: the box is slower than in its trials"
@@ -209,8 +204,7 @@ class RoundWork:
         return job
 
     def compiled(self, canonical: bytes) -> Plan:
-        """The plan of a job's bytes. Raises ProtocolError `bad_job`, told on the console, for want
-        of a plug-in or of its owner's consent to one."""
+        """The plan of a job's bytes. Raises ProtocolError `bad_job`, shown on the console."""
         try:
             return compile_canonical(canonical)
         except ProtocolError as error:
@@ -278,8 +272,7 @@ class RoundWork:
         return replace(sealed, at_once=late is not None or not price, deposit=deposit)
 
     def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
-        """This device's newest update that was too late for its round and may go with this one
-        (`buffered_rounds`). It reads no record, so there is nothing to pay."""
+        """The newest update that was too late for its round (`buffered_rounds`), if any."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_exchanges(plan, at.exchange):
             since.append(earlier.index)
@@ -298,8 +291,7 @@ class RoundWork:
         return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
-        """What an answer of this device would look like, under a membership that nobody has. The
-        cloud cannot open it and drops it. It is made of zeros, so it has no price."""
+        """Zeros under a membership that nobody has, of an answer's form; they have no price."""
         sizes = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
         why = too_large(self.site, sum(sizes))
         if why:
@@ -312,8 +304,7 @@ class RoundWork:
         return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
-        """The reason to decline one more attempt at a round, or an empty string. Each seals the
-        same tensors: who compares batches of other answerers learns whose they are."""
+        """The reason to decline one more attempt: answerers of two attempts could be told apart."""
         most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
@@ -333,7 +324,6 @@ class RoundWork:
             )
 
     def _check_trial(self, task: ComputeAnswer) -> None:
-        """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         trial = self._trial(task.manifest.at.job_id)
         if trial is None or (trial.again and not trial.refused):
             self.take_up(task.manifest)  # what time it leaves may be too little for an answer
@@ -353,7 +343,6 @@ class RoundWork:
         package: RoundPackage,
         price: tuple[Event, ...],
     ) -> list[Answer]:
-        """What the ledger admits, at the price that the job says."""
         # No trial says what reading takes, so none is part of an answer: whether it comes in time
         # would follow from the records.
         if self._read_ahead(job.plan.job.data):
@@ -386,7 +375,6 @@ class RoundWork:
         return list(found.parts)
 
     def _question(self, manifest: Manifest) -> Question:
-        """What is asked: the same in every attempt that brings the same package."""
         at = manifest.at
         return Question(self._ledger.dataset, at.job_id.hex(), at.exchange, manifest.package_digest)
 
@@ -504,8 +492,7 @@ def kept_tensors(kept: Tensors) -> Tensors:
 def release(
     ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
 ) -> tuple[Receipt, bytes]:
-    """Commit the events, the tensors and what is kept; what may be sealed the ledger holds. `parts`
-    are used up. Raises PrivacyError where more than `memory_bytes` would be kept."""
+    """Commit events, tensors and memory; returns what may be sealed. Uses `parts` up."""
     events = [event for part in parts for event in part.events]
     kept = None  # of an evaluation: it stands between two rounds, which keep for each other
     if manifest.phase not in EVALUATIONS:

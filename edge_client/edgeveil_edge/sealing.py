@@ -44,8 +44,7 @@ class Masks:
 
     @classmethod
     def of(cls, manifest: Manifest, device: str, round_key: bytes) -> Masks:
-        """Masks for the manifest's masked groups. Raises ProtocolError `malformed_masks` or
-        `bad_round_key`."""
+        """Masks of the masked groups. Raises ProtocolError `malformed_masks`, `bad_round_key`."""
         found = masked_vectors(manifest.at, manifest.groups, manifest.masked)
         seed, sealed = MaskSeed.generate(), b""
         if found:
@@ -115,8 +114,7 @@ def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:
 def seal_dummies(
     manifest: Manifest, groups: Sequence[int], masks: Masks, sealing: Sealing = real_sealing
 ) -> SealedAnswer:
-    """Like `seal_release` to all but the cloud, which cannot open it: these groups, under a
-    membership that nobody has, holding nothing."""
+    """Like `seal_release` to all but the cloud, which cannot open it; holds nothing."""
     membership = os.urandom(MEMBERSHIP_BYTES)
     sealed = [
         sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups

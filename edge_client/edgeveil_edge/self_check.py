@@ -40,8 +40,7 @@ def self_check(
     read_records: bool = False,
     asked: JobData | None = None,
 ) -> list[str]:
-    """Problems of this device, each with its fix. With `read_records` all records are read as the
-    job `asked` reads them, which may take long; else their files need only be there."""
+    """Problems of this device, each with its fix; `read_records`: all, as the job `asked` does."""
     facts = facts or BoxFacts()
     found = [*_extras(site, facts), *_clock(site, facts), *_room(site, facts)]
     return [str(one) for one in (*found, *_data(site, read_records, asked))]

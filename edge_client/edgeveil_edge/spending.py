@@ -32,8 +32,7 @@ from edgeveil_edge.consent import limits_of
 
 
 def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict[str, Any]:
-    """The whole book for `--json`; `left` where the data set's policy is known; `epsilon` is null
-    where nothing is proven."""
+    """The whole book for `--json`; `epsilon` is null where nothing is proven."""
     return {
         "ledger": str(path),
         "links": book.links,
@@ -52,7 +51,6 @@ def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict
 
 
 def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | None:
-    """Which limit (`limit`) one more job like the newest would pass, and by how much (`why`)."""
     refusal = next_refusal(account, limits_of(policy)) if policy else None
     if refusal is None:
         return None
@@ -137,8 +135,7 @@ class OwnSpending:
         return next((one for one in sets if one["name"] == self._dataset), {})
 
     def told(self) -> dict[str, Any]:
-        """The book of `as_plain`, with each job's `kinds` in place of single releases. Raises
-        PrivacyError where the chain is broken."""
+        """`as_plain`, with each job's `kinds` in place of releases. Raises PrivacyError."""
         path = self._path  # not its -wal, which reading may change: each link changes the head
         files = (path, path.with_suffix(".head"), path.with_suffix(".key"))
         mark = tuple(map(file_mark, files))

@@ -173,8 +173,7 @@ class DeviceStore:
         return int(row[0])
 
     def was_taken(self, job_id: bytes, rounds: Sequence[int]) -> bool:
-        """Whether the proxy took an upload of these rounds, or may have: it did not refuse it, and
-        no record of the round shows that it did not count."""
+        """Whether the proxy took an upload of these rounds, or may have."""
         query = "SELECT round FROM receipts WHERE job = ? AND state NOT IN ('refused', 'late')"
         with self._file.guard() as db:
             found = db.execute(query, (job_id,)).fetchall()
@@ -258,8 +257,7 @@ class DeviceStore:
         self.put_fact("new_sealing", json.dumps([device, sealing.hex(), number]))
 
     def enter_cell(self, cell: str, device: str, sealing: bytes, now_s: float) -> None:
-        """Its proxy is to hear of the sealing key, where that is another proxy than before and the
-        key is not the one that the device enrolled with."""
+        """Tell a proxy of another cell the sealing key, unless the device enrolled with it."""
         if cell == (self.fact("cell") or ""):
             return
         if self.fact("sealing_number"):
@@ -267,8 +265,7 @@ class DeviceStore:
         self.put_fact("cell", cell)
 
     def adopt_split(self, datasets: Iterable[str]) -> None:
-        """Give the facts of the split that a version before kept for the whole device to its data
-        sets, those that it released something of."""
+        """Give the split's facts of an earlier version to the data sets with a release."""
         for name in _SPLIT_FACTS:
             value = self.fact(split_fact(name, ""))
             if value is None:
@@ -320,8 +317,7 @@ def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut, kept: int) -> None:
-    """The upload is on disk. Keeps the newest `kept` receipts, replaces no promise, and counts the
-    attempts at each job's newest round."""
+    """Note an upload: newest `kept` receipts stay, no promise is replaced, attempts count."""
     at, place = item.at, structs.astuple(item.at)
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"

@@ -43,28 +43,19 @@ _EXPIRED = (401, 403, 404, 410)
 class Sink(Protocol):
     """Takes a blob's bytes in their order."""
 
-    def restart(self) -> None:
-        """Begin anew."""
+    def restart(self) -> None: ...
 
-    def write(self, data: memoryview, /) -> object:
-        """Take the next bytes."""
+    def write(self, data: memoryview, /) -> object: ...
 
     def finish(self) -> bytes:
         """Return the whole blob, which is verified; nothing where it lies in a file."""
 
 
-class MemorySink:
-    def __init__(self) -> None:
-        self._held = io.BytesIO()
-
+class MemorySink(io.BytesIO):
     def restart(self) -> None:
-        self._held = io.BytesIO()
+        self.__init__()  # type: ignore[misc]
 
-    def write(self, data: memoryview, /) -> object:
-        return self._held.write(data)
-
-    def finish(self) -> bytes:
-        return self._held.getvalue()
+    finish = io.BytesIO.getvalue
 
 
 class _Broken(Exception):  # noqa: N818 - an outcome
@@ -82,8 +73,6 @@ class BlobClient:
         silent_s: float = SILENT_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """`sink` takes a blob that is fetched. Raises BrokerError for a `ca_file` that cannot be
-        read."""
         self._context = client_context(ca_file, None, None) if ca_file is not None else None
         self._sink, self._silent_s, self._first_pause_s = sink, silent_s, first_pause_s
         self.executor = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="edgeveil-blobs")
@@ -159,7 +148,12 @@ class BlobClient:
     ) -> Iterator[HTTPResponse]:
         """The store's answer. Raises _Broken, or ProtocolError for a lasting refusal."""
         parts = urlsplit(url)
-        connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
+        at, silent_s = (parts.hostname or "", parts.port), self._silent_s
+        if parts.scheme == "http":
+            connection = HTTPConnection(*at, timeout=silent_s)
+        else:
+            self._context = self._context or client_context(None, None, None)
+            connection = HTTPSConnection(*at, timeout=silent_s, context=self._context)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._open.add(connection)
         try:
@@ -192,15 +186,7 @@ class BlobClient:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it may have said why before it hung up
 
-    def _connection(self, scheme: str, host: str, port: int | None) -> HTTPConnection:
-        if scheme == "http":
-            return HTTPConnection(host, port, timeout=self._silent_s)
-        if self._context is None:
-            self._context = client_context(None, None, None)
-        return HTTPSConnection(host, port, timeout=self._silent_s, context=self._context)
-
     def _pause(self, failed: int, until_s: float) -> None:
-        """Before the next try; raises ProtocolError `unreachable` where there is none."""
         if failed >= TRIES:
             raise ProtocolError("unreachable")
         self._check_time(until_s)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from edgeveil.config.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.errors import ProtocolError, UsageError
@@ -42,39 +42,15 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
-class StoreBeside(Protocol):
-    """Where blobs lie for others. Every method may take long, and may be called in any thread."""
-
-    def show(self, task: ShowBlob) -> BlobShown:
-        """Return a URL of the blob."""
-
-    def grant(self, task: GrantPut) -> PutGranted:
-        """Return a URL that takes a blob."""
-
-    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
-        """The blob that was put as `name`. Raises ProtocolError `not_there` or `wrong_size`."""
-
-    def forget(self, name: str) -> None:
-        """Remove what was put as `name`."""
-
-    def sweep(self) -> None:
-        """Remove what is expired."""
-
-    async def start(self) -> None:
-        """Serve. Raises UsageError."""
-
-    async def stop(self) -> None: ...
-
-
 def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
     """The store of a site file's block. Raises UsageError."""
     if site is None:
         return None
     if site.bucket is not None:
         return BucketStore(site.bucket, EXPIRES_S)
-    if site.serve is None or site.url is None:  # the schema says so
-        raise UsageError("blobs need a store", fix="add serve or bucket")
     served = site.serve
+    if served is None or site.url is None:  # the schema says so
+        raise UsageError("blobs need a store", fix="add serve or bucket")
     tls = server_context(served.tls.cert_file, served.tls.key_file, None) if served.tls else None
     at = ListenAt(served.host, served.port, tls=tls)
     return ServedStore(state_dir / "blobs", site.url, at, EXPIRES_S)
@@ -127,8 +103,7 @@ class _Capability:
 
 
 class ServedStore:
-    """GET with ranges from where blobs lie, and PUT into a folder, over HTTP(S). URLs end with the
-    process."""
+    """GET with ranges and PUT into a folder, over HTTP(S). URLs end with the process."""
 
     def __init__(
         self,
@@ -207,7 +182,6 @@ class ServedStore:
         await self._server.stop()
 
     def _found(self, request: Request, *, put: bool) -> tuple[str, _Capability]:
-        """Name and capability. Raises HttpError 404, also for a name of the other method."""
         name = request.path[-64:]
         with self._lock:
             found = self._named.get(name) if _NAME.fullmatch(name) else None
@@ -364,11 +338,12 @@ class BucketStore:
                 if one["last_modified"] < before:
                     self.forget(one["path"])
 
-    async def start(self) -> None:
-        """It is there."""
+    async def start(self) -> None: ...
 
-    async def stop(self) -> None:
-        """It stays."""
+    async def stop(self) -> None: ...
+
+
+StoreBeside = ServedStore | BucketStore  # its methods may take long, and any thread calls them
 
 
 def _read_blocks(data: Data) -> Iterator[bytes]:

@@ -40,10 +40,7 @@ async def dial_in_thread(
     address: BrokerAddress,
     timeout_s: float,
 ) -> None:
-    """Run `dial`; where nobody waits for it any more, `abandon` follows its end in the thread.
-
-    Raises BrokerError that says what went wrong, also when it took longer than `timeout_s`.
-    """
+    """Run `dial`; `abandon` follows where nobody waits any more. Raises BrokerError."""
     try:
         job = _DIALLERS.submit(dial)
     except RuntimeError as error:  # no thread can be started: as a broker that cannot be reached

@@ -33,8 +33,7 @@ LIVE = "machine"  # the part that a new start of the process mends
 
 
 class Health:
-    """Named checks; a process is well while all of them hold. Beside them is told what each of
-    `warnings` has to say."""
+    """Named checks; a process is well while all hold. `warnings` are shown beside them."""
 
     def __init__(
         self, checks: Mapping[str, Check], warnings: Sequence[Callable[[], Sequence[str]]] = ()
@@ -56,8 +55,7 @@ class Health:
         return [one for told in self._warnings for one in told()]
 
     async def state(self) -> dict[str, Any]:
-        """`status` `ok`; or `degraded` with `parts`, the `reasons` of each, and whether the process
-        is `live`, so that a restart would mend nothing. Nothing here is worth hiding."""
+        """`status` `ok`, or `degraded` with `parts`, `reasons` and whether it is `live`."""
         parts = await self.failing()
         found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
@@ -73,8 +71,7 @@ class Health:
 
 
 class HealthSocket:
-    """Answers who connects to `health.sock` in a state folder with its `Health`, and hangs up: what
-    a health check asks, past all crowds at the pages (`edgeveil_tools/probe.py`)."""
+    """Answers who connects to `health.sock` with the state; asked by `edgeveil_tools/probe.py`."""
 
     def __init__(self, state_dir: Path, health: Health) -> None:
         self._path, self._health = state_dir / HEALTH_SOCKET, health
@@ -101,10 +98,7 @@ class HealthSocket:
 
 
 class Probe:
-    """A check that may hang: looked at in a thread, with a time limit, anew every few seconds.
-
-    May be asked on several event loops: they share one look.
-    """
+    """A check that may hang: looked at in a thread with a time limit; loops share one look."""
 
     def __init__(
         self, look: Callable[[], Holds], clock: Callable[[], float] = time.monotonic
@@ -151,8 +145,7 @@ class Probe:
 
 
 def writable(folder: Path, room_bytes: int = 0) -> Holds:
-    """Whether the folder takes a small file to its disk, which has room for so much beside it; else
-    the system's name of the error."""
+    """Whether the folder takes a file and has this room; else the system's name of the error."""
     path = folder / "health.probe"
     try:
         with path.open("wb", buffering=0) as file:

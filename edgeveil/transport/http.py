@@ -218,10 +218,7 @@ async def changes(
     every_s: float,
     stands: Callable[[], bool] = lambda: True,
 ) -> AsyncGenerator[bytes, None]:
-    """Events of a value as JSON, read every `every_s` seconds and sent when it differs.
-
-    Ends when `stands` returns False, or when the value cannot be read.
-    """
+    """Events of a value as JSON when it differs; ends with `stands` or where it cannot be read."""
     clock = asyncio.get_running_loop().time
     sent, sent_s = "", clock()
     while stands():

@@ -352,7 +352,6 @@ class Connection(asyncio.Protocol):
         return bytes(found)
 
     async def _event(self) -> Any:
-        """The parser's next event. Raises RemoteProtocolError, ConnectionAbortedError."""
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
@@ -418,7 +417,6 @@ class Connection(asyncio.Protocol):
         await self._drained()
 
     async def _send_blocks(self, blocks: AsyncGenerator[bytes, None]) -> int:
-        """Send a body as it comes; returns its length."""
         sent = 0
         async with aclosing(blocks):
             async for block in blocks:
@@ -470,7 +468,6 @@ class Connection(asyncio.Protocol):
 
 
 def _parser(left: bytes) -> h11.Connection:
-    """A parser for the next request, which begins with what was left of the bytes before."""
     made = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
     if left:
         made.receive_data(left)

@@ -122,10 +122,7 @@ class SendWindow:
         return self._bytes - self._free_bytes
 
     async def acquire(self, size: int) -> None:
-        """Wait for room for a message of `size` bytes and take it.
-
-        Raises what `fail` was called with when that happens meanwhile.
-        """
+        """Wait for room for a message of `size` bytes and take it. Raises what `fail` is given."""
         if not self._waiting and self._fits(size):
             self._take(size)
             return

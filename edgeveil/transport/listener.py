@@ -161,8 +161,7 @@ def _no_port(error: OSError, host: str, port: int) -> UsageError:
 
 
 def unix_socket(path: Path, group: str | None = None) -> socket.socket:
-    """A listening socket that this user alone may open, or the members of `group` too; the socket
-    of a process that ended makes room. Raises UsageError."""
+    """A socket for this user alone, or the members of `group` too. Raises UsageError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
@@ -198,7 +197,6 @@ def connect_unix(path: Path, timeout_s: float) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a process that ended; EADDRINUSE where one answers."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
@@ -246,9 +244,7 @@ def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) ->
 
 
 def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:
-    """A context that shows the certificate, and wants one of each client if `client_ca_file` says
-    who vouches for them. TLS 1.2 or newer. Raises UsageError for files that cannot be used.
-    """
+    """A context for TLS 1.2 or newer; `client_ca_file`: clients need a certificate. UsageError."""
     for path in (cert_file, key_file, client_ca_file):
         if path is not None and not path.is_file():
             raise SystemFault("this TLS file does not exist", where=str(path), fix="check http.tls")
@@ -276,8 +272,7 @@ def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None)
 
 
 def peer_names(transport: asyncio.BaseTransport | None) -> Sequence[str]:
-    """The names in the certificate that a client showed and that was vouched for: the common name
-    of its subject, and its alternative names of DNS, URI and e-mail."""
+    """Common name and alternative names (DNS, URI, e-mail) of a client's verified certificate."""
     shown = transport.get_extra_info("peercert") if transport is not None else None
     if not shown:
         return ()

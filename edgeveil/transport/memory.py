@@ -1,7 +1,7 @@
 """A whole fleet in one process and in virtual time: the same machines, hosts and frames.
 
 Deterministic: events run in the order of their time, then of creation. `faults` returns the delays
-at which a frame arrives (empty: lost). With an executor, work of one virtual moment runs together.
+at which a frame arrives (empty: lost).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from edgeveil.errors import ProtocolError
@@ -41,16 +40,9 @@ class Node:
     refused: Counter[str] = field(default_factory=Counter)
     blamed: Counter[tuple[fx.Address, str]] = field(default_factory=Counter)  # by others' word
     timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
-    working: Future[object] | None = None  # the task given to the executor last
 
     def post(self, event: fx.Event) -> None:
         self.net.post(self, event)
-
-
-@dataclass(frozen=True)
-class PendingWork:
-    task: object
-    outcome: Future[object]
 
 
 class MemoryNet:
@@ -61,14 +53,12 @@ class MemoryNet:
         faults: Faults = no_faults,
         work_s: Callable[[object], float] = lambda _task: 0.01,
         packet_bytes: int = 65536,
-        executor: Executor | None = None,
     ) -> None:
         self.now_s = 0.0
         self.nodes: dict[fx.Address, Node] = {}
         self.faults, self.work_s, self.packet_bytes = faults, work_s, packet_bytes
-        self._executor = executor
         self.wire: list[tuple[fx.Address, fx.Address, bytes]] | None = None  # set to record
-        self._queue: list[tuple[float, int, Node, fx.Event | PendingWork, int]] = []
+        self._queue: list[tuple[float, int, Node, fx.Event, int]] = []
         self._order = itertools.count()
         self._log = logging.getLogger("edgeveil.memory")
 
@@ -84,9 +74,7 @@ class MemoryNet:
         for peer in peers:
             self.post(node, fx.PeerConnected(peer))
 
-    def post(
-        self, node: Node, event: fx.Event | PendingWork, delay_s: float = 0.0, timer: int = 0
-    ) -> None:
+    def post(self, node: Node, event: fx.Event, delay_s: float = 0.0, timer: int = 0) -> None:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
 
     def run(self, until: Callable[[], bool], limit_s: float = 3600.0) -> bool:
@@ -99,8 +87,6 @@ class MemoryNet:
                 if node.timers.get(event.name) != timer:
                     continue
                 del node.timers[event.name]
-            if isinstance(event, PendingWork):
-                event = fx.WorkDone(event.task, event.outcome.result())
             if node.up:
                 self._step(node, event)
         return True
@@ -122,26 +108,14 @@ class MemoryNet:
             case fx.Persist(item=item):
                 node.host.store(item)
             case fx.Work(task=task):
-                self.post(node, self._work(node, task), self.work_s(task))
+                done = fx.WorkDone(task, perform(node.host, task, self._log))
+                self.post(node, done, self.work_s(task))
             case fx.Refuse(reason=reason, sender=sender):
                 node.refused[reason] += 1
                 if sender is not None:
                     node.blamed[sender, reason] += 1
             case fx.Report() as report:
                 node.host.report(report)
-
-    def _work(self, node: Node, task: object) -> fx.WorkDone | PendingWork:
-        if self._executor is None:
-            return fx.WorkDone(task, perform(node.host, task, self._log))
-        before = node.working
-
-        def work() -> object:
-            if before is not None:
-                before.exception()  # a host has one worker; the task before began before this one
-            return perform(node.host, task, self._log)
-
-        node.working = self._executor.submit(work)
-        return PendingWork(task, node.working)
 
     def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
         if isinstance(to, fx.AllDevices | fx.BucketAddress):
@@ -159,7 +133,6 @@ class MemoryNet:
                     self.post(node, fx.MessageReceived(sender, message), delay_s)
 
     def _decoded(self, frame: bytes) -> Message | ProtocolError:
-        """What every receiver of the frame makes of it; messages are frozen, so one serves all."""
         try:
             return decode(frame, self.packet_bytes)
         except ProtocolError as error:

@@ -75,8 +75,6 @@ class StateDisk(Collector):
 
 
 class _Peak(Collector):
-    """What ProcessCollector leaves out."""
-
     def collect(self) -> Iterator[Metric]:
         if (peak_bytes := peak_rss_bytes()) is not None:
             text = "The most resident memory since the process began."
@@ -129,8 +127,7 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class MeteredHost:
-    """A host whose work is timed. `watch` gets each item once stored, each report, and
-    `fx.WorkDone`."""
+    """Times a host's work; `watch` gets each stored item, each report, and `fx.WorkDone`."""
 
     def __init__(
         self, host: Host, metrics: Metrics, watch: Callable[[object], None] = lambda _thing: None

@@ -25,12 +25,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgeveil.config.addresses import BrokerAddress
 from edgeveil.errors import BrokerError, ProtocolError
 from edgeveil.transport import dialling
-from edgeveil.transport.dialling import (
-    WebSocketStream,
-    client_context,
-    dial_in_thread,
-    open_stream,
-)
+from edgeveil.transport.dialling import WebSocketStream, client_context, dial_in_thread, open_stream
 from edgeveil.transport.link import (
     LinkDown,
     LinkSettings,
@@ -106,7 +101,6 @@ class Intake:
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
-        """An answer is awaited inside the block."""
         self.await_answer(True)
         try:
             yield
@@ -145,8 +139,7 @@ class MqttConnection:
         self.lost: asyncio.Future[str] = loop.create_future()
         self._loop, self._settings, self._address = loop, settings, address
         self._on_packet, self._takes = on_packet, takes
-        self.packet_bytes = settings.packet_bytes
-        """The largest packet that both sides take."""
+        self.packet_bytes = settings.packet_bytes  # the largest packet that both sides take
         self._profile = settings.profile
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
         self._optional = settings.optional_topics
@@ -195,10 +188,7 @@ class MqttConnection:
         return self._window.messages
 
     async def subscribe(self, topics: Sequence[str], answer_s: float = _SUBACK_S) -> None:
-        """Subscribe with QoS 1 and wait for the answers. Raises BrokerError, LinkDown.
-
-        A refused topic is asked for again: a cluster short of a node refuses some for a while.
-        """
+        """Subscribe with QoS 1; a refused topic is tried again. Raises BrokerError, LinkDown."""
         end_s = self._loop.time() + answer_s
         at_once = self._profile.topics_per_subscribe or len(topics)
         for begin in range(0, len(topics), at_once):
@@ -230,7 +220,7 @@ class MqttConnection:
         self.refused_topics += len(refused) - len(wanted)
         return wanted
 
-    async def publish(self, topic: str, payload: bytes, qos: int) -> None:
+    async def publish(self, topic: str, payload: bytes) -> None:
         """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
         size = len(payload) + overhead_bytes(topic)
         if size > self.packet_bytes:
@@ -244,17 +234,7 @@ class MqttConnection:
         except BaseException:
             self._pace.release(size)
             raise
-        if qos:
-            self._unacknowledged[self._client.send(topic, payload)] = size
-            return
-        info = self._client.publish(topic, payload, qos=0)
-        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            self._release(size)
-            raise self._down()
-        if info.is_published():
-            self._release(size)
-        else:
-            self._unacknowledged[info.mid] = size
+        self._unacknowledged[self._client.send(topic, payload)] = size
 
     async def idle(self) -> None:
         """Wait until nothing is unacknowledged, or the link is lost."""
@@ -316,12 +296,11 @@ class MqttConnection:
         if settings.will is not None:
             client.will_set(settings.will.topic, settings.will.payload, qos=1)
         client.max_inflight_messages_set(settings.window_messages)
-        client.on_socket_close = self._on_socket_close
+        client.on_socket_close = lambda *_: self.watch.detach()
         client.on_socket_register_write = lambda _c, _d, sock: self.watch.want_write(sock, True)
         client.on_socket_unregister_write = lambda _c, _d, sock: self.watch.want_write(sock, False)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
-        client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         return client
 
@@ -376,9 +355,6 @@ class MqttConnection:
 
     # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
 
-    def _on_socket_close(self, *_: object) -> None:
-        self.watch.detach()
-
     def _on_connect(
         self, _client: paho.Client, _data: object, _flags: Any, code: ReasonCode, properties: Any
     ) -> None:
@@ -404,11 +380,6 @@ class MqttConnection:
                 self._on_packet(where, payload)
         if number:
             self.intake.took(number)
-
-    def _on_publish(
-        self, _client: paho.Client, _data: object, mid: int, code: ReasonCode, _properties: Any
-    ) -> None:
-        self._on_acknowledged(mid, code.value)
 
     def _on_acknowledged(self, number: int, reason: int) -> None:
         if (size := self._unacknowledged.pop(number, None)) is not None:
@@ -513,10 +484,7 @@ class MessageClient(paho.Client):
 
 
 class SocketLoop:
-    """Drives paho from the asyncio loop: watches its socket from `attach` to `detach`.
-
-    `on_end(reason)` is called when a step fails.
-    """
+    """Drives paho from the asyncio loop; `on_end(reason)` is called when a step fails."""
 
     def __init__(self, client: MessageClient, on_end: Callable[[str], None], misc_s: float) -> None:
         self._loop = asyncio.get_running_loop()

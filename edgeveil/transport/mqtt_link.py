@@ -33,7 +33,6 @@ from edgeveil.transport.link import (
     MessageHandler,
     StateHandler,
     Will,
-    overhead_bytes,
 )
 from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
 from edgeveil.transport.runtime import Runtime
@@ -65,28 +64,24 @@ class Inbox:
         self, size_bytes: int, pause: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-        self._limit, self._held, self._paused = size_bytes, 0, False
+        self._limit, self._held, self.paused = size_bytes, 0, False
         self._pause, self._resume = pause, resume
 
     def put(self, topic: str, payload: bytes) -> None:
         """Add one message; never waits, so that it may run inside the client's callback."""
         self._messages.put_nowait((topic, payload))
         self._held += len(payload) + _MESSAGE_BYTES
-        if not self._paused and self._held >= self._limit:
-            self._paused = True
+        if not self.paused and self._held >= self._limit:
+            self.paused = True
             self._pause()
 
     async def get(self) -> tuple[str, bytes]:
         topic, payload = await self._messages.get()
         self._held -= len(payload) + _MESSAGE_BYTES
-        if self._paused and self._held <= self._limit // 2:
-            self._paused = False
+        if self.paused and self._held <= self._limit // 2:
+            self.paused = False
             self._resume()
         return topic, payload
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
 
     @property
     def overfull(self) -> bool:
@@ -123,7 +118,8 @@ class MqttLink:
         self._uniform = uniform or secrets.SystemRandom().uniform
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription
-        self._inbox = Inbox(settings.inbox_bytes, self._pause, self._resume)
+        hold = self._hold_back
+        self._inbox = Inbox(settings.inbox_bytes, lambda: hold(True), lambda: hold(False))
         self._session: MqttConnection | None = None
         self._newest: MqttConnection | None = None  # the same, or the one that is logging in
         self._said: tuple[bool, str] | None = None
@@ -148,11 +144,6 @@ class MqttLink:
         """5 or 4 (MQTT 3.1.1), as spoken now; None when disconnected."""
         return self._session.protocol if self._session is not None and self.connected else None
 
-    def max_payload_bytes(self, topic: str) -> int:
-        """The largest payload that `publish` takes for this topic now."""
-        bound = self._session.packet_bytes if self._session else self._settings.packet_bytes
-        return bound - overhead_bytes(topic)
-
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe now and after every reconnection. Raises BrokerError when refused."""
         fresh = [topic for topic in topics if topic not in self._topics]
@@ -174,20 +165,14 @@ class MqttLink:
                     del self._topics[topic]
                 raise
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
-        """Hand one message over; waits while too much is unacknowledged.
-
-        Raises LinkDown when disconnected, ProtocolError("oversized_packet") when too large.
-        """
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Hand one message over; waits for room. Raises LinkDown, ProtocolError."""
         if self._session is None:
             raise LinkDown("the link is down: not connected", where=str(self._address))
-        await self._session.publish(topic, payload, qos)
+        await self._session.publish(topic, payload)
 
     async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
-        """Try each address once, from the one that worked last, each for `timeout_s` at most.
-
-        Raises BrokerError that says what failed, where, and the fix, for every address.
-        """
+        """Try each address once, for `timeout_s` at most. Raises BrokerError that names all."""
         async with self._connecting:
             if self.connected:
                 return
@@ -273,8 +258,11 @@ class MqttLink:
         self.connections += 1
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch())
-        self._say(True, self._greeting(session.protocol))
+        spoken = "MQTT 5" if session.protocol == MQTT_5 else "MQTT 3.1.1"
+        if session.protocol != MQTT_5 == self._settings.protocol:
+            spoken += ": the broker does not speak MQTT 5"
         address = self._address
+        self._say(True, f"connected to {address} ({spoken})")
         session.lost.add_done_callback(lambda lost: self._on_lost(session, address, lost))
 
     async def _log_in(self, timeout_s: float) -> MqttConnection:
@@ -315,13 +303,6 @@ class MqttLink:
         """A cluster refuses who left a queue, or a session, on a node that is lost."""
         if self._settings.client_suffix:
             self._settings = replace(self._settings, client_suffix=_suffix())
-
-    def _greeting(self, protocol: int) -> str:
-        if protocol == MQTT_5:
-            return f"connected to {self._address} (MQTT 5)"
-        if self._settings.protocol == MQTT_5:
-            return f"connected to {self._address} (MQTT 3.1.1: the broker does not speak MQTT 5)"
-        return f"connected to {self._address} (MQTT 3.1.1)"
 
     def _on_lost(
         self, session: MqttConnection, address: BrokerAddress, lost: asyncio.Future[str]
@@ -372,13 +353,9 @@ class MqttLink:
             what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
             _LOG.error("handler_failed", extra=what)
 
-    def _pause(self) -> None:
+    def _hold_back(self, wanted: bool) -> None:
         if self._newest is not None:
-            self._newest.intake.hold_back(True)
-
-    def _resume(self) -> None:
-        if self._newest is not None:
-            self._newest.intake.hold_back(False)
+            self._newest.intake.hold_back(wanted)
 
 
 # --- from a site file's broker block to a link that feeds a machine -------------------------
@@ -392,7 +369,11 @@ def link_settings(
     backoff_cap_s: float = LinkSettings.backoff_cap_s,
 ) -> LinkSettings:
     """How to reach the broker; the password comes from its file. Raises UsageError."""
-    profile = PROFILES[broker.profile]
+    profile, proxy = PROFILES[broker.profile], None
+    if broker.http_proxy is not None:
+        proxy = HttpProxy.parse(broker.http_proxy)
+        if (password := read_password(broker.http_proxy_password_file)) is not None:
+            proxy = replace(proxy, password=password)
     return LinkSettings(
         url=broker.url,
         client_id=client_id,
@@ -402,7 +383,7 @@ def link_settings(
         ca_file=broker.ca_file,
         cert_file=broker.cert_file,
         key_file=broker.key_file,
-        http_proxy=_http_proxy(broker),
+        http_proxy=proxy,
         profile=profile,
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
@@ -417,47 +398,25 @@ def _suffix() -> str:
     return f"-{secrets.token_hex(4)}"
 
 
-def _http_proxy(broker: BrokerLink) -> HttpProxy | None:
-    if broker.http_proxy is None:
-        return None
-    proxy = HttpProxy.parse(broker.http_proxy)
-    password = read_password(broker.http_proxy_password_file)
-    return proxy if password is None else replace(proxy, password=password)
-
-
 def read_password(path: Path | None) -> str | None:
-    """The first line of a password file; None without a file. Raises UsageError, and SystemFault
-    where nothing is in it: it may be written yet."""
+    """The first line of a password file, None without one. Raises UsageError or SystemFault."""
     if path is None:
         return None
+    where, fix = str(path), "write the password on its first line, in UTF-8"
     try:
         with path.open(encoding="utf-8") as file:
-            open_to_all = open_to_others(file.fileno())
+            if open_to_others(file.fileno()):
+                what = "other users of this machine may read this password file"
+                raise UsageError(what, where=where, fix=f"chmod 600 {path}")
             lines = file.read().splitlines()
     except OSError as error:
-        raise UsageError(
-            f"the password file cannot be read ({error.strerror})",
-            where=str(path),
-            fix="write the password on its first line, readable by this user only",
-        ) from None
+        what = f"the password file cannot be read ({error.strerror})"
+        raise UsageError(what, where=where, fix=f"{fix}, readable by this user only") from None
     except UnicodeDecodeError:
-        raise UsageError(
-            "the password file is not UTF-8 text",
-            where=str(path),
-            fix="write the password on its first line, in UTF-8",
-        ) from None
-    if open_to_all:
-        raise UsageError(
-            "other users of this machine may read this password file",
-            where=str(path),
-            fix=f"chmod 600 {path}",
-        )
+        raise UsageError("the password file is not UTF-8 text", where=where, fix=fix) from None
     if not lines or not lines[0]:
-        raise (UsageError if lines else SystemFault)(
-            "the password file is empty",
-            where=str(path),
-            fix="write the password on its first line",
-        )
+        kind = UsageError if lines else SystemFault
+        raise kind("the password file is empty", where=where, fix=fix)
     return lines[0]
 
 
@@ -608,7 +567,7 @@ class RuntimeLink:
         return speakers[zlib.crc32(topic.encode("utf-8")) % len(speakers)]
 
     async def connect_or_raise(self) -> None:
-        """Connect all once. Raises BrokerError of the first that fails."""
+        """Try each address once, for `timeout_s` at most. Raises BrokerError that names all."""
         for link in self.links:
             await link.connect_or_raise()
 

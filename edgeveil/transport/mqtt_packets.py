@@ -79,10 +79,7 @@ class PacketCutter:
 def body_place(
     data: bytes, at: int = 0, limit_bytes: int = MOST_BODY_BYTES
 ) -> tuple[int, int] | None:
-    """Where the body of the packet at `at` begins and ends; None while its length is not all there.
-
-    Raises ProtocolError `oversized` or `malformed`, as `PacketCutter`.
-    """
+    """Begin and end of a packet's body, None while unknown. Raises ProtocolError."""
     found = _read_length(data, at + 1)
     if found is None:
         return None
@@ -141,10 +138,7 @@ def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int, qos: int =
 
 
 def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:
-    """All of a PUBLISH before its payload; `packet_id` 0 means QoS 0.
-
-    `topic` is encoded already, with its length in front (`encoded_topic`).
-    """
+    """All of a PUBLISH before its payload; `packet_id` 0: QoS 0; `topic` is an `encoded_topic`."""
     identifier = packet_id.to_bytes(2, "big") if packet_id else b""
     properties = b"\0" if protocol == MQTT_5 else b""
     size = len(topic) + len(identifier) + len(properties) + payload_bytes
@@ -170,10 +164,7 @@ def asked_version(first: int, body: bytes) -> int | None:
 
 
 def read_connack(body: bytes, protocol: int) -> tuple[int, int]:
-    """(reason code, how many unacknowledged messages the broker takes).
-
-    Raises ProtocolError `malformed`.
-    """
+    """(reason code, unacknowledged messages that the broker takes). Raises ProtocolError."""
     if len(body) < 2:
         raise ProtocolError("malformed")
     in_flight = 65535
@@ -225,7 +216,6 @@ def _property(body: bytes, at: int, wanted: int) -> int | None:
 
 
 def _properties(body: bytes, at: int) -> tuple[int, int]:
-    """(size, begin) of the property list at `at`. Raises ProtocolError `malformed`."""
     found = _read_length(body, at)
     if found is None:
         raise ProtocolError("malformed")

@@ -99,8 +99,7 @@ class OwnFolder:
 
 
 def key_gone(key: Path, make: str = "") -> SystemFault:
-    """The error of a party whose key is not in its state folder: the fleet knows no new key, so
-    only the command `make`, for a new party, makes one."""
+    """The error of a party whose key is gone; `make`: the command for a new party."""
     new = f"; for a new party: {make}" if make else ""
     return SystemFault(
         "the key that the fleet knows this party by is gone, and none is made in its place",
@@ -110,8 +109,7 @@ def key_gone(key: Path, make: str = "") -> SystemFault:
 
 
 def refuse_lost_state(key: Path, known: Path | None = None) -> None:
-    """Raise SystemFault where this key is gone though the fleet has it: it was installed with the
-    party's bundle, or the file `known`, which was made of it, is there."""
+    """Raise SystemFault where a key is gone that a bundle, or the file `known`, shows was made."""
     if key.exists():
         return
     place = key.parent.parent
@@ -125,8 +123,7 @@ def refuse_lost_state(key: Path, known: Path | None = None) -> None:
 
 
 def make_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key` in the state folder, made where there is none; for set-up alone. Raises
-    SystemFault where the fleet has one already (`refuse_lost_state`)."""
+    """`<role>.key`, made where there is none; for set-up alone. Raises SystemFault."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
@@ -136,8 +133,7 @@ def make_signing_key(state_dir: Path, role: str) -> SigningKey:
 
 
 def own_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key` in the state folder; its public half is written beside it. Raises SystemFault
-    where it is gone."""
+    """`<role>.key`; its public half is written beside it. Raises SystemFault where it is gone."""
     path = state_dir / f"{role}.key"
     if not path.exists():
         raise key_gone(path, f"edgeveil {'proxy' if role == 'proxy' else 'cloud'} keys")
@@ -252,8 +248,7 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
 
 
 def tell(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `KEY=value` lines to systemd (sd_notify(3)): returns whether there was a socket for it.
-    A process that cannot reach it goes on."""
+    """Send `KEY=value` lines to systemd (sd_notify(3)); whether there was a socket for it."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

@@ -130,14 +130,12 @@ class Runtime:
 
     @property
     def knows_keys(self) -> bool:
-        """Whether no other party than a device spoke last with another key than is pinned for
-        it."""
+        """Whether cloud and proxy spoke last with the keys that are pinned for them."""
         return not self._strangers
 
     @property
     def turns(self) -> bool:
-        """Whether the machine is fed: the loop runs, no effect has taken STUCK_S, and no event
-        waits for so long without any. May be read on another thread."""
+        """Whether the machine is fed, and no effect or event waits for STUCK_S; for any thread."""
         now_s, since_s = time.monotonic(), self._since_s
         in_time = not since_s or now_s - since_s < STUCK_S
         waits_s = 0.0 if self._events.empty() else now_s - max(self._took_s, since_s)
@@ -287,7 +285,6 @@ class Runtime:
         self._since_s = 0.0
 
     def _place_of(self, task: object) -> Place:
-        """Of its manifest, if it has one; else where the machine is, which may go on meanwhile."""
         at = getattr(getattr(task, "manifest", None), "at", None)
         return self._named(at) if isinstance(at, ExchangeId) else replace(self._place)
 
@@ -296,7 +293,6 @@ class Runtime:
 
     @contextmanager
     def _about(self, at: ExchangeId | None) -> Iterator[None]:
-        """Lines inside are about this, and not where the machine is."""
         before = replace(self._place)
         if at is not None:
             self._place.job, self._place.round = self._name_job(at.job_id), at.exchange or None
@@ -327,7 +323,6 @@ class Runtime:
             raise
 
     def _taken(self, queued: _Queued) -> fx.Event:
-        """An event that leaves the queue; its room there is free again."""
         _, _, event, frame_bytes = queued
         if isinstance(event, fx.MessageReceived):
             self._room.release(frame_bytes)
@@ -371,8 +366,7 @@ class Runtime:
             timer.cancel()
 
     def _worked(self, job: asyncio.Task[None]) -> None:
-        """Work that could not even be begun, for want of a thread, ends the runtime: the machine
-        would wait for its outcome for ever."""
+        """End the runtime where work could not be begun: the machine would wait for ever."""
         self._working.discard(job)
         error = None if job.cancelled() else job.exception()
         if error is not None and self._lost is not None and not self._lost.done():
@@ -395,8 +389,7 @@ class Runtime:
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
-    """The host's outcome, or `WorkFailed` with the reason: work never takes a process down, but for
-    a machine that starts no thread any more."""
+    """The host's outcome or `WorkFailed`; raises only where no thread can be started."""
     try:
         return host.perform(task)
     except ProtocolError as error:

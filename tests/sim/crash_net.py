@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from edgeveil.protocol import effects as fx
-from edgeveil.transport.memory import Faults, MemoryNet, Node, PendingWork, no_faults
+from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
 
 
 class Died(BaseException):
@@ -32,9 +31,8 @@ class CrashNet(MemoryNet):
         faults: Faults = no_faults,
         work_s: Callable[[object], float] = lambda _task: 0.01,
         packet_bytes: int = 65536,
-        executor: Executor | None = None,
     ) -> None:
-        super().__init__(faults, work_s, packet_bytes, executor)
+        super().__init__(faults, work_s, packet_bytes)
         self.deaths: frozenset[tuple[fx.Address, int]] = frozenset()
         self.passed: Counter[fx.Address] = Counter()
         self.clean_sessions = True  # else the broker keeps frames for a process that is away
@@ -64,11 +62,10 @@ class CrashNet(MemoryNet):
         self._queue = [entry for entry in self._queue if not self._lost(node, entry[2], entry[3])]
         heapq.heapify(self._queue)
 
-    def _lost(self, died: Node, place: Node, event: fx.Event | PendingWork) -> bool:
+    def _lost(self, died: Node, place: Node, event: fx.Event) -> bool:
         return place is died and (self.clean_sessions or not isinstance(event, fx.MessageReceived))
 
-    def _step(self, node: Node, event: fx.Event | PendingWork) -> None:
-        assert not isinstance(event, PendingWork)
+    def _step(self, node: Node, event: fx.Event) -> None:
         effects = node.machine.handle(event, self.now_s)
         stores = [effect for effect in effects if isinstance(effect, fx.Persist)]
         first = effects.index(stores[0]) if stores else len(effects)
