@@ -178,23 +178,16 @@ def _proxy_key(site: EdgeSite) -> VerifyKey:
 
 
 def _claim(path: Path) -> SigningKey:
-    text = _text(path)
+    where, fix = str(path), "put the text of `edgeveil proxy admit --claim` into this file"
     try:
-        return claim_key(text)
+        return claim_key(path.read_text("ascii"))
     except ClaimError as error:
-        raise ClaimError(error.what, where=str(path), fix=error.fix) from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii")
+        raise ClaimError(error.what, where=where, fix=error.fix) from None
     except UnicodeDecodeError:
-        fix = "put the text of `edgeveil proxy admit --claim` into this file"
-        raise UsageError("holds no claim", where=str(path), fix=fix) from None
+        raise UsageError("holds no claim", where=where, fix=fix) from None
     except OSError:
-        fix = "put the text of `edgeveil proxy admit --claim` into this file; of a box that used"
-        fix += " its claim, mount the disk that holds its certificate"
-        raise SystemFault("the box's claim is not there", where=str(path), fix=fix) from None
+        fix += "; of a box that used its claim, mount the disk that holds its certificate"
+        raise SystemFault("the box's claim is not there", where=where, fix=fix) from None
 
 
 def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:

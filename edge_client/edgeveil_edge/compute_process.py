@@ -137,9 +137,8 @@ class ComputeProcess:
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute.try_job`. Devices of one kind share one trial."""
         site = device.site
-        graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
-        most = site.policy.max_records
-        key = (digest_of(job), graph, trains, site.device, kept_bytes, most)
+        own = site.device, site.limits.memory_bytes, site.policy.max_records
+        key = (digest_of(job), hashlib.sha256(job.graph).digest(), trains, *own)
         found = self._trials.get(key)
         if found is None:
             self._let_answers_end()
@@ -229,7 +228,7 @@ class ComputeProcess:
         if one.until_s < math.inf:
             self._answers_until_s = max(self._answers_until_s, one.until_s)
         with self._alone():
-            return self._answer(device, one, one.noise)
+            return self._answer(device, one, one.noise.to_bytes())
 
     def _let_answers_end(self) -> None:
         self._wait_until(self._answers_until_s)
@@ -239,25 +238,14 @@ class ComputeProcess:
             if self._closed.wait(left_s):
                 return
 
-    def _answer(
-        self, device: RemoteComputer, one: Computation, noise: DerivedRandom
-    ) -> ComputedAnswer:
+    def _answer(self, device: RemoteComputer, one: Computation, noise: bytes) -> ComputedAnswer:
         refused = self._teach(device, one.job, one.trains)
         if refused:
             raise PrivacyError(refused)
         self._number += 1
-        asked = wire.AskAnswer(
-            self._number,
-            device.name,
-            digest_of(one.job),
-            one.exchange.index,
-            one.package.tensors,
-            one.package.model,
-            pack_tensors(one.own),
-            one.trains,
-            noise.to_bytes(),
-            one.allowed_s,
-        )
+        place = self._number, device.name, digest_of(one.job), one.exchange.index
+        own = pack_tensors(one.own)
+        asked = wire.AskAnswer(*place, one.package, own, one.trains, noise, one.allowed_s)
         halves = self._blank(asked, max(one.until_s, one.closes_s))
         without, late = self._with_records(halves, one.until_s)
         if late:
@@ -268,13 +256,12 @@ class ComputeProcess:
     def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
         """Both halves as of a device without records. Raises PrivacyError without them by then."""
         try:
-            try:
+            with suppress(EOFError):  # the worker may have ended before it was asked
                 self._send(asked)
                 return dict(self._reply(asked.number, closes_s).parts)
-            except EOFError:  # the worker may have ended before it was asked
-                self.replace_worker()
-                self._send(asked)
-                return dict(self._reply(asked.number, closes_s).parts)
+            self.replace_worker()
+            self._send(asked)
+            return dict(self._reply(asked.number, closes_s).parts)
         except TimeoutError:
             what = "the box was too slow: the round closed"
             fix = "raise it, or give the box less other work"

@@ -101,8 +101,7 @@ class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
     device: str
     digest: bytes
     exchange: int
-    tensors: bytes
-    model: bytes
+    package: RoundPackage
     own: bytes
     trains: bool
     noise_key: bytes
@@ -212,14 +211,11 @@ def answer_of(part: HalfAnswer) -> Answer:
 
 def refusal_of(number: int, error: Exception) -> Refusal:
     """An error as it travels. Of an unexpected one only the type is told."""
-    match error:
-        case ProtocolError():
-            return Refusal(number, "protocol", str(error), error.reason, "")
-        case DataError() | PrivacyError():
-            kind: Literal["data", "privacy"] = "data" if isinstance(error, DataError) else "privacy"
-            return Refusal(number, kind, error.what, error.where, error.fix)
-        case EdgeVeilError():
-            return Refusal(number, "privacy", error.what, error.where, error.fix)
+    if isinstance(error, ProtocolError):
+        return Refusal(number, "protocol", str(error), error.reason, "")
+    if isinstance(error, EdgeVeilError):
+        kind: Literal["data", "privacy"] = "data" if isinstance(error, DataError) else "privacy"
+        return Refusal(number, kind, error.what, error.where, error.fix)
     return Refusal(number, "other", f"internal error ({type(error).__name__})", "", "")
 
 
@@ -347,14 +343,10 @@ class ComputeServer:
             self._send(AnswerHalves(number, {half: found}, without))
 
     def _computation(self, request: AskAnswer) -> Computation:
-        job = self._jobs[request.digest]
-        exchange = job.plan.exchange(request.exchange)
-        package = RoundPackage(
-            exchange.phase, exchange.number, exchange.infer, request.tensors, request.model
-        )
-        own, noise = unpack_tensors(request.own), DerivedRandom(request.noise_key)
-        allowed_s = request.allowed_s
-        return Computation(job, exchange, package, own, request.trains, noise, allowed_s=allowed_s)
+        job, allowed_s = self._jobs[request.digest], request.allowed_s
+        exchange, own = job.plan.exchange(request.exchange), unpack_tensors(request.own)
+        asked = request.package, own, request.trains, DerivedRandom(request.noise_key)
+        return Computation(job, exchange, *asked, allowed_s=allowed_s)
 
     def _send(self, reply: Reply) -> None:
         if self._connection is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from fnmatch import fnmatchcase
 
 from edgeveil import plugins
@@ -28,18 +29,10 @@ _USED_UP = (  # limits that grow full, against those that a job keeps to or not
 
 
 def limits_of(policy: Policy) -> Limits:
-    return Limits(
-        max_epsilon_per_job=policy.max_epsilon_per_job,
-        lifetime_epsilon=policy.lifetime_epsilon,
-        lifetime_delta=policy.lifetime_delta,
-        max_inference_epsilon=policy.max_inference_epsilon,
-        max_inference_record_epsilon=policy.max_inference_record_epsilon,
-        accept_unproven=policy.accept_unproven,
-        accept_unprotected=policy.accept_unprotected,
-        max_collusion_epsilon_per_job=policy.collusion_epsilon_per_job,
-        lifetime_collusion_epsilon=policy.collusion_epsilon_in_all,
-        max_jobs=policy.max_jobs,
-    )
+    named = {one.name: getattr(policy, one.name) for one in fields(Limits)}
+    named["max_collusion_epsilon_per_job"] = policy.collusion_epsilon_per_job
+    named["lifetime_collusion_epsilon"] = policy.collusion_epsilon_in_all
+    return Limits(**named)
 
 
 def refusals(
@@ -58,9 +51,7 @@ def refusals(
         yield against("allowed_plugins", why, fix)
     for digest in carried_digests(job):
         if digest not in policy.allowed_backbones:
-            why = (
-                f"the backbone, or the frozen weights, {digest} of the job may not run on the data"
-            )
+            why = f"the job's backbone or frozen weights {digest} may not run on the data"
             fix = "add this digest if you know what the model does"
             yield against("allowed_backbones", why, fix)
     function = python_function(job.model)
@@ -112,11 +103,9 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
             + (f", the file's {at[name]}" if name in at else "")
             for name in named
         }
-    refused = [
-        told
-        for name, told in read.items()
-        if not any(name == one or fnmatchcase(name, one) for one in allowed)
-    ]
+    for one in allowed:
+        read = {k: told for k, told in read.items() if k != one and not fnmatchcase(k, one)}
+    refused = list(read.values())
     more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
     return f"the job reads {refused[0]}{more}" if refused else ""
 

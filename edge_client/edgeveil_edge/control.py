@@ -75,10 +75,7 @@ def ask(state_dir: Path, command: str) -> dict[str, Any]:
             with connection.makefile("rb") as stream:
                 told = json.loads(stream.readline(TOLD_BYTES))
     except (FileNotFoundError, ConnectionRefusedError):
-        what, fix = (
-            "no device runs in this state folder",
-            "start it with `edgeveil edge --config FILE`",
-        )
+        what, fix = "no device runs in this state folder", "start it: edgeveil edge --config FILE"
         raise UsageError(what, where=str(state_dir), fix=fix) from None
     except (OSError, ValueError) as error:
         what, fix = f"the device does not answer ({error})", "try again, as the user that runs it"

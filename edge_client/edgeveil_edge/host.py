@@ -36,7 +36,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.trust.believed import take_trust
 from edgeveil.trust.bundle import HeldTrust
-from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own
+from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.consent import limits_of
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.releases import ReleaseStore
@@ -80,7 +80,6 @@ class DeviceHost:
         store: DeviceStore,
         ledger: Ledger,
         random: DeviceChance | None = None,
-        load: LoadRecords = load_own,
         say: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
         compute: Compute | None = None,
@@ -90,7 +89,7 @@ class DeviceHost:
         self._store, self._ledger, self._say = store, ledger, say
         chance = random or DeviceChance()
         noise_for, self.moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
-        compute = compute or Computer(site, identity.split_key, load)
+        compute = compute or Computer(site, identity.split_key)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self.releases = ReleaseStore(site.state_dir / "releases")
         self.releases.follow(site.policy.on_expired_release)
@@ -263,14 +262,14 @@ class DeviceHost:
             release = self.releases.current()
         except EdgeVeilError:
             return ""
-        told = ""
+        stale, before = "", self._stale
         if release is not None and release.expired(now_s):
-            told = f"{release.version} is not renewed: a newer one may be withheld"
-        if told and told != self._stale:
+            stale = f"{release.version} is not renewed: a newer one may be withheld"
+        self._stale = stale
+        if stale and stale != before:
             LOG.warning("release_stale")
-            self._say(f"the release {told}")
-        self._stale = told
-        return told
+            self._say(f"the release {stale}")
+        return stale
 
     def _adopt(self, manifest: m.Manifest) -> machine.Installation:
         now = self.releases.current()

@@ -24,17 +24,26 @@ from edgeveil_edge.store import STORE_FILE, DeviceStore
 
 
 class DeviceRole:
-    """A device that is ready to run; `site.state_dir` is its folder. It reads no clock."""
+    """A device that is ready to run; `site.state_dir` is its folder. It reads no clock.
 
-    runner: Runner
+    random   noise and moments; the operating system's without another
+    link     puts the role where frames reach it; returns what runs its machine
+    sealing  another one only in a simulation
+    say      takes lines for the owner
+    compute  where it computes; None: in the process that performs its tasks
+
+    Raises UsageError, StorageError, PrivacyError or CryptoError.
+    """
 
     def __init__(
         self,
         site: EdgeSite,
-        random: DeviceChance | None,
-        sealing: Sealing,
-        say: Callable[[str], None],
-        compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None,
+        *,
+        random: DeviceChance | None = None,
+        link: Callable[[DeviceRole], Runner],
+        sealing: Sealing = real_sealing,
+        say: Callable[[str], None] = lambda _line: None,
+        compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
     ) -> None:
         limits = site.limits
         identity = DeviceIdentity.load(site.state_dir)
@@ -71,35 +80,13 @@ class DeviceRole:
             require_cover=site.policy.require_cover,
             blob_urls=site.blobs.urls if site.blobs else (),
         )
-        tag = data_set_tag(site.data.name)
-        self.machine = DeviceMachine(
-            self.signer, keys, memory, settings, tag, identity.sealing_keys
-        )
+        tag, own_keys = data_set_tag(site.data.name), identity.sealing_keys
+        self.machine = DeviceMachine(self.signer, keys, memory, settings, tag, own_keys)
+        self.runner = link(self)
 
     def close(self) -> None:
         self.store.close()
         self.ledger.close()
 
 
-def build(
-    site: EdgeSite,
-    *,
-    random: DeviceChance | None = None,
-    link: Callable[[DeviceRole], Runner],
-    sealing: Sealing = real_sealing,
-    say: Callable[[str], None] = lambda _line: None,
-    compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
-) -> DeviceRole:
-    """A device as its site file says, with what its folder holds.
-
-    random   noise and moments; the operating system's without another
-    link     puts the role where frames reach it; returns what runs its machine
-    sealing  another one only in a simulation
-    say      takes lines for the owner
-    compute  where it computes; None: in the process that performs its tasks
-
-    Raises UsageError, StorageError, PrivacyError or CryptoError.
-    """
-    role = DeviceRole(site, random, sealing, say, compute)
-    role.runner = link(role)
-    return role
+build = DeviceRole

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
@@ -55,14 +55,6 @@ _BY_SCHEMA = "as they are stored"
 MEMORY_BYTES = 1 << 26
 MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
-
-
-@dataclass(frozen=True)
-class LateUpdate:
-    """An earlier round's release, and what it weighs in this one."""
-
-    held: tuple[Receipt, bytes]
-    weight: float
 
 
 class RoundWork:
@@ -259,20 +251,19 @@ class RoundWork:
             self._check_trial(task)
             held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
             late = None if held else self._late(manifest, job.plan)
-            held = late.held if late else held
+            held, weight = late or (held, 1.0)
             parts = [] if held else self._computed(task, job, context, package, price)
             del package  # a model is not held beside its answer
             if held is None:
                 held = release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error), decline_cause(error))
-        weight = late.weight if late else 1.0
         sealed = seal_release(*held, context, manifest, membership, self._sealing, masks, weight)
         deposit = self._ledger.deposit(manifest.at.job_id.hex())
         return replace(sealed, at_once=late is not None or not price, deposit=deposit)
 
-    def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
-        """The newest update that was too late for its round (`buffered_rounds`), if any."""
+    def _late(self, manifest: Manifest, plan: Plan) -> tuple[tuple[Receipt, bytes], float] | None:
+        """The newest update that was late for its round (`buffered_rounds`), and its weight."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_exchanges(plan, at.exchange):
             since.append(earlier.index)
@@ -287,7 +278,7 @@ class RoundWork:
                 f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
             )
-            return LateUpdate(held, weight)
+            return held, weight
         return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
@@ -381,10 +372,8 @@ class RoundWork:
     def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
         kept = self._ledger.kept(job_id)
-        return {
-            **own_answers(context, released_in(self._ledger, job_id)),
-            **kept_tensors(unpack_tensors(kept) if kept else {}),
-        }
+        own = own_answers(context, released_in(self._ledger, job_id))
+        return {**own, **kept_tensors(unpack_tensors(kept) if kept else {})}
 
     def _check_split(self, data: JobData) -> None:
         """A second job may not move the line between training and evaluation records."""
@@ -454,12 +443,7 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
 
 def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
     """What was released of a job, packed, by exchange."""
-
-    def released(exchange: int) -> bytes | None:
-        held = ledger.recall(job_id, exchange)
-        return None if held is None else held[1]
-
-    return released
+    return lambda exchange: (ledger.recall(job_id, exchange) or (None, None))[1]
 
 
 def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:

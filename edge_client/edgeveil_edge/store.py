@@ -97,14 +97,10 @@ class DeviceStore:
     `receipts_kept` stay. Every method raises StorageError when the file cannot be used."""
 
     def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
-        self._file = SqliteFile(
-            path,
-            "the device's store",
-            _SCHEMA,
-            version=_VERSION,
-            steps=_STEPS,
-            keep_statements=False,  # an upload may be large
-        )
+        what = "the device's store"
+        schema: dict[str, Any] = {"version": _VERSION, "steps": _STEPS}
+        # No statements are kept: an upload may be large.
+        self._file = SqliteFile(path, what, _SCHEMA, **schema, keep_statements=False)
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:
@@ -125,10 +121,8 @@ class DeviceStore:
                     db.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", row)
                 case rounds.OutboxPut(at=at) as put:
                     kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
-                    db.execute(
-                        "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                        (*structs.astuple(at), *kept),
-                    )
+                    query = "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                    db.execute(query, (*structs.astuple(at), *kept))
                     _put_fact(db, "answered", str(put.upload.number))
                     if not put.dummy:  # dummies show nothing
                         _add_receipt(db, put, self._receipts_kept)
@@ -156,10 +150,8 @@ class DeviceStore:
                     _put_fact(db, "release_reported", str(sequence))
                 case machine.JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
-                    db.execute(
-                        "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?",
-                        (machine.CLOSED_KEPT,),
-                    )
+                    old = "rowid <= (SELECT max(rowid) FROM closed) - ?"
+                    db.execute(f"DELETE FROM closed WHERE {old}", (machine.CLOSED_KEPT,))  # noqa: S608 - constants
                     for table in ("jobs", "backbones", "seen", "answered"):
                         db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
                     facts = (trial_name(job_id), memory_name(job_id))
@@ -182,9 +174,8 @@ class DeviceStore:
     def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""
         with self._file.guard() as db:
-            rows = db.execute(
-                "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
-            )
+            wanted = "job, round, attempt, state, segment_hashes"
+            rows = db.execute(f"SELECT {wanted} FROM receipts ORDER BY rowid")  # noqa: S608
             return [UploadReceipt(j, r, a, state, _hashes(m)) for j, r, a, state, m in rows]
 
     def load(self) -> rounds.DeviceMemory:
@@ -220,10 +211,8 @@ class DeviceStore:
             signed = msgspec.msgpack.decode(header, type=m.Envelope)
             upload = m.decode_header(signed)
             if isinstance(upload, m.Upload):
-                at = m.ExchangeId(job, number, attempt)
-                item = rounds.OutboxPut(
-                    at, signed, upload, _hashes(marks), data, bool(dummy), bool(held)
-                )
+                at, flags = m.ExchangeId(job, number, attempt), (bool(dummy), bool(held))
+                item = rounds.OutboxPut(at, signed, upload, _hashes(marks), data, *flags)
                 memory.uploads[job] = item
         return memory
 
@@ -332,17 +321,14 @@ def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut, kept: int) -> N
 
 def _end_receipt(db: sqlite3.Connection, at: m.ExchangeId, outcome: rounds.Outcome) -> None:
     """The device is done with it. What was acknowledged is never called refused or dropped."""
-    match outcome:
-        case "counted":
-            _set_receipt(db, at, "counted", "stored", "held", "dropped")
-        case "partial":
-            _set_receipt(db, at, "missing", "held")
-            _set_receipt(db, at, "dropped", "stored")
-        case "missing":
-            _set_receipt(db, at, "missing", "held")
-            _set_receipt(db, at, "late", "stored", "dropped")
-        case _:
-            _set_receipt(db, at, outcome, "stored")
+    if outcome == "counted":
+        _set_receipt(db, at, "counted", "stored", "held", "dropped")
+    elif outcome == "partial" or outcome == "missing":
+        _set_receipt(db, at, "missing", "held")
+        late: tuple[ReceiptState, ...] = ("late", "stored", "dropped")
+        _set_receipt(db, at, *(("dropped", "stored") if outcome == "partial" else late))
+    else:
+        _set_receipt(db, at, outcome, "stored")
 
 
 def _set_receipt(

@@ -53,7 +53,8 @@ class Sink(Protocol):
 
 class MemorySink(io.BytesIO):
     def restart(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.seek(0)
+        self.truncate()
 
     finish = io.BytesIO.getvalue
 

@@ -296,7 +296,7 @@ class MqttConnection:
         if settings.will is not None:
             client.will_set(settings.will.topic, settings.will.payload, qos=1)
         client.max_inflight_messages_set(settings.window_messages)
-        client.on_socket_close = lambda *_: self.watch.detach()
+        client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = lambda _c, _d, sock: self.watch.want_write(sock, True)
         client.on_socket_unregister_write = lambda _c, _d, sock: self.watch.want_write(sock, False)
         client.on_connect = self._on_connect
@@ -354,6 +354,9 @@ class MqttConnection:
             self._client.ack(mid, 1)
 
     # paho's callbacks: they note and return; the socket ones may run in the dialling thread.
+
+    def _on_socket_close(self, *_: object) -> None:
+        self.watch.detach()
 
     def _on_connect(
         self, _client: paho.Client, _data: object, _flags: Any, code: ReasonCode, properties: Any

@@ -19,6 +19,7 @@ from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPac
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil_cloud.broadcasts import seal_round
+from edgeveil_edge.compute import Computer
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
@@ -138,16 +139,11 @@ class Device:
         self.identity = DeviceIdentity.load_or_create(folder)
         self.store = DeviceStore(folder / "device.sqlite")
         self.ledger = Ledger(folder / "ledger.sqlite", self.site.data.name)
-        self.host = DeviceHost(
-            self.site,
-            self.identity,
-            self.store,
-            self.ledger,
-            load=self.load,
-            say=self.said.append,
-            compute=compute(self.site, self.identity) if compute else None,
-            trust=trust,
-        )
+        compute = compute or (lambda site, own: Computer(site, own.split_key, self.load))
+        parts = self.site, self.identity, self.store, self.ledger
+        computer = compute(self.site, self.identity)
+        say = self.said.append
+        self.host = DeviceHost(*parts, say=say, compute=computer, trust=trust)
 
     @property
     def key(self):

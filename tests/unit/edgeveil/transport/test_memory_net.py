@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Need, encode
 from edgeveil.transport.memory import MemoryNet
 
 A, B, C = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16), fx.DeviceAddress("c" * 16)
-Answer = Callable[[fx.Event], list[fx.Effect]]
 
 
 def need(number):
@@ -140,43 +134,3 @@ def test_time_does_not_pass_the_limit():
     assert not world.run(lambda: False, limit_s=35.0)
     assert [when for when, _ in a.seen] == [0.0, 10.0, 20.0, 30.0]
     assert world.run(lambda: len(a.seen) == 5, limit_s=100.0)
-
-
-class Worker(Box):
-    """Notes when its tasks begin and end; two of them wait for each other."""
-
-    def __init__(self, answer, barrier=None):
-        super().__init__(answer)
-        self.course = []
-        self._barrier = barrier
-
-    def perform(self, task):
-        self.course.append(f"{task} begins")
-        if self._barrier is not None:
-            self._barrier.wait(30.0)
-        else:
-            time.sleep(0.002)  # room for another task to begin, if one may
-        self.course.append(f"{task} ends")
-        return task
-
-
-def test_with_an_executor_nodes_work_together_and_time_is_the_same():
-    # The barrier opens only if both devices are at work at one moment.
-    barrier, answer = threading.Barrier(2), on("go", fx.Work("task"))
-    a, b = Worker(answer, barrier), Worker(answer, barrier)
-    with ThreadPoolExecutor(2) as executor:
-        world = net({A: a, B: b}, executor=executor, work_s=lambda _: 2.0)
-        for address in (A, B):
-            world.post(world.nodes[address], fx.Command("go"))
-        world.run(lambda: False)
-    for box in (a, b):
-        assert box.seen[1:] == [(2.0, fx.WorkDone("task", "task"))]
-
-
-def test_with_an_executor_a_nodes_own_tasks_follow_each_other():
-    tasks = [f"task {number}" for number in range(20)]
-    a = Worker(on("go", *map(fx.Work, tasks)))
-    with ThreadPoolExecutor(4) as executor:
-        play(net({A: a}, executor=executor), A)
-    assert a.course == [f"{task} {what}" for task in tasks for what in ("begins", "ends")]
-    assert [event.task for _, event in a.seen[1:] if isinstance(event, fx.WorkDone)] == tasks
