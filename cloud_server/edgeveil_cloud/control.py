@@ -15,7 +15,6 @@ from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.models import runs_python
-from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
@@ -24,7 +23,6 @@ from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
-from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
@@ -68,51 +66,22 @@ class Control:
         self._tried_s: dict[str, float] = {}  # of paused jobs: when one was last to go on
         self._rehearsed = b""  # the job that was found possible last
 
-    def check(self, job_yaml: str) -> None:
-        """Raise what `submit` would of the job itself; takes seconds, on any thread."""
-        self._read(job_yaml)
-
-    def quote(self, job_yaml: str) -> dict[str, Any]:
-        """As `check`, and what the job would cost and move, JSON-able. On any thread."""
-        plan = self._read(job_yaml)
-        job = plan.job
-        wanted = max(job.selection.min_devices, job.round.min_batch)
-        privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
-        guarantees = guarantee_lines(privacy)
-        said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
-        untested = self._host.evaluation.untested(plan)
-        notes = [*plan.notes, plan.aggregation_note, untested]
-        return {
-            "job": job.job,
-            "method": job.train.method,
-            "privacy": privacy,
-            "guarantees": guarantees,
-            "notes": [one for one in notes if one and one not in said],
-            "rounds": plan.rounds,
-            "exchanges": len(plan.exchanges),
-            "upload_bytes": plan.upload_bytes,
-            "devices": job.selection.devices,
-            "least_devices": wanted,
-        }
-
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem, DataError if
         a backbone was not put before or some stage would fail on made-up records, JobFailed if
         this cloud's own records do not fit."""
-        plan = self._read(job_yaml)
+        plan = self.check(job_yaml)
         job, untested = plan.job, self._host.evaluation.untested(plan)
         entry = self._store.submit_job(
-            job.job,
-            job.canonical(),
-            job.digest(),
-            priority=job.priority,
+            job.job, job.canonical(), job.digest(), priority=job.priority
         )
         if untested:
             self._store.append_event(entry.id, "untested", {"reason": untested})
         self._poke.set()
         return entry.id
 
-    def _read(self, job_yaml: str) -> Plan:
+    def check(self, job_yaml: str) -> Plan:
+        """The job's plan, or what `submit` raises of the job itself; seconds, on any thread."""
         plan = parse_plan(job_yaml)
         job = plan.job
         if runs_python(job.model) and not self._python_models:

@@ -28,13 +28,14 @@ from edgeveil_cloud.http_guard import NONCE, PROOF_PATH, RequestGuard, Scope, To
 from edgeveil_cloud.job_view import planned_of_shared, record_figure
 from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
-from edgeveil_cloud.pages.routes import MAX_BODY_BYTES, MOST_WATCHERS, PageRoutes, posted_text
+from edgeveil_cloud.pages.routes import MOST_WATCHERS, PageRoutes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, UnknownJob
 
 if TYPE_CHECKING:
     from edgeveil_cloud.control import Control
 
+MAX_BODY_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
@@ -67,7 +68,7 @@ def make_app(
 ) -> HttpServer:
     """The server of a cloud that is to listen `at`; not started.
 
-    `control` is used on the cloud's event loop, but for `check` and `quote`. `clients` maps
+    `control` is used on the cloud's event loop, but for `check`. `clients` maps
     names in certificates to scopes; `audit` is called in a thread before a job is changed;
     `facts` are shown on the pages.
     """
@@ -101,9 +102,9 @@ def make_app(
     guard.wanted = {
         **dict.fromkeys([*open_to_all, *pages.open_to_all]),
         **dict.fromkeys([*reading, *pages.reading], Scope.READ),
-        **dict.fromkeys([*submitting, *pages.submitting], Scope.SUBMIT),
+        **dict.fromkeys(submitting, Scope.SUBMIT),
     }
-    guard.pages = {*pages.open_to_all, *pages.reading, *pages.submitting}
+    guard.pages = {*pages.open_to_all, *pages.reading}
     return HttpServer([*guard.wanted], guard.refuse, explain, streams=MOST_WATCHERS)
 
 
@@ -143,7 +144,10 @@ class _Routes:
     # --- jobs ---
 
     async def submit(self, request: Request) -> Response:
-        text = posted_text(request)
+        try:
+            text = request.content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
         await asyncio.to_thread(self._control.check, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         job = await self._change(

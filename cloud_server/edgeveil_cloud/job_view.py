@@ -17,7 +17,6 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-import yaml
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.clustering import project_2d
@@ -204,18 +203,6 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
         return {}
     privacy = facts_of(canonical).privacy if shared else None
     return {"privacy": privacy} if privacy else {}
-
-
-def job_text(entry: JobEntry) -> str:
-    """A job as YAML that makes the same one again, in the order of job files; as stored where this
-    version does not know it."""
-    try:
-        plain = compile_canonical(entry.canonical).job.model_dump(mode="json")
-    except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
-        plain = json.loads(entry.canonical)
-    if entry.priority != "normal":
-        plain["priority"] = entry.priority
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 # --- a row of the list ---

@@ -68,7 +68,6 @@ def filled(cloud: PagedCloud) -> dict[str, str]:
     return {
         "jobs": "jobs",
         "job": f"job/{running}",
-        "submit": "submit",
         "fleet": "fleet",
     }
 
@@ -100,12 +99,6 @@ def main() -> None:
                 window.resize(size)
                 window.run("location.hash = arguments[0]", f"#/{view}")
                 time.sleep(1.5)
-                if name == "submit":
-                    window.run(
-                        "[...document.querySelectorAll('main button')]"
-                        ".find((one) => one.textContent === 'Check').click()"
-                    )
-                    window.wait("document.querySelector('#found dl')", 60)
                 count = draw(window, IMAGES / f"page-{name}-{kind}.png", _TALLEST[kind])
                 print(f"page-{name}-{kind}.png: {count:,} bytes")
                 if count > MOST_BYTES:

@@ -10,9 +10,7 @@ from edgeveil.pages.assets import asset
 
 _OWN, _SHARED = "edgeveil_cloud.pages", "edgeveil.pages"
 NAMES: Mapping[str, str] = {  # that a page loads as `/pages/NAME`, and the package that has them
-    **dict.fromkeys(
-        ("cloud.css", "cloud.js", "jobs.js", "submit.js", "fleet.js", "start.js"), _OWN
-    ),
+    **dict.fromkeys(("cloud.css", "cloud.js", "jobs.js", "fleet.js", "start.js"), _OWN),
     **dict.fromkeys(("base.css", "charts.css", "uPlot.min.css", "base.js", "charts.js"), _SHARED),
     **dict.fromkeys(("job_view.js", "uPlot.iife.min.js"), _SHARED),
 }

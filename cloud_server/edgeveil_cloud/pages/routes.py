@@ -7,9 +7,6 @@
     GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
     GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
     GET  /v1/page/fleet             devices by cell, newest rounds, links, disk, what ends when
-    GET  /v1/page/example           a job's text to begin with
-    GET  /v1/page/jobs/ID/text      the text of a job, to submit it again
-    POST /v1/page/check             a job's text: its problems by line, or its price
 
 What changes a job goes to the addresses that the command line uses.
 """
@@ -19,15 +16,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from edgeveil.errors import ConfigError
 from edgeveil.pages.assets import asset, content_type
 from edgeveil.transport.http import EventStream, HttpError, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
-from edgeveil_cloud.job_view import job_text
 from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
 from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell
@@ -36,7 +30,6 @@ from edgeveil_cloud.store import Store
 if TYPE_CHECKING:
     from edgeveil_cloud.control import Control
 
-MAX_BODY_BYTES = 1 << 20
 MOST_WATCHERS = 48  # connections are few: see edgeveil.transport.listener
 BEAT_S = 10.0
 FRESH_S = 5.0  # what is asked of disk, links and rounds is not asked again for so long
@@ -61,7 +54,7 @@ class PageRoutes:
         self._views = JobViews(store, ask, facts.cells if facts else 1)
         self._tries = FailedTries()
         self._fleet: tuple[float, bytes] = (-FRESH_S, b"")
-        self._fleet_lock, self._checking = asyncio.Lock(), asyncio.Lock()
+        self._fleet_lock = asyncio.Lock()
         self.open_to_all = [
             Route("GET", "/", self.page),
             Route("POST", "/login", self.log_in, body_bytes=_FORM_BYTES),
@@ -73,11 +66,6 @@ class PageRoutes:
             Route("GET", "/v1/page/stream", self.stream),
             Route("GET", "/v1/page/jobs/{id}", self.job),
             Route("GET", "/v1/page/fleet", self.fleet),
-        ]
-        self.submitting = [
-            Route("GET", "/v1/page/example", self.example),
-            Route("GET", "/v1/page/jobs/{id}/text", self.text),
-            Route("POST", "/v1/page/check", self.check, body_bytes=MAX_BODY_BYTES),
         ]
 
     # --- log-in ---
@@ -165,36 +153,6 @@ class PageRoutes:
             "disk": await asyncio.to_thread(self._facts.disk),
             "endings": await asyncio.to_thread(self._facts.endings),
         }
-
-    # --- submitting ---
-
-    async def example(self, _request: Request) -> Response:
-        return Response.of_json({"text": files.text("example.yaml")})
-
-    async def text(self, request: Request) -> Response:
-        entry = await self._ask(partial(self._store.job, request.parameters["id"]))
-        return Response.of_json({"text": await asyncio.to_thread(job_text, entry)})
-
-    async def check(self, request: Request) -> Response:
-        """A job's problems, each with its line, or its price. One is checked at a time."""
-        text = posted_text(request)
-        async with self._checking:
-            try:
-                price = await asyncio.to_thread(self._control.quote, text)
-            except ConfigError as error:
-                problems = [
-                    {"line": one.line, "key": one.key, "text": one.text} for one in error.places
-                ]
-                return Response.of_json({"problems": problems})
-        return Response.of_json({"problems": [], "price": price})
-
-
-def posted_text(request: Request) -> str:
-    """The body, UTF-8. Raises ConfigError."""
-    try:
-        return request.content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
 
 
 def _login_page(

@@ -223,9 +223,6 @@ async def test_a_cookie_reaches_as_far_as_its_token(page, store):
     assert me == {"scope": "read", "may_submit": False}
     for method, path in [
         ("POST", "/jobs"),
-        ("POST", "/v1/page/check"),
-        ("GET", "/v1/page/example"),
-        ("GET", f"/v1/page/jobs/{job}/text"),
         ("POST", f"/jobs/{job}/cancel"),
         ("POST", f"/jobs/{job}/resume"),
         ("GET", f"/jobs/{job}/model.onnx"),
@@ -447,21 +444,6 @@ async def test_a_job_is_told_as_a_page_and_again_when_it_changed(page, store):
 
 
 @played
-async def test_a_jobs_text_makes_the_same_job_again(page, store):
-    of = of_a_number()
-    named = store.submit_job("sick", of.canonical(), of.digest(), priority="high").id
-    await page.log_in()
-    text = (await page.json("GET", f"/v1/page/jobs/{named}/text"))["text"]
-    again = parse_job(text)
-    assert (again.canonical(), again.priority) == (of.canonical(), "high")
-    assert text.startswith("job: diabetes\n")
-    strange = store.submit_job("old", b'{"job": "old", "magic": "\xc3\xbc"}', bytes(32)).id
-    text = (await page.json("GET", f"/v1/page/jobs/{strange}/text"))["text"]
-    assert text == "job: old\nmagic: ü\n"  # as it stands, where this version knows it no more
-    assert (await page.ask("GET", "/v1/page/jobs/none/text")).status == 404
-
-
-@played
 async def test_the_fleet_is_told_in_counts(page, store):
     store.set_enrolled({bytes([k]) * 32 for k in range(3)}, "north")
     run_job(store)
@@ -469,29 +451,3 @@ async def test_the_fleet_is_told_in_counts(page, store):
     found = await page.json("GET", "/v1/page/fleet")
     (cell,) = found["cells"]
     assert (cell["cell"], cell["enrolled"]) == ("north", 3)
-
-
-# --- submitting ---
-
-
-@played
-async def test_a_job_is_checked_line_by_line_then_priced_then_submitted(page, store):
-    await page.log_in()
-    text = (await page.json("GET", "/v1/page/example"))["text"]
-    wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 6,", "rouds: 6,")
-    found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
-    lines = {one["line"]: one["key"] for one in found["problems"]}
-    assert lines[1 + wrong[: wrong.index("two")].count("\n")] == "privacy.epsilon"
-    assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
-    found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
-    assert found["problems"] == []
-    rows = dict(map(tuple, found["price"]["guarantees"]))
-    assert rows["  training"].startswith("ε = 2 per record")
-    assert "per device" in rows["  inference"]
-    assert found["price"]["rounds"] == 6
-    assert found["price"]["upload_bytes"] > 0
-    assert store.jobs() == ()  # nothing is submitted by a check
-    assert (await page.ask("POST", "/jobs", data=text.encode(), headers=OWN)).status == 201
-    assert [one.name for one in store.jobs()] == ["digits"]
-    huge = b"#" * (1 << 20) + b"#"
-    assert (await page.ask("POST", "/v1/page/check", data=huge, headers=OWN)).status == 413

@@ -61,10 +61,8 @@ def events(store, job):
 def test_a_job_of_another_data_set_of_the_same_shape_is_tested_on_nothing_and_told_so(control):
     cloud, store = control(DIGITS)
     other = {**OF_DIGITS, "source": "scans"}
-    (said,) = [one for one in cloud.quote(a_job(**other))["notes"] if "no round is tested" in one]
+    said = dict(events(store, cloud.submit(a_job(**other))))["untested"]
     assert "'scans'" in said and "'digits'" in said
-    job = cloud.submit(a_job(**other))
-    assert ("untested", said) in events(store, job)
     data = {**other, "input_shape": (64,), "nominal_records": 9}
     plan = compile_job(small_job(data=data))
     context = RoundContext.of(plan, plan.exchanges[-1].index)
@@ -74,9 +72,7 @@ def test_a_job_of_another_data_set_of_the_same_shape_is_tested_on_nothing_and_to
 
 def test_a_job_of_the_cloud_s_own_data_set_is_tested_and_nothing_is_said(control):
     cloud, store = control(DIGITS)
-    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
-    job = cloud.submit(a_job(**OF_DIGITS))
-    assert "untested" not in dict(events(store, job))
+    assert "untested" not in dict(events(store, cloud.submit(a_job(**OF_DIGITS))))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +99,8 @@ def test_a_test_set_with_a_label_of_no_class_refuses_the_job(control, tmp_path, 
     with pytest.raises(JobFailed, match="the job's classes are 0 to 9"):
         cloud.submit(a_job(**OF_DIGITS))
     assert not store.jobs()
-    cloud, _ = control(own, DIGITS)
-    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
+    cloud, store = control(own, DIGITS)
+    assert "untested" not in dict(events(store, cloud.submit(a_job(**OF_DIGITS))))
 
 
 def test_a_label_that_a_schema_does_not_know_is_left_out_of_the_test(tmp_path):
@@ -117,10 +113,9 @@ def test_a_label_that_a_schema_does_not_know_is_left_out_of_the_test(tmp_path):
 def test_an_empty_test_set_hides_no_other_of_its_name(control, tmp_path):
     np.savez(tmp_path / "empty.npz", x=np.zeros((0, 64)), y=np.zeros(0, np.int64))
     empty = DataSource(name="digits", source="npz", path=tmp_path / "empty.npz")
-    cloud, _ = control(empty, DIGITS)
-    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
-    cloud, _ = control(empty)
-    assert [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "no round is tested" in one]
+    for sets, said in (((empty, DIGITS), False), ((empty,), True)):
+        cloud, store = control(*sets)
+        assert ("untested" in dict(events(store, cloud.submit(a_job(**OF_DIGITS))))) is said
 
 
 def test_a_schema_that_names_a_column_which_the_test_set_lacks_refuses_the_job(control, tmp_path):

@@ -1,6 +1,5 @@
 """The first job that a newcomer runs protects what it learns from, says so shortly, and learns."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from edgeveil.privacy.guarantee import guarantee_lines
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 FIRST = JOBS / "quickstart.yaml"
-EXAMPLE = Path(str(files("edgeveil_cloud.pages") / "static" / "example.yaml"))
 
 
 def guarantees(path):
@@ -50,11 +48,3 @@ def test_it_learns(tmp_path, seed):
     found = edgeveil.simulate(FIRST, out=tmp_path, seed=seed, report=False, reference=False)
     assert found.accuracy >= 0.9
     assert found.content["final"]["figures"]["balanced_accuracy"] >= 0.9
-
-
-def test_the_example_of_the_cloud_s_page_learns_at_guarantees_that_protect(tmp_path):
-    found = edgeveil.simulate(EXAMPLE, out=tmp_path, seed=1, report=False, reference=False)
-    assert found.accuracy >= 0.9
-    for part in found.content["privacy"].values():
-        assert part["status"] == "proven"
-        assert 0 < part.get("record_epsilon", part["epsilon"]) <= 2

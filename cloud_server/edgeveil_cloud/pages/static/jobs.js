@@ -75,9 +75,7 @@
       }
 
       ev.show(none, el("h2", {}, "No job yet"),
-        cloud.maySubmit
-          ? el("p", {}, el("a", { href: "#/submit" }, "Submit one here"), ", or on a command line:")
-          : el("p", {}, "Submit one on a command line, or log in with a token of scope submit:"),
+        el("p", {}, "Submit one on a command line:"),
         el("pre", {}, "edgeveil job submit job.yaml --config cloud.yaml"));
       ev.show(main, el("h1", { tabindex: -1 }, "Jobs"), none, groups.map((one) => one.box));
       update();
@@ -116,7 +114,6 @@
       const actions = (row) => !cloud.maySubmit ? [] : [
         row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
         cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
-        cloud.group(row) === "ended" ? el("a", { class: "button", href: `#/submit/${encodeURIComponent(job)}` }, "Submit again from this one") : null,
         row.status === "completed" ? [
           el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Fetch the model (ONNX)"),
           el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Fetch its weights")] : null,

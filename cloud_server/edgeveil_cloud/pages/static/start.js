@@ -7,8 +7,7 @@
   function show() {
     if (!location.hash.startsWith("#/") && location.hash) return; // the link that skips to the content
     const [name, ...rest] = location.hash.slice(2).split("/");
-    const known = Object.hasOwn(cloud.views, name) ? cloud.views[name] : null;
-    const chosen = !known || (name === "submit" && !cloud.maySubmit) ? cloud.views.jobs : known;
+    const chosen = Object.hasOwn(cloud.views, name) ? cloud.views[name] : cloud.views.jobs;
     let argument = rest.join("/");
     try { argument = name === "job" ? decodeURIComponent(argument) : argument; } catch { argument = ""; }
     if (view && view.close) view.close();
@@ -43,7 +42,6 @@
   async function start() {
     const me = await ev.ask("/v1/page/me");
     cloud.maySubmit = me.may_submit;
-    for (const link of document.querySelectorAll("[data-scope=submit]")) link.hidden = !me.may_submit;
     const out = document.getElementById("logout");
     out.hidden = false;
     out.title = `logged in with scope ${me.scope}`;
