@@ -161,173 +161,145 @@ VERSION = 6
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
-info = sa.Table("info", metadata, sa.Column("version", sa.Integer, nullable=False))
 
-jobs = sa.Table(
+def _table(name: str, *columns: sa.Column[Any], **options: Any) -> sa.Table:
+    return sa.Table(name, metadata, *columns, **options)
+
+
+def _must(name: str, kind: Any, **options: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False, **options)
+
+
+def _key(name: str, kind: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, primary_key=True, autoincrement=False)
+
+
+def _job_key() -> sa.Column[Any]:
+    return sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True)
+
+
+def _attempt_keys() -> tuple[sa.Column[Any], ...]:
+    return (
+        _job_key(),
+        _key("exchange", sa.Integer),
+        _key("attempt", sa.Integer),
+        _key("cell", sa.String(32)),
+    )
+
+
+info = _table("info", _must("version", sa.Integer))
+
+jobs = _table(
     "jobs",
-    metadata,
     sa.Column("number", _serial, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.String(96), nullable=False, unique=True),
-    sa.Column("name", sa.String(64), nullable=False),
-    sa.Column("canonical", sa.LargeBinary, nullable=False),
-    sa.Column("digest", sa.LargeBinary, nullable=False),
-    sa.Column("status", sa.String(16), nullable=False, index=True),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("submitted_at", sa.Float, nullable=False),
+    _must("id", sa.String(96), unique=True),
+    _must("name", sa.String(64)),
+    _must("canonical", sa.LargeBinary),
+    _must("digest", sa.LargeBinary),
+    _must("status", sa.String(16), index=True),
+    _must("reason", sa.Text),
+    _must("submitted_at", sa.Float),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float),
-    sa.Column("priority", sa.String(8), nullable=False, server_default="normal"),
+    _must("priority", sa.String(8), server_default="normal"),
 )
 
-exchanges = sa.Table(
+exchanges = _table(
     "exchanges",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("index", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("phase", sa.String(64), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("uploads", sa.Integer, nullable=False),
+    _job_key(),
+    _key("index", sa.Integer),
+    _must("phase", sa.String(64)),
+    _must("number", sa.Integer),
+    _must("attempt", sa.Integer),
+    _must("uploads", sa.Integer),
     sa.Column("accuracy", sa.Float),
     sa.Column("loss", sa.Float),
     sa.Column("scores", sa.JSON(none_as_null=True)),
-    sa.Column("seconds", sa.Float, nullable=False),
-    sa.Column("bytes", sa.JSON, nullable=False),
-    sa.Column("committed_at", sa.Float, nullable=False),
-    sa.Column("accepted", sa.LargeBinary, nullable=False),
+    _must("seconds", sa.Float),
+    _must("bytes", sa.JSON),
+    _must("committed_at", sa.Float),
+    _must("accepted", sa.LargeBinary),
 )
 
-states = sa.Table(
-    "states",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("index", sa.Integer, nullable=False),
-    sa.Column("tensors", sa.LargeBinary, nullable=False),
-)
+states = _table("states", _job_key(), _must("index", sa.Integer), _must("tensors", sa.LargeBinary))
 
-events = sa.Table(
+events = _table(
     "events",
-    metadata,
     sa.Column("seq", _serial, primary_key=True, autoincrement=True),
     sa.Column("job", sa.ForeignKey("jobs.id"), index=True),
-    sa.Column("time", sa.Float, nullable=False),
-    sa.Column("type", sa.String(64), nullable=False),
-    sa.Column("data", sa.JSON, nullable=False),
+    _must("time", sa.Float),
+    _must("type", sa.String(64)),
+    _must("data", sa.JSON),
     sqlite_autoincrement=True,
 )
 
-sequence = sa.Table(
-    "sequence",
-    metadata,
-    sa.Column("last", sa.BigInteger, nullable=False),
-)
+sequence = _table("sequence", _must("last", sa.BigInteger))
 
-enrolled_keys = sa.Table(
+enrolled_keys = _table(
     "enrolled_keys",
-    metadata,
-    sa.Column("public_key", sa.LargeBinary, primary_key=True),
-    sa.Column("added_at", sa.Float, nullable=False),
-    sa.Column("cell", sa.String(32), nullable=False, server_default=""),
+    _key("public_key", sa.LargeBinary),
+    _must("added_at", sa.Float),
+    _must("cell", sa.String(32), server_default=""),
 )
 
 # One row a cell: the roster taken last, and why a later one was refused ("": none was).
-roster = sa.Table(
+roster = _table(
     "roster",
-    metadata,
-    sa.Column("lineage", sa.String(32), nullable=False),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("expires_s", sa.Float, nullable=False),
-    sa.Column("refused", sa.String(64), nullable=False),
-    sa.Column("refused_lineage", sa.String(32), nullable=False),
-    sa.Column("cell", sa.String(32), nullable=False, server_default=""),
+    _must("lineage", sa.String(32)),
+    _must("epoch", sa.BigInteger),
+    _must("expires_s", sa.Float),
+    _must("refused", sa.String(64)),
+    _must("refused_lineage", sa.String(32)),
+    _must("cell", sa.String(32), server_default=""),
 )
 
-round_keys = sa.Table(
-    "round_keys",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("cell", sa.String(32), primary_key=True),
-    sa.Column("secret", sa.LargeBinary, nullable=False),
-)
+round_keys = _table("round_keys", *_attempt_keys(), _must("secret", sa.LargeBinary))
 
-openings = sa.Table(
-    "openings",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("cell", sa.String(32), primary_key=True),
-    sa.Column("digest", sa.LargeBinary, nullable=False),
-)
+openings = _table("openings", *_attempt_keys(), _must("digest", sa.LargeBinary))
 
 # An exchange whose masks were asked for: what was added up, and the question; until its commit.
-unmaskings = sa.Table(
+unmaskings = _table(
     "unmaskings",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("sums", sa.LargeBinary, nullable=False),
+    *(_job_key(), _key("exchange", sa.Integer)),
+    *(_must("attempt", sa.Integer), _must("sums", sa.LargeBinary)),
 )
 
-batches = sa.Table(
-    "batches",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("digest", sa.LargeBinary, primary_key=True),
-    sa.Column("index", sa.Integer, nullable=False),
-)
+batches = _table("batches", _job_key(), _key("digest", sa.LargeBinary), _must("index", sa.Integer))
 
-backbones = sa.Table(
-    "backbones",
-    metadata,
-    sa.Column("digest", sa.String(64), primary_key=True),
-    sa.Column("graph", sa.LargeBinary, nullable=False),
-)
+backbones = _table("backbones", _key("digest", sa.String(64)), _must("graph", sa.LargeBinary))
 
-releases = sa.Table(
-    "releases",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("onnx", sa.LargeBinary, nullable=False),
-    sa.Column("safetensors", sa.LargeBinary, nullable=False),
+releases = _table(
+    "releases", _job_key(), _must("onnx", sa.LargeBinary), _must("safetensors", sa.LargeBinary)
 )
 
 # A release on its way: `canary` are the keys that get it first, 32 bytes each.
-rollouts = sa.Table(
+rollouts = _table(
     "rollouts",
-    metadata,
-    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("data_set", sa.String(64), nullable=False),
-    sa.Column("stage", sa.String(16), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("canary", sa.LargeBinary, nullable=False),
-    sa.Column("started_at", sa.Float, nullable=False),
-    sa.Column("expires_s", sa.Float, nullable=False),
+    _job_key(),
+    _must("data_set", sa.String(64)),
+    _must("stage", sa.String(16)),
+    _must("reason", sa.Text),
+    _must("canary", sa.LargeBinary),
+    _must("started_at", sa.Float),
+    _must("expires_s", sa.Float),
 )
 
 # Each time it was sealed; `secret` opens the reports that came of it.
-release_broadcasts = sa.Table(
+release_broadcasts = _table(
     "release_broadcasts",
-    metadata,
-    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("job", sa.ForeignKey("jobs.id"), nullable=False, index=True),
-    sa.Column("stage", sa.String(16), nullable=False),
-    sa.Column("selected", sa.Integer, nullable=False),
-    sa.Column("secret", sa.LargeBinary, nullable=False),
-    sa.Column("sent_at", sa.Float, nullable=False),
-    sa.Column("held", sa.Boolean, nullable=False),
-    sa.Column("cells", sa.JSON, nullable=False, server_default="[]"),
+    _key("sequence", sa.BigInteger),
+    _must("job", sa.ForeignKey("jobs.id"), index=True),
+    _must("stage", sa.String(16)),
+    _must("selected", sa.Integer),
+    _must("secret", sa.LargeBinary),
+    _must("sent_at", sa.Float),
+    _must("held", sa.Boolean),
+    _must("cells", sa.JSON, server_default="[]"),
 )
 
-release_reports = sa.Table(
+release_reports = _table(
     "release_reports",
-    metadata,
-    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("digest", sa.LargeBinary, primary_key=True),
-    sa.Column("job", sa.ForeignKey("jobs.id"), nullable=False, index=True),
-    sa.Column("stage", sa.String(16), nullable=False),
-    sa.Column("outcome", sa.String(32), nullable=False),
+    *(_key("sequence", sa.BigInteger), _key("digest", sa.LargeBinary)),
+    _must("job", sa.ForeignKey("jobs.id"), index=True),
+    *(_must("stage", sa.String(16)), _must("outcome", sa.String(32))),
 )
