@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from edgeveil_cloud.open_segments import Place, RoundOpening
 
 
 @dataclass(frozen=True)
@@ -21,10 +17,10 @@ class Deadly:
     times: int
     waits: bool = False
 
-    def places(self) -> Iterator[Place]:
+    def places(self):
         return iter([(100 * self.number, 50)])
 
-    def opened(self, _opening: RoundOpening, data: Any) -> bytes:
+    def opened(self, _opening, data):
         ends = len(list(self.folder.glob(f"{self.number}-*")))
         if ends < self.times:
             (self.folder / f"{self.number}-{ends}").touch()

@@ -1,7 +1,5 @@
 """Async tests, and tests of what is served while they run."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable
@@ -12,14 +10,14 @@ from typing import Any
 Served = Callable[..., AbstractAsyncContextManager[dict[str, Any]]]
 
 
-def played(served: Served, test: Any = None, **options: Any) -> Any:
+def played(served, test=None, **options):
     """Run an async test, its fixtures beside the arguments that `served(**options)` gives it."""
     if test is None:
         return partial(played, served, **options)
     signature = inspect.signature(test)
 
-    def run(**fixtures: Any) -> None:
-        async def body() -> None:
+    def run(**fixtures):
+        async def body():
             async with served(**options) as given:
                 own = {name: one for name, one in given.items() if name in signature.parameters}
                 await test(**own, **fixtures)
@@ -28,12 +26,12 @@ def played(served: Served, test: Any = None, **options: Any) -> Any:
 
     names = getattr(served, "gives", ())
     fixtures = [one for name, one in signature.parameters.items() if name not in names]
-    run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=fixtures)
     run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
     return run
 
 
-def alone(**_options: Any) -> AbstractAsyncContextManager[dict[str, Any]]:
+def alone(**_options):
     """Nothing is served."""
     return nullcontext({})
 

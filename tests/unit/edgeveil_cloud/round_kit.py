@@ -1,29 +1,23 @@
 """One round as the cloud sees it: its secret, and batches made of any segments."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import Array
-from edgeveil.protocol.messages import Batch, ExchangeId, Manifest
+from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
+from edgeveil_cloud.validate_batch import validate_batch
 
 JOB_ID = b"J" * 16
 CENTRE, TRAIN = 1, 3  # indices of exchanges: one segment; one and a softmax
 
 
-def job(**changes: Any) -> Job:
-    plain: dict[str, Any] = {
+def job(**changes):
+    plain = {
         "job": "batched",
         "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
         "features": ({"name": "identity"},),
@@ -36,21 +30,14 @@ def job(**changes: Any) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
-def public_keys(count: int) -> list[bytes]:
+def public_keys(count):
     return [OpeningKey.generate().public().to_bytes() for _ in range(count)]
 
 
 class CloudRound:
     """A sealed round; `selected` keys that nobody needs to open here."""
 
-    def __init__(
-        self,
-        index: int = TRAIN,
-        attempt: int = 1,
-        plan: Plan | None = None,
-        selected: int = 5,
-        job_id: bytes = JOB_ID,
-    ) -> None:
+    def __init__(self, index=TRAIN, attempt=1, plan=None, selected=5, job_id=JOB_ID):
         self.plan = plan or Plan(job())
         self.context = RoundContext.of(self.plan, index)
         self.exchange = self.context.exchange
@@ -64,28 +51,28 @@ class CloudRound:
             1,
             4096,
         )
-        self.manifest: Manifest = sealed[0]
-        self.secret: RoundSecret = sealed[2]
+        self.manifest = sealed[0]
+        self.secret = sealed[2]
 
-    def segment(self, g: int, array: Array | bytes, membership: bytes | None = None) -> bytes:
+    def segment(self, g, array, membership=None):
         """One sealed segment of group `g`, as a selected device makes it."""
         raw = array if isinstance(array, bytes) else array.tobytes()
         tag = self.secret.membership if membership is None else membership
         return seal_segment(self.manifest, self.manifest.groups[g], tag, raw)
 
-    def array(self, g: int, value: float) -> Array:
+    def array(self, g, value):
         """A tensor of the group's form, filled."""
         spec = self.plan.segments(self.exchange)[g]
         return np.full(spec.shape, value, spec.dtype)
 
-    def honest(self, count: int = 3) -> list[list[bytes]]:
+    def honest(self, count=3):
         """Per group, segments of `count` devices: 1, 2, 3, …"""
         groups = range(len(self.manifest.groups))
         return [[self.segment(g, self.array(g, n + 1)) for n in range(count)] for g in groups]
 
-    def batch(self, groups: list[list[bytes]], **changes: Any) -> tuple[Batch, bytes]:
+    def batch(self, groups, **changes):
         data = b"".join(b"".join(group) for group in groups)
-        values: dict[str, Any] = {
+        values = {
             "at": self.manifest.at,
             "uploads": 3,
             "declined": 0,
@@ -94,6 +81,6 @@ class CloudRound:
         }
         return Batch(**(values | changes)), data
 
-    def opened(self, groups: list[list[bytes]], **changes: Any) -> ValidatedBatch:
+    def opened(self, groups, **changes):
         batch, data = self.batch(groups, **changes)
         return validate_batch(self.context, self.secret, batch, data, self.selected)

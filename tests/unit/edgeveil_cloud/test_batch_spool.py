@@ -1,11 +1,8 @@
 """A batch on the disk: what was put comes back, nothing stays behind."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +13,19 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, validate_batch
+from edgeveil_cloud.validate_batch import BatchSpool, validate_batch
 
 DATA = random.Random(3).randbytes(100_000)
 BLOB = describe(DATA, 4096)
 ROUND = CloudRound()
 
 
-def parts(data: bytes = DATA, size: int = 4096) -> list[BatchPart]:
+def parts(data=DATA, size=4096):
     digest = hashlib.sha256(data).digest()
     return [BatchPart(digest, k, data[k : k + size]) for k in range(0, len(data), size)]
 
 
-def test_parts_in_any_order_and_twice_make_the_batch(tmp_path: Path) -> None:
+def test_parts_in_any_order_and_twice_make_the_batch(tmp_path):
     spool = BatchSpool(tmp_path)
     mixed = random.Random(1).sample(parts() * 2, k=len(parts()) * 2)
     for part in mixed:
@@ -39,7 +36,7 @@ def test_parts_in_any_order_and_twice_make_the_batch(tmp_path: Path) -> None:
     assert batch[99_000:200_000] == DATA[99_000:]
 
 
-def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path: Path) -> None:
+def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path):
     spool, (first, *others) = BatchSpool(tmp_path), parts()
     spool.put(BatchPart(first.digest, first.offset, b"x" * len(first.data)))
     for part in (*others, first):
@@ -47,14 +44,14 @@ def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path: Pat
     assert spool.whole(BLOB)[:4096] == DATA[:4096]
 
 
-def test_nothing_of_a_batch_has_a_name_on_the_disk(tmp_path: Path) -> None:
+def test_nothing_of_a_batch_has_a_name_on_the_disk(tmp_path):
     spool = BatchSpool(tmp_path)
     spool.put(parts()[0])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("spoil", ["missing", "altered", "longer", "another", "nothing"])
-def test_what_is_not_the_batch_is_refused(tmp_path: Path, spoil: str) -> None:
+def test_what_is_not_the_batch_is_refused(tmp_path, spoil):
     spool, wanted = BatchSpool(tmp_path), parts()
     if spoil == "missing":
         wanted = wanted[:3] + wanted[4:]
@@ -70,14 +67,14 @@ def test_what_is_not_the_batch_is_refused(tmp_path: Path, spoil: str) -> None:
         spool.whole(BLOB)
 
 
-def test_the_next_batch_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_the_next_batch_takes_the_place_of_the_one_before(tmp_path):
     spool = BatchSpool(tmp_path)
     for part in parts(DATA[::-1])[:5] + parts():
         spool.put(part)
     assert spool.whole(BLOB)[0:100] == DATA[:100]
 
 
-def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path: Path) -> None:
+def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path):
     spool = BatchSpool(tmp_path)
     for part in parts():
         spool.put(part)
@@ -88,12 +85,10 @@ def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path: Path) -> None:
         spool.whole(BLOB)
 
 
-def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(tmp_path, monkeypatch):
     spool = BatchSpool(tmp_path)
 
-    def full(*_: object) -> int:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     spool.put(parts()[0])
@@ -110,7 +105,7 @@ def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(
     assert len(spool.whole(BLOB)) == len(DATA)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     spool = BatchSpool(tmp_path / "not there")
     spool.put(parts()[0])
     with pytest.raises(FileNotFoundError, match="not there"):
@@ -120,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # --- opened from the disk, whatever is kept in memory -----------------------------------------
 
 
-def spooled(groups: list[list[bytes]]) -> tuple[object, SpooledBatch]:
+def spooled(groups):
     batch, data = ROUND.batch(groups)
     spool = BatchSpool()
     spool.put(BatchPart(batch.blob.digest, 0, data))
@@ -128,18 +123,13 @@ def spooled(groups: list[list[bytes]]) -> tuple[object, SpooledBatch]:
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 50, 100, 1 << 20])
-def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes: int) -> None:
+def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes):
     groups = ROUND.honest(5)
     groups[0].insert(2, ROUND.segment(0, ROUND.array(0, 1e30)))  # refused for its norm
     batch, data = spooled(groups)
     whole = ROUND.opened(groups)
     opened = validate_batch(
-        ROUND.context,
-        ROUND.secret,
-        batch,  # type: ignore[arg-type]
-        data,
-        ROUND.selected,
-        kept_bytes=kept_bytes,
+        ROUND.context, ROUND.secret, batch, data, ROUND.selected, kept_bytes=kept_bytes
     )
     assert (opened.accepted, opened.refused) == (whole.accepted, whole.refused)
     for name, arrays in whole.arrays.items():
@@ -152,20 +142,15 @@ def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes: int
     assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_of_what_is_not_kept_or_added_up_nothing_stays_in_memory() -> None:
+def test_of_what_is_not_kept_or_added_up_nothing_stays_in_memory():
     groups = ROUND.honest(5)
     batch, data = spooled(groups)
     room = 2 * ROUND.plan.segments(ROUND.exchange)[1].byte_count
     opened = validate_batch(
-        ROUND.context,
-        ROUND.secret,
-        batch,  # type: ignore[arg-type]
-        data,
-        ROUND.selected,
-        kept_bytes=room,
+        ROUND.context, ROUND.secret, batch, data, ROUND.selected, kept_bytes=room
     )
     kept = {
-        name: [one.array is not None for one in arrays._found]  # type: ignore[attr-defined]
+        name: [one.array is not None for one in arrays._found]
         for name, arrays in opened.arrays.items()
     }
     assert kept == {"head.weight": [False] * 5, SOFTMAX: [True, True, False, False, False]}

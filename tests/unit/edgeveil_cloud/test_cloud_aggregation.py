@@ -1,7 +1,5 @@
 """A round's uploads under a job's rule: who counts, what is scored, what fails."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from round_kit import CloudRound, job
@@ -9,7 +7,6 @@ from round_kit import CloudRound, job
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_cloud.broadcasts import TooFewDevices
@@ -19,7 +16,7 @@ from edgeveil_cloud.evaluation import Evaluation
 UPDATE = "update"
 
 
-def plan(rule: dict[str, Any], **changes: Any) -> Plan:
+def plan(rule, **changes):
     return compile_job(
         job(
             **{
@@ -36,13 +33,13 @@ def plan(rule: dict[str, Any], **changes: Any) -> Plan:
     )
 
 
-def uploaded(of: Plan, values: list[float]) -> tuple[CloudRound, Any]:
+def uploaded(of, values):
     """A round whose devices move every weight by their value."""
     at = CloudRound(index=1, plan=of)
     return at, at.opened([[at.segment(0, at.array(0, value)) for value in values]])
 
 
-def moved(of: Plan, values: list[float], **options: Any) -> tuple[float, int]:
+def moved(of, values, **options):
     """By how much the first bias moved, and the uploads told."""
     at, opened = uploaded(of, values)
     state, uploads = aggregate(at.context, at.state, opened, **options)
@@ -59,22 +56,22 @@ def moved(of: Plan, values: list[float], **options: Any) -> tuple[float, int]:
         ({"name": "krum", "k": 3, "malicious": 0}, 2 / 3),
     ],
 )
-def test_the_jobs_rule_moves_the_model(rule: dict[str, Any], expected: float) -> None:
+def test_the_jobs_rule_moves_the_model(rule, expected):
     assert moved(plan(rule), [0.5, 0.5, 1.0, 40.0]) == (pytest.approx(expected), 4)
 
 
-def test_the_least_divergent_is_measured_against_the_global_weights() -> None:
+def test_the_least_divergent_is_measured_against_the_global_weights():
     rule = {"name": "min_divergence", "k": 1, "sampling": "top_k"}
     assert moved(plan(rule), [-1.0, 0.0, 40.0]) == (0.0, 3)  # both others turn signs
 
 
-def test_too_few_for_the_rule_is_told_with_the_fix() -> None:
+def test_too_few_for_the_rule_is_told_with_the_fix():
     with pytest.raises(TooFewDevices, match="3 valid uploads, at least 4") as caught:
         moved(plan({"name": "min_divergence", "k": 4}), [1.0, 1.0, 1.0])
     assert "min_divergence" in caught.value.fix
 
 
-def test_preparatory_sums_are_averaged_where_the_rule_is_for_updates() -> None:
+def test_preparatory_sums_are_averaged_where_the_rule_is_for_updates():
     of = compile_job(
         job(
             features=({"name": "identity"}, {"name": "ldp_fpca", "keep": 0.5}),
@@ -98,7 +95,7 @@ SCORED = {"name": "secprobe", "k": 1, "sampling": "top_k", "validation_records":
 RECORDS = Records(np.eye(4, dtype=np.float32)[np.arange(10) % 4], np.arange(10) % 3)
 
 
-def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records() -> None:
+def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records():
     of = plan(SCORED)
     at, _ = uploaded(of, [0.0])
     graph, evaluation = of.graph(), Evaluation(RECORDS)
@@ -112,7 +109,7 @@ def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records() -> Non
     assert score({UPDATE: update}) == pytest.approx(6 * expected.accuracy)
 
 
-def test_accuracy_is_measured_on_the_records_that_score_nothing() -> None:
+def test_accuracy_is_measured_on_the_records_that_score_nothing():
     of, plain = plan(SCORED), plan({"name": "fedavg"})
     at, _ = uploaded(of, [0.0])
     graph, rest = of.graph(), Records(RECORDS.x[6:], RECORDS.y[6:])
@@ -123,7 +120,7 @@ def test_accuracy_is_measured_on_the_records_that_score_nothing() -> None:
         assert found == Evaluation(rest).tested(RoundContext.of(plain, 1), graph, state)
 
 
-def test_the_upload_that_does_best_counts() -> None:
+def test_the_upload_that_does_best_counts():
     right = {0.25: 1, 0.5: 5, 1.0: 3}
     score = lambda segments: right[float(segments[UPDATE][0])]  # noqa: E731
     change, _ = moved(plan(SCORED), list(right), random_bytes=SeededRandom(0), score=score)
@@ -131,7 +128,7 @@ def test_the_upload_that_does_best_counts() -> None:
 
 
 @pytest.mark.parametrize("test", [None, Records(RECORDS.x[:6], RECORDS.y[:6])])
-def test_without_records_to_score_on_a_job_does_not_begin(test: Records | None) -> None:
+def test_without_records_to_score_on_a_job_does_not_begin(test):
     with pytest.raises(JobFailed, match="scores uploads on 6") as caught:
         Evaluation(test).check(plan(SCORED))
     assert caught.value.where == "aggregation.validation_records"

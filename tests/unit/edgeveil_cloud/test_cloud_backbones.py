@@ -1,10 +1,7 @@
 """The cloud keeps backbones by digest and sends a job with those that it names."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -45,24 +42,24 @@ round: {min_batch: 3}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
 
 
 @pytest.fixture
-def sent(tmp_path: Path) -> str:
+def sent(tmp_path):
     (tmp_path / "backbone.onnx").write_bytes(BACKBONE)
     (tmp_path / "job.yaml").write_text(YAML)
     return submitted(load_job(tmp_path / "job.yaml")).decode()
 
 
-def test_a_backbone_is_kept_once_under_its_digest(store: Store) -> None:
+def test_a_backbone_is_kept_once_under_its_digest(store):
     assert store.backbone(sha256_hex(BACKBONE)) is None
     assert store.put_backbone(BACKBONE) == store.put_backbone(BACKBONE) == sha256_hex(BACKBONE)
     assert store.backbone(sha256_hex(BACKBONE)) == BACKBONE
 
 
-def test_a_job_whose_backbone_is_not_here_is_not_queued(store: Store, sent: str) -> None:
+def test_a_job_whose_backbone_is_not_here_is_not_queued(store, sent):
     with pytest.raises(DataError, match="not here") as caught:
         idle_control(store).submit(sent)
     assert "edgeveil job submit" in caught.value.fix
@@ -70,16 +67,14 @@ def test_a_job_whose_backbone_is_not_here_is_not_queued(store: Store, sent: str)
     assert store.job(idle_control(store).submit(sent)).status == "queued"
 
 
-def test_a_job_that_says_another_form_is_not_queued(store: Store, sent: str) -> None:
+def test_a_job_that_says_another_form_is_not_queued(store, sent):
     store.put_backbone(BACKBONE)
     with pytest.raises(DataError, match="another form"):
         idle_control(store).submit(sent.replace("output_dim: 3", "output_dim: 4"))
     assert store.jobs() == ()
 
 
-def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
-    store: Store, sent: str
-) -> None:
+def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(store, sent):
     key = OpeningKey.generate()
     store.set_enrolled({*public_keys(2), key.public().to_bytes()})
     store.put_backbone(BACKBONE)
@@ -95,7 +90,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     assert b"BatchNormalization" in package.graph
 
 
-def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: str) -> None:
+def test_a_job_too_large_for_its_parties_fails_with_the_fix(store, sent):
     store.set_enrolled(set(public_keys(2)))
     store.put_backbone(BACKBONE)
     task = SealJob(wire_id(idle_control(store).submit(sent)))
@@ -104,14 +99,12 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
     assert "limits.blob_bytes" in caught.value.fix
 
 
-def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:
-    async def scenario() -> None:
+def test_backbones_are_put_over_http_up_to_their_limit(store, sent):
+    async def scenario():
         server = await make_app(store, idle_control(store), tokens).start()
         async with aiohttp.ClientSession(server.url) as session:
 
-            async def ask(
-                method: str, path: str, data: bytes, token: str = TOKEN
-            ) -> tuple[int, str]:
+            async def ask(method, path, data, token=TOKEN):
                 headers = {"Authorization": f"Bearer {token}"}
                 async with session.request(method, path, data=data, headers=headers) as answer:
                     return answer.status, await answer.text()

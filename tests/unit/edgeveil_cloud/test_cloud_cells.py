@@ -1,9 +1,6 @@
 """A round in several cells at the cloud's host: whom it asks, what it seals, what it adds up."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from edgeveil.protocol.cloud import RosterKept, RosterRefused
 from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchPart,
-    Broadcast,
     CellBroadcasts,
     Obstacle,
     ReleaseHeld,
@@ -35,7 +31,7 @@ KEYS = public_keys(9)
 COHORTS = {NORTH: KEYS[:5], SOUTH: KEYS[5:]}
 
 
-def rosters(desk: Desk, cohorts: dict[str, list[bytes]] = COHORTS) -> Desk:
+def rosters(desk, cohorts=COHORTS):
     desk.store.set_enrolled([])
     for cell, keys in cohorts.items():
         desk.host.store(RosterKept(1, b"".join(keys), cell=cell))
@@ -45,7 +41,7 @@ def rosters(desk: Desk, cohorts: dict[str, list[bytes]] = COHORTS) -> Desk:
 # --- selection over all, floors in each ---
 
 
-def chosen(devices: object, cohorts: dict[str, list[bytes]], **changes: Any) -> dict[str, int]:
+def chosen(devices, cohorts, **changes):
     plan = compile_job(job(selection={"devices": devices}, **changes))
     return {cell: len(keys) for cell, keys in select(plan, cohorts).items()}
 
@@ -66,7 +62,7 @@ def test_on_average_devices_of_all_cells_are_asked_as_often():
     keys = public_keys(44)
     cohorts = {NORTH: keys[:40], SOUTH: keys[40:]}
     plan = compile_job(job(selection={"devices": 11}))
-    asked: Counter[str] = Counter()
+    asked = Counter()
     rounds = 3000
     for _ in range(rounds):
         for cell, of_it in select(plan, cohorts).items():
@@ -95,11 +91,11 @@ def test_a_sum_under_masks_is_that_of_a_cell():
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk():
     return rosters(Desk(Store()))
 
 
-def sealed(desk: Desk, index: int = 1, attempt: int = 1) -> dict[str, Broadcast]:
+def sealed(desk, index=1, attempt=1):
     announced = desk.host.perform(SealJob(desk.wire, CELLS))
     assert isinstance(announced, CellBroadcasts) and set(announced.by_cell) == set(CELLS)
     found = desk.host.perform(SealRound(desk.wire, index, attempt, CELLS))
@@ -107,7 +103,7 @@ def sealed(desk: Desk, index: int = 1, attempt: int = 1) -> dict[str, Broadcast]
     return dict(found.by_cell)
 
 
-def test_a_round_has_a_key_and_a_broadcast_for_each_cell(desk: Desk):
+def test_a_round_has_a_key_and_a_broadcast_for_each_cell(desk):
     north, south = sealed(desk).values()
     assert (north.manifest.selected, south.manifest.selected) == (5, 4)
     assert north.manifest.cloud_key != south.manifest.cloud_key
@@ -115,7 +111,7 @@ def test_a_round_has_a_key_and_a_broadcast_for_each_cell(desk: Desk):
     assert set(desk.store.round_keys(desk.id, 1, 1)) == set(CELLS)
 
 
-def test_another_attempt_asks_the_same_devices_in_each_cell(desk: Desk):
+def test_another_attempt_asks_the_same_devices_in_each_cell(desk):
     first = sealed(desk)
     again = sealed(desk, attempt=2)
     assert {c: b.manifest.selected for c, b in first.items()} == {
@@ -125,7 +121,7 @@ def test_another_attempt_asks_the_same_devices_in_each_cell(desk: Desk):
     assert set(desk.store.round_keys(desk.id, 1, 3)) == {SOUTH}
 
 
-def test_a_cell_whose_roster_is_refused_is_done_without(desk: Desk):
+def test_a_cell_whose_roster_is_refused_is_done_without(desk):
     desk.host.store(RosterRefused("foreign_registry", "ab" * 16, SOUTH))
     found = desk.host.perform(SealJob(desk.wire, CELLS))
     assert isinstance(found, CellBroadcasts) and set(found.by_cell) == {NORTH}
@@ -137,7 +133,7 @@ def test_a_cell_whose_roster_is_refused_is_done_without(desk: Desk):
 # --- rosters ---
 
 
-def test_a_device_that_two_cells_claim_stays_where_it_was(desk: Desk, caplog):
+def test_a_device_that_two_cells_claim_stays_where_it_was(desk, caplog):
     desk.host.store(RosterKept(2, b"".join([*KEYS[5:], KEYS[0]]), cell=SOUTH))
     assert KEYS[0] in desk.store.enrolled(NORTH)
     assert KEYS[0] not in desk.store.enrolled(SOUTH)
@@ -146,7 +142,7 @@ def test_a_device_that_two_cells_claim_stays_where_it_was(desk: Desk, caplog):
     assert KEYS[0].hex() not in caplog.text
 
 
-def test_a_device_that_was_moved_belongs_to_its_new_cell_alone(desk: Desk):
+def test_a_device_that_was_moved_belongs_to_its_new_cell_alone(desk):
     moved = {KEYS[0]: SOUTH}
     assert desk.store.set_enrolled([*KEYS[5:], KEYS[0]], SOUTH, moved) == 0
     assert KEYS[0] in desk.store.enrolled(SOUTH) and KEYS[0] not in desk.store.enrolled(NORTH)
@@ -157,22 +153,22 @@ def test_a_device_that_was_moved_belongs_to_its_new_cell_alone(desk: Desk):
 # --- one commit ---
 
 
-def answers(desk: Desk, found: dict[str, Broadcast], **counts: int) -> Absorb:
+def answers(desk, found, **counts):
     """Batches of the cells; the uploads' values go on from one to the next: 1, 2, 3, …"""
     batches, before, key_of = {}, 0, desk.store.round_key
     for cell, count in counts.items():
         raw = key_of(desk.id, found[cell].manifest.at.exchange, 1, cell)
-        desk.store.round_key = lambda *_, raw=raw: raw  # type: ignore[assignment, method-assign]
+        desk.store.round_key = lambda *_, raw=raw: raw
         batch = desk.answers(found[cell], count, value=1.0 + before).batches[""]
         before += count
         data = desk.batches[batch.blob.digest]
         desk.host.store(BatchPart(batch.blob.digest, 0, data, desk.wire, cell))
         batches[cell] = batch
-    desk.store.round_key = key_of  # type: ignore[method-assign]
+    desk.store.round_key = key_of
     return Absorb(batches)
 
 
-def test_the_uploads_of_all_cells_are_one_commit(desk: Desk):
+def test_the_uploads_of_all_cells_are_one_commit(desk):
     found = sealed(desk)
     task = answers(desk, found, north=5, south=4)
     done = desk.host.perform(task)
@@ -188,7 +184,7 @@ def test_the_uploads_of_all_cells_are_one_commit(desk: Desk):
 
 
 @pytest.mark.parametrize("north", [3, 5, 6])
-def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north: int):
+def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north):
     """Nine uploads of two cells give the model that they give in one."""
     states = []
     for cohorts in ({NORTH: KEYS[:north], SOUTH: KEYS[north:]}, {NORTH: KEYS}):
@@ -205,7 +201,7 @@ def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north: int):
         assert states[0][name].tobytes() == states[1][name].tobytes()
 
 
-def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk: Desk):
+def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk):
     found = sealed(desk)
     task = answers(desk, found, north=5)
     crossed = Absorb({SOUTH: task.batches[NORTH]})
@@ -220,7 +216,7 @@ def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk: Desk):
 # --- what is kept of a release ---
 
 
-def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk: Desk):
+def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk):
     for index in (1, 2, 3, 4):
         found = sealed(desk, index)
         assert isinstance(desk.host.perform(answers(desk, found, north=5, south=4)), RoundCommit)

@@ -1,13 +1,8 @@
 """The queue's driver: one job after the other, resumed where it stood, cancelled in any state."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from played import in_loop
@@ -18,7 +13,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, RosterMark
-from edgeveil.protocol.cloud_job import CloudState, JobCourse
+from edgeveil.protocol.cloud_job import CloudState
 from edgeveil.protocol.cloud_reasons import DISK, EDGE_LINK, OWN_LINK, SILENT, STORE
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.tensors import pack_tensors
@@ -44,15 +39,9 @@ round: {min_batch: 3}
 class Cloud:
     """A cloud without a broker: what it would publish is kept."""
 
-    def __init__(
-        self,
-        store: Store,
-        devices: int = 4,
-        running: int = 1,
-        cells: tuple[str, ...] = ("",),
-    ) -> None:
+    def __init__(self, store, devices=4, running=1, cells=("",)):
         self.store = store
-        self.sent: list[object] = []
+        self.sent = []
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
         self.host = CloudHost(store, None, BroadcastLimits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
@@ -62,26 +51,26 @@ class Cloud:
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
         self.control = Control(store, self.host, self.machine, self.runtime, running=running)
         self._look, self._looks = self.control.look, 0
-        self.control.look = self._counted_look  # type: ignore[method-assign]
+        self.control.look = self._counted_look
 
-    def _counted_look(self) -> None:
+    def _counted_look(self):
         self._look()
         self._looks += 1
 
-    async def _publish(self, to: fx.Address, frame: bytes) -> None:
+    async def _publish(self, to, frame):
         self.sent.append(decode(frame, 65536))
 
-    def closed(self) -> list[Close]:
+    def closed(self):
         notes = [m for m in self.sent if isinstance(m, Note)]
         bodies = [decode_body(note.body) for note in notes]
         return [body for body in bodies if isinstance(body, Close)]
 
-    def submit(self, wanted: Job | None = None) -> str:
+    def submit(self, wanted=None):
         wanted = wanted or job()
         return self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest()).id
 
     @asynccontextmanager
-    async def plays(self) -> AsyncIterator[None]:
+    async def plays(self):
         tasks = [asyncio.create_task(t) for t in (self.control.run(), self.runtime.run())]
         try:
             async with asyncio.timeout(20):
@@ -92,46 +81,46 @@ class Cloud:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def until(self, condition):
         while not condition():
             await asyncio.sleep(0.005)
 
-    async def looked_again(self) -> None:
+    async def looked_again(self):
         """Wait until the queue was looked at twice more, from its beginning to its end."""
         before = self._looks
         await self.until(lambda: self._looks >= before + 2)
 
-    def runs(self, entry: str) -> bool:
+    def runs(self, entry):
         return wire_id(entry) in self.machine.courses
 
-    def course(self) -> JobCourse:
+    def course(self):
         """That of the job that runs alone."""
         (course,) = self.machine.courses.values()
         return course
 
-    def status(self, entry: str) -> str:
+    def status(self, entry):
         return self.store.job(entry).status
 
-    def types(self, entry: str) -> list[str]:
+    def types(self, entry):
         return [event.type for event in self.store.events_after(0, entry)]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     monkeypatch.setattr(controls, "LOOK_S", 0.01)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
 
 
 @pytest.fixture
-def cloud(store: Store) -> Cloud:
+def cloud(store):
     return Cloud(store)
 
 
-def commit(cloud: Cloud, entry: str, index: int) -> None:
+def commit(cloud, entry, index):
     plan = cloud.host.jobs.plan(cloud.store.job(entry))
     exchange = plan.exchange(index)
     record = ExchangeRecord(index, exchange.phase, exchange.number, 1, 3)
@@ -141,7 +130,7 @@ def commit(cloud: Cloud, entry: str, index: int) -> None:
 # --- submitting -------------------------------------------------------------------------------
 
 
-def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(cloud: Cloud) -> None:
+def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(cloud):
     entry = cloud.store.job(cloud.control.submit(YAML))
     assert (entry.name, entry.status) == ("queued", "queued")
     assert Job.from_canonical(entry.canonical).rounds == 2
@@ -152,7 +141,7 @@ def test_a_yaml_job_is_queued_and_a_bad_one_tells_every_problem(cloud: Cloud) ->
 
 
 @in_loop
-async def test_the_status_counts_and_names_the_running_job(cloud: Cloud) -> None:
+async def test_the_status_counts_and_names_the_running_job(cloud):
     first, _ = cloud.submit(), cloud.submit()
     status = dict(cloud.control.status())
     assert status.pop("time_s") > 0
@@ -182,7 +171,7 @@ async def test_the_status_counts_and_names_the_running_job(cloud: Cloud) -> None
 
 
 @in_loop
-async def test_jobs_run_in_the_order_they_came(cloud: Cloud) -> None:
+async def test_jobs_run_in_the_order_they_came(cloud):
     first, second = cloud.submit(), cloud.submit()
     async with cloud.plays():
         await cloud.until(lambda: cloud.runs(first))
@@ -200,7 +189,7 @@ async def test_jobs_run_in_the_order_they_came(cloud: Cloud) -> None:
 
 
 @in_loop
-async def test_a_job_is_started_once_however_often_the_queue_is_looked_at(cloud: Cloud) -> None:
+async def test_a_job_is_started_once_however_often_the_queue_is_looked_at(cloud):
     first = cloud.submit()
     looking = asyncio.create_task(cloud.control.run())  # and the machine is busy elsewhere
     await cloud.until(lambda: cloud.status(first) == "running")
@@ -212,7 +201,7 @@ async def test_a_job_is_started_once_however_often_the_queue_is_looked_at(cloud:
 
 
 @in_loop
-async def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(cloud: Cloud) -> None:
+async def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(cloud):
     first = cloud.submit()
     looking = asyncio.create_task(cloud.control.run())
     await cloud.until(lambda: cloud.status(first) == "running")
@@ -230,10 +219,10 @@ async def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(cloud: Clou
 
 
 @in_loop
-async def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> None:
+async def test_so_many_jobs_run_at_once_the_most_urgent_first(store):
     cloud = Cloud(store, running=2)
     low, normal, high = (
-        store.submit_job(p, job().canonical(), job().digest(), priority=p).id  # type: ignore[arg-type]
+        store.submit_job(p, job().canonical(), job().digest(), priority=p).id
         for p in ("low", "normal", "high")
     )
     async with cloud.plays():
@@ -246,7 +235,7 @@ async def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> N
 
 
 @in_loop
-async def test_a_job_that_waits_for_devices_holds_up_none_behind_it(cloud: Cloud) -> None:
+async def test_a_job_that_waits_for_devices_holds_up_none_behind_it(cloud):
     large, small = cloud.submit(job(selection={"devices": 5})), cloud.submit()
     async with cloud.plays():
         await cloud.until(lambda: cloud.runs(small))
@@ -255,7 +244,7 @@ async def test_a_job_that_waits_for_devices_holds_up_none_behind_it(cloud: Cloud
 
 
 @in_loop
-async def test_all_that_ran_when_the_process_ended_go_on(store: Store) -> None:
+async def test_all_that_ran_when_the_process_ended_go_on(store):
     entries = [Cloud(store).submit() for _ in range(3)]
     for entry in entries:
         store.set_status(entry, "running")
@@ -264,9 +253,7 @@ async def test_all_that_ran_when_the_process_ended_go_on(store: Store) -> None:
         await again.until(lambda: all(map(again.runs, entries)))
 
 
-def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(
-    store: Store, cloud: Cloud
-) -> None:
+def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store, cloud):
     urgent = store.job(cloud.control.submit(YAML + "priority: high\n"))
     usual = store.job(cloud.control.submit(YAML))
     assert (urgent.priority, usual.priority) == ("high", "normal")
@@ -291,9 +278,7 @@ def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(
     ],
 )
 @in_loop
-async def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
-    store: Store, cloud: Cloud, changes: dict[str, Any]
-) -> None:
+async def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(store, cloud, changes):
     entry = cloud.submit(job(**changes))
     async with cloud.plays():
         await cloud.until(lambda: "job_waiting" in cloud.types(entry))
@@ -307,9 +292,7 @@ async def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(
 
 
 @in_loop
-async def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(
-    store: Store, cloud: Cloud
-) -> None:
+async def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store, cloud):
     entry = cloud.submit(job(selection={"devices": 5}))
     store.set_status(entry, "running")
     async with cloud.plays():
@@ -323,7 +306,7 @@ async def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(
 # --- pausing ---------------------------------------------------------------------------------
 
 
-def pause(cloud: Cloud, entry: str) -> None:
+def pause(cloud, entry):
     """As the machine does it."""
     course = cloud.machine.courses.pop(wire_id(entry))
     for effect in course._pause("no device answered"):
@@ -332,9 +315,7 @@ def pause(cloud: Cloud, entry: str) -> None:
 
 
 @in_loop
-async def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(
-    store: Store, cloud: Cloud
-) -> None:
+async def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store, cloud):
     first, second = cloud.submit(), cloud.submit()
     async with cloud.plays():
         await cloud.until(lambda: cloud.runs(first))
@@ -353,7 +334,7 @@ async def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(
 
 
 @in_loop
-async def test_a_paused_job_stays_so_over_a_restart(store: Store, cloud: Cloud) -> None:
+async def test_a_paused_job_stays_so_over_a_restart(store, cloud):
     entry = cloud.submit()
     store.set_status(entry, "running")
     store.set_status(entry, "paused", "no device answered")
@@ -368,9 +349,7 @@ async def test_a_paused_job_stays_so_over_a_restart(store: Store, cloud: Cloud) 
 
 
 @in_loop
-async def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(
-    store: Store, cloud: Cloud
-) -> None:
+async def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(store, cloud):
     entries = [cloud.submit(), cloud.submit()]
     for entry in entries:
         store.set_status(entry, "running")
@@ -385,7 +364,7 @@ async def test_a_paused_or_resumed_job_is_cancelled_and_everybody_is_told(
 
 
 @in_loop
-async def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(cloud: Cloud) -> None:
+async def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(cloud):
     entry = cloud.submit()
     async with cloud.plays():
         await cloud.until(lambda: cloud.runs(entry))
@@ -399,10 +378,7 @@ async def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(cloud: Clo
 
 
 @in_loop
-async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
-    store: Store,
-    cloud: Cloud,
-) -> None:
+async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(store, cloud):
     entry, waiting = cloud.submit(), cloud.submit()
     store.set_status(entry, "running")
     commit(cloud, entry, 1)
@@ -417,11 +393,11 @@ async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_bef
 
 
 @in_loop
-async def test_the_ends_of_jobs_are_told_again(store: Store) -> None:
+async def test_the_ends_of_jobs_are_told_again(store):
     first = Cloud(store)
     entries = [first.submit(), first.submit()]
     for entry, status in zip(entries, ("failed", "cancelled"), strict=True):
-        store.set_status(entry, status)  # type: ignore[arg-type]
+        store.set_status(entry, status)
     again = Cloud(store)
     async with again.plays():
         await again.until(lambda: len(again.closed()) >= 2)
@@ -430,7 +406,7 @@ async def test_the_ends_of_jobs_are_told_again(store: Store) -> None:
 
 
 @in_loop
-async def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store, cloud: Cloud) -> None:
+async def test_a_stored_job_that_cannot_be_read_fails_alone(store, cloud):
     strange = store.submit_job("old", b'{"of": "another version"}', bytes(32)).id
     good = cloud.submit()
     async with cloud.plays():
@@ -440,17 +416,15 @@ async def test_a_stored_job_that_cannot_be_read_fails_alone(store: Store, cloud:
 
 
 @in_loop
-async def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(
-    store: Store, cloud: Cloud
-) -> None:
+async def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store, cloud):
     entry = cloud.submit()
     perform = cloud.host.perform
 
-    def lose(task: object) -> object:
+    def lose(task):
         store.set_enrolled([])
         return perform(task)
 
-    cloud.host.perform = lose  # type: ignore[method-assign]
+    cloud.host.perform = lose
     async with cloud.plays():
         await cloud.until(lambda: cloud.status(entry) == "paused")
     assert "no device is enrolled" in store.job(entry).reason
@@ -458,9 +432,7 @@ async def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(
 
 @pytest.mark.parametrize("reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)"])
 @in_loop
-async def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
-    store: Store, reason: str
-) -> None:
+async def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(store, reason):
     cloud, able = Cloud(store, running=4), [False]
     cloud.control._able = lambda _: able[0]
     named, other = cloud.submit(), cloud.submit()
@@ -482,9 +454,7 @@ async def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
 
 
 @pytest.mark.parametrize("devices", [3, "all"])
-def test_a_pause_for_the_disk_ends_once_a_whole_batch_has_room(
-    store: Store, devices: int | str
-) -> None:
+def test_a_pause_for_the_disk_ends_once_a_whole_batch_has_room(store, devices):
     """Small files fit long before: each try would use up an answer of the devices."""
     cloud, asked = Cloud(store, running=4), []
     cloud.control._able = lambda room_bytes: asked.append(room_bytes) or False
@@ -499,7 +469,7 @@ def test_a_pause_for_the_disk_ends_once_a_whole_batch_has_room(
     assert store.job(link).status == "paused"
 
 
-def paused(cloud: Cloud, reason: str, wanted: Job | None = None) -> str:
+def paused(cloud, reason, wanted=None):
     """A job that paused for this."""
     entry = cloud.submit(wanted)
     cloud.store.set_status(entry, "running")
@@ -508,9 +478,7 @@ def paused(cloud: Cloud, reason: str, wanted: Job | None = None) -> str:
 
 
 @in_loop
-async def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_enough(
-    store: Store,
-) -> None:
+async def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_enough(store):
     cloud = Cloud(store, running=4, cells=("", "north"))
     here, both = paused(cloud, OWN_LINK), paused(cloud, OWN_LINK, job(selection={"devices": 6}))
     store.set_enrolled(set(public_keys(7)[4:]), "north")
@@ -524,7 +492,7 @@ async def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_
 
 
 @in_loop
-async def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh() -> None:
+async def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh():
     store = Store(now_s=lambda: 1000.0)
     cloud = Cloud(store)
     cloud.machine.heard.add("")
@@ -540,12 +508,12 @@ async def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh() -> No
 
 @in_loop
 async def test_a_store_that_still_takes_nothing_leaves_the_job_paused_and_the_cloud_alive(
-    store: Store, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, cloud, monkeypatch
+):
     cloud.machine.heard.add("")
     entry = paused(cloud, f"{STORE} (the store failed (disk I/O error))")
 
-    def away(_job: str) -> None:
+    def away(_job):
         raise StoreAway("the store failed (disk I/O error)")
 
     async with cloud.plays():

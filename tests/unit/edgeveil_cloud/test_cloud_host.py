@@ -1,12 +1,8 @@
 """The cloud's work: what is sealed and kept, what a batch changes, and that it changes it once."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sqlite3
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,7 +13,6 @@ from safetensors.numpy import load_file
 
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
-from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
 from edgeveil.protocol.cloud_job import (
@@ -62,7 +57,7 @@ OPEN = {
 }
 
 
-def alone(outcome: object) -> object:
+def alone(outcome):
     """What is sealed for the cell without a name; any other outcome as it is."""
     return outcome.by_cell[""] if isinstance(outcome, CellBroadcasts) else outcome
 
@@ -78,40 +73,38 @@ SQLITE_AWAY = (
 class Desk:
     """A cloud's host with one running job."""
 
-    def __init__(
-        self, store: Store, wanted: Job | None = None, devices: int = 4, part_bytes: int = 4096
-    ) -> None:
+    def __init__(self, store, wanted=None, devices=4, part_bytes=4096):
         self.store = store
         rng = np.random.default_rng(5)
         test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
         self.host = CloudHost(store, test, BroadcastLimits(part_bytes), clock=lambda: 0.0)
-        self.batches: dict[bytes, bytes] = {}
+        self.batches = {}
         if not store.enrolled():
             self.host.store(RosterKept(1, b"".join(public_keys(devices))))
         self.id = self.run(wanted or job())
 
-    def run(self, wanted: Job) -> str:
+    def run(self, wanted):
         entry = self.store.submit_job(wanted.job, wanted.canonical(), wanted.digest())
         self.store.set_status(entry.id, "running")
         return entry.id
 
     @property
-    def wire(self) -> bytes:
+    def wire(self):
         return wire_id(self.id)
 
-    def sealed(self, index: int = 1, attempt: int = 1) -> Broadcast:
+    def sealed(self, index=1, attempt=1):
         """The announcement and one round's broadcast."""
         assert isinstance(self.perform(SealJob(self.wire)), Broadcast)
         broadcast = self.perform(SealRound(self.wire, index, attempt))
         assert isinstance(broadcast, Broadcast)
         return broadcast
 
-    def secret(self, at: ExchangeId) -> RoundSecret:
+    def secret(self, at):
         raw = self.store.round_key(self.id, at.exchange, at.attempt)
         assert raw is not None
         return RoundSecret.from_bytes(raw)
 
-    def answers(self, broadcast: Broadcast, count: int = 3, value: float = 1.0) -> Absorb:
+    def answers(self, broadcast, count=3, value=1.0):
         """A batch of `count` uploads for a round."""
         manifest = broadcast.manifest
         membership = self.secret(manifest.at).membership
@@ -132,34 +125,32 @@ class Desk:
         self.batches[batch.blob.digest] = data
         return Absorb({"": batch})
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         """Do a task; the parts of a batch come before it."""
         if isinstance(task, Absorb):
             digest = task.batches[""].blob.digest
             self.host.store(BatchPart(digest, 0, self.batches[digest], self.wire))
         return alone(self.host.perform(task))
 
-    def commit(self, index: int) -> RoundCommit:
+    def commit(self, index):
         absorbed = self.perform(self.answers(self.sealed(index)))
         assert isinstance(absorbed, RoundCommit)
         return absorbed
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind):
         found = self.store.events_after(0, self.id)
         return [dict(event.data) for event in found if event.type == kind]
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk():
     return Desk(Store())
 
 
 # --- a recording ------------------------------------------------------------------------------
 
 
-def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(desk, tmp_path):
     folder = tmp_path / "recording"
     desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), recorder=Recorder(folder))
     last = len(desk.host.jobs.plan(desk.store.job(desk.id)).exchanges)
@@ -186,9 +177,7 @@ def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_jo
     assert len(list(folder.glob("*.safetensors"))) == 2
 
 
-def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(desk, tmp_path):
     (tmp_path / "taken").write_text("a file")
     desk.host = CloudHost(
         desk.store, None, BroadcastLimits(4096), recorder=Recorder(tmp_path / "taken")
@@ -201,7 +190,7 @@ def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(
 # --- the roster and the jobs ------------------------------------------------------------------
 
 
-def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
+def test_the_roster_is_what_the_proxy_said_last(desk):
     first = desk.store.enrolled()
     keys = [*first[:3], *public_keys(1)]
     desk.host.store(RosterKept(2, b"".join(keys)))
@@ -212,7 +201,7 @@ def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
     assert isinstance(blocked, Obstacle) and "no device is enrolled" in blocked.reason
 
 
-def test_nobody_is_asked_by_a_stale_roster() -> None:
+def test_nobody_is_asked_by_a_stale_roster():
     now_s = 1e9
     desk = Desk(Store(now_s=lambda: now_s))
     desk.sealed()
@@ -233,11 +222,11 @@ def test_nobody_is_asked_by_a_stale_roster() -> None:
     assert isinstance(desk.perform(SealRound(desk.wire, 2, 1)), Broadcast)
 
 
-def announced(store: Store, job_id: str) -> list[Any]:
+def announced(store, job_id):
     return [e for e in store.events_after(0, job_id) if e.data.get("kind") in ("job", "round")]
 
 
-def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
+def test_an_unknown_job_or_task_is_an_answer(desk):
     with pytest.raises(JobFailed, match="not in the store"):
         desk.perform(SealJob(bytes(16)))
     assert desk.perform("anything") == fx.WorkFailed("unknown task")
@@ -246,7 +235,7 @@ def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
 # --- sealing ----------------------------------------------------------------------------------
 
 
-def test_sequences_grow_where_the_clock_steps_back(tmp_path: Path) -> None:
+def test_sequences_grow_where_the_clock_steps_back(tmp_path):
     now_s, sequences = 2e9, []
     for step_s in (0.0, -3600.0, 1.0, 7200.0):
         now_s += step_s
@@ -260,14 +249,14 @@ def test_sequences_grow_where_the_clock_steps_back(tmp_path: Path) -> None:
     assert sequences[-1] >= now_s * 1000
 
 
-def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk: Desk) -> None:
+def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk):
     first, second = desk.sealed(1, 1).manifest, desk.sealed(1, 2).manifest
     for manifest in (first, second):
         assert desk.secret(manifest.at).opening.public().to_bytes() == manifest.cloud_key
     assert first.cloud_key != second.cloud_key
 
 
-def test_a_round_selects_among_the_devices_that_know_the_job(desk: Desk) -> None:
+def test_a_round_selects_among_the_devices_that_know_the_job(desk):
     desk.perform(SealJob(desk.wire))
     desk.host.store(RosterKept(2, b"".join([*desk.store.enrolled(), *public_keys(9)])))
     broadcast = desk.perform(SealRound(desk.wire, 1, 1))
@@ -278,7 +267,7 @@ def test_a_round_selects_among_the_devices_that_know_the_job(desk: Desk) -> None
 # --- committing --------------------------------------------------------------------------------
 
 
-def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk) -> None:
+def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk):
     broadcast = desk.sealed()
     desk.sealed(1, 2)
     task = desk.answers(broadcast)
@@ -296,7 +285,7 @@ def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk: Desk)
     assert (event["refused"], event["clusters"], event["accuracy"]) == ({}, None, None)
 
 
-def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk: Desk) -> None:
+def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk):
     task = desk.answers(desk.sealed())
     first = desk.perform(task)
     before = (desk.store.last_commit(desk.id), desk.store.events_after(0))
@@ -312,7 +301,7 @@ def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk:
     assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
 
 
-def test_another_batch_for_a_committed_round_is_refused(desk: Desk) -> None:
+def test_another_batch_for_a_committed_round_is_refused(desk):
     broadcast = desk.sealed()
     task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
     desk.perform(task)
@@ -322,13 +311,11 @@ def test_another_batch_for_a_committed_round_is_refused(desk: Desk) -> None:
     assert desk.store.last_commit(desk.id) == before
 
 
-def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, monkeypatch):
     broadcast = desk.sealed()
     task, aggregate = desk.answers(broadcast), commit_round.aggregate
 
-    def overtaken(*args: Any) -> Any:
+    def overtaken(*args):
         record = ExchangeRecord(1, "centre", 0, 1, 2)
         state = pack_tensors(args[0].plan.cloud.initial_state())
         desk.store.commit_exchange(desk.id, record, state, (), [b"b" * 32, b"a" * 32], [b"c" * 32])
@@ -340,7 +327,7 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
     assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
 
 
-def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> None:
+def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk):
     broadcast = desk.sealed()
     outcome = desk.perform(desk.answers(broadcast, count=2))
     assert isinstance(outcome, TooFewUploads)
@@ -349,7 +336,7 @@ def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk: Desk) -> N
     assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), RoundCommit)
 
 
-def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -> None:
+def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
     broadcast = desk.sealed()
     poor = desk.answers(broadcast, count=2)
     first = desk.perform(poor)
@@ -360,7 +347,7 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk: Desk) -
     assert desk.perform(poor) == first
 
 
-def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk: Desk) -> None:
+def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk):
     everybody = desk.store.enrolled()
     assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFewUploads)
     desk.host.store(RosterKept(2, b"".join(everybody[1:])))
@@ -372,9 +359,7 @@ def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk: Desk
     assert desk.sealed(2).manifest.selected == 3
 
 
-def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(desk, monkeypatch):
     task = desk.answers(desk.sealed())
     monkeypatch.setattr(commit_round, "aggregate", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -385,18 +370,18 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(
     assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Obstacle)
 
 
-def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk: Desk) -> None:
+def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk):
     desk.sealed()
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
     assert desk.sealed(1, 2).manifest.selected == 3
 
 
-def test_more_uploads_than_selected_are_void(desk: Desk) -> None:
+def test_more_uploads_than_selected_are_void(desk):
     outcome = desk.perform(desk.answers(desk.sealed(), count=5))
     assert isinstance(outcome, TooFewUploads)
 
 
-def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk) -> None:
+def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk):
     for index in (1, 2, 3):
         desk.commit(index)
     event = desk.events("exchange_committed")[-1]
@@ -409,7 +394,7 @@ def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk: Desk)
     assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
 
 
-def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
+def test_absurd_inferences_of_a_small_round_leave_readable_events():
     desk = Desk(Store(), job(round={"min_batch": 1}))
     for index in (1, 2):
         desk.commit(index)
@@ -423,7 +408,7 @@ def test_absurd_inferences_of_a_small_round_leave_readable_events() -> None:
 # --- the end ----------------------------------------------------------------------------------
 
 
-def test_an_early_end_prints_the_whole_training_price(desk: Desk) -> None:
+def test_an_early_end_prints_the_whole_training_price(desk):
     """Who cancels may have looked at the rounds before: the smaller price would not hold."""
     for index in (1, 2, 3):
         desk.commit(index)
@@ -437,7 +422,7 @@ def test_an_early_end_prints_the_whole_training_price(desk: Desk) -> None:
     assert end["final"]["accuracy"] == desk.events("exchange_committed")[-1]["accuracy"]
 
 
-def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk: Desk) -> None:
+def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk):
     desk.sealed(1)
     desk.host.store(JobStatus(desk.wire, "failed", "too few"))
     (end,) = desk.events("job_failed")
@@ -446,7 +431,7 @@ def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk: Desk) -
     assert desk.store.round_key(desk.id, 1, 1) is None
 
 
-def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:
+def test_a_job_that_never_broadcast_a_round_cost_nothing(desk):
     desk.perform(SealJob(desk.wire))
     desk.host.store(JobStatus(desk.wire, "failed", "nobody there"))
     (end,) = desk.events("job_failed")
@@ -454,7 +439,7 @@ def test_a_job_that_never_broadcast_a_round_cost_nothing(desk: Desk) -> None:
     assert end["final"] == {"accuracy": None}
 
 
-def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> None:
+def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk):
     first, full = desk.id, "the proxy refused the broadcast: cache_full"
     desk.host.store(JobStatus(desk.wire, "paused", full))
     step = "wait for other jobs to end, or raise limits.cache_bytes at the proxy"
@@ -482,7 +467,7 @@ def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk: Desk) -> N
         ("a reason of the future", "see the cloud's log"),
     ],
 )
-def test_a_paused_job_says_what_to_do(desk: Desk, reason: str, step: str) -> None:
+def test_a_paused_job_says_what_to_do(desk, reason, step):
     desk.host.store(JobStatus(desk.wire, "paused", reason))
     told = desk.store.job(desk.id).reason
     assert told.startswith(reason) and step in told
@@ -503,10 +488,8 @@ def test_a_paused_job_says_what_to_do(desk: Desk, reason: str, step: str) -> Non
         (MemoryError(), MEMORY),
     ],
 )
-def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(
-    desk: Desk, error: Exception, what: str
-) -> None:
-    def lacks(_task: object) -> object:
+def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(desk, error, what):
+    def lacks(_task):
         if what != STORE:
             raise error
         raise _told(sa.exc.OperationalError("", {}, error), sa.make_url("sqlite:////x.sqlite"))
@@ -519,14 +502,14 @@ def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(
     assert goes_on(told) and told.endswith(BY_ITSELF)
 
 
-def test_a_job_ends_once(desk: Desk) -> None:
+def test_a_job_ends_once(desk):
     desk.host.store(JobStatus(desk.wire, "failed", "first"))
     desk.host.store(JobStatus(desk.wire, "completed"))
     entry = desk.store.job(desk.id)
     assert (entry.status, entry.reason) == ("failed", "first")
 
 
-def test_no_guarantee_is_no_number() -> None:
+def test_no_guarantee_is_no_number():
     desk = Desk(Store(), job(**OPEN))
     for index in (1, 2, 3):
         desk.commit(index)
@@ -539,7 +522,7 @@ def test_no_guarantee_is_no_number() -> None:
         json.dumps(event.data, allow_nan=False)  # as a database server and a browser want it
 
 
-def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
+def test_the_release_is_the_model_of_the_last_commit(desk):
     for index in (1, 2, 3, 4):
         desk.commit(index)
     sealed = desk.perform(SealRelease(desk.wire))
@@ -549,10 +532,10 @@ def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
     assert sealed.manifest.kind == "release"
     assert sealed.manifest.selected == 4
     assert release.onnx[:64] not in sealed.data
-    assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence  # type: ignore[attr-defined]
+    assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence
 
 
-def test_reports_become_events_of_the_job_that_they_are_about(tmp_path: Path) -> None:
+def test_reports_become_events_of_the_job_that_they_are_about(tmp_path):
     desk = Desk(Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}"))
     other = desk.store.submit_job("other", b"{}", bytes(32)).id
     desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
@@ -568,7 +551,7 @@ def test_reports_become_events_of_the_job_that_they_are_about(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("knows", [0, KNOWS_BUCKETS])
-def test_stanzas_are_in_buckets_once_every_device_looks_there(knows: int) -> None:
+def test_stanzas_are_in_buckets_once_every_device_looks_there(knows):
     keys = public_keys(100)
     desk = Desk(Store(), part_bytes=8192)
     desk.host.store(RosterKept(2, b"".join(keys), knows=knows))
@@ -579,14 +562,14 @@ def test_stanzas_are_in_buckets_once_every_device_looks_there(knows: int) -> Non
         assert asked.manifest.selected == 100
 
 
-def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay() -> None:
+def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay():
     """Somebody said a larger number with the proxy's key: the last roster would go stale."""
     now_s, day_s = 1e9, 24 * 3600.0
     desk = Desk(Store(now_s=lambda: now_s))
     keys = b"".join(desk.store.enrolled())
     desk.host.store(RosterKept(2**62, keys, "5e" * 16, now_s + day_s))
 
-    def refused(made_s: float) -> str:
+    def refused(made_s):
         desk.host.store(RosterRefused("replayed_roster", "5e" * 16, "", made_s + day_s))
         return desk.store.roster_problem()
 
@@ -601,7 +584,7 @@ def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay() -> No
     assert "accept-registry" in refused(now_s), "however long the one that was taken says it lasts"
 
 
-def test_a_cloud_that_nobody_would_believe_announces_nothing() -> None:
+def test_a_cloud_that_nobody_would_believe_announces_nothing():
     desk = Desk(Store())
     desk.host._not_believed = lambda: "the key that the root names is not here"
     blocked = desk.perform(SealJob(desk.wire))

@@ -1,10 +1,7 @@
 """The cloud's process: what it says when it cannot start, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,14 @@ from edgeveil.transport.process import make_signing_key
 from edgeveil_cloud.main import _run_alone
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> CloudSite:
+def site(tmp_path):
     SigningKey.generate().public().save(tmp_path / "proxy.pub")
     make_signing_key(tmp_path / "state", "cloud")
     return CloudSite.model_validate(
@@ -35,14 +32,14 @@ def site(tmp_path: Path) -> CloudSite:
     )
 
 
-def start(site: CloudSite) -> None:
-    async def body() -> None:
+def start(site):
+    async def body():
         await asyncio.wait_for(_run_alone(site, asyncio.Event()), 20)
 
     asyncio.run(body())
 
 
-def test_a_broker_that_is_not_there_is_named_and_everything_is_given_back(site: CloudSite) -> None:
+def test_a_broker_that_is_not_there_is_named_and_everything_is_given_back(site):
     for _ in range(2):  # the second start finds the port free and the store unlocked
         with pytest.raises(BrokerError) as caught:
             start(site)
@@ -50,13 +47,13 @@ def test_a_broker_that_is_not_there_is_named_and_everything_is_given_back(site: 
         assert caught.value.fix
 
 
-def test_a_missing_key_of_the_proxy_is_named_before_anything_listens(site: CloudSite) -> None:
+def test_a_missing_key_of_the_proxy_is_named_before_anything_listens(site):
     site.proxy_key_file.unlink()
     with pytest.raises(SystemFault, match=r"public key of the proxy.*\.pub"):
         start(site)
 
 
-def test_the_state_folder_holds_the_cloud_alone_for_its_owner(site: CloudSite) -> None:
+def test_the_state_folder_holds_the_cloud_alone_for_its_owner(site):
     with pytest.raises(BrokerError):
         start(site)
     modes = {path.name: path.stat().st_mode & 0o777 for path in site.state_dir.iterdir()}

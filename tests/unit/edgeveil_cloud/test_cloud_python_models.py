@@ -1,9 +1,5 @@
 """A submitted job whose model is Python code: the cloud runs it only where its operator says so."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -24,25 +20,23 @@ privacy: {{epsilon: 1, accept_unproven: true}}
 
 
 class Net(torch.nn.Linear):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4, 3)
 
 
 @pytest.fixture
-def sent(tmp_path: Path) -> str:
+def sent(tmp_path):
     (tmp_path / "job.yaml").write_text(YAML)
     return submitted(load_job(tmp_path / "job.yaml")).decode()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
 
 
-def test_without_the_operators_word_no_code_runs(
-    store: Store, sent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(function: str) -> torch.nn.Module:
+def test_without_the_operators_word_no_code_runs(store, sent, monkeypatch):
+    def never(function):
         raise AssertionError("the code ran")
 
     monkeypatch.setattr(python_model, "loaded", never)
@@ -51,7 +45,7 @@ def test_without_the_operators_word_no_code_runs(
     assert caught.value.where == "cloud.allow_python_models"
 
 
-def test_with_it_the_job_is_queued_and_one_that_cannot_run_is_not(store: Store, sent: str) -> None:
+def test_with_it_the_job_is_queued_and_one_that_cannot_run_is_not(store, sent):
     allowing = idle_control(store, python_models=True)
     assert allowing.submit(sent)
     with pytest.raises(DataError, match="does not take records"):

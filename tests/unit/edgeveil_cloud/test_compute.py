@@ -1,7 +1,5 @@
 """Batches that workers open: the same bits as in the cloud's own process, whatever befalls them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -9,10 +7,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,6 @@ from edgeveil.errors import UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.protocol.cloud_job import BatchPart, Obstacle
-from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.sealed import RoundCheck, masked_vectors
 from edgeveil.protocol.tensors import masked_segment
 from edgeveil_cloud.broadcasts import BroadcastLimits
@@ -37,13 +32,13 @@ from edgeveil_cloud.compute.processes import ComputeError, WorkerProcesses, work
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundOpening
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, ValidatedBatch, validate_batch
+from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, validate_batch
 
 UPLOADS = 13
 
 
 @contextmanager
-def pool(count: int, **more: Any) -> Iterator[WorkerProcesses]:
+def pool(count, **more):
     """WorkerProcesses for batches of any size."""
     found = WorkerProcesses(count, least_bytes=0, **more)
     try:
@@ -52,13 +47,13 @@ def pool(count: int, **more: Any) -> Iterator[WorkerProcesses]:
         found.close()
 
 
-def spooled(batch: Batch, data: bytes) -> SpooledBatch:
+def spooled(batch, data):
     spool = BatchSpool()
     spool.put(BatchPart(batch.blob.digest, 0, data))
     return spool.whole(batch.blob)
 
 
-def hostile(of: CloudRound, cancelling: bool = False) -> list[list[bytes]]:
+def hostile(of, cancelling=False):
     """Uploads of which some do not count. Of the others all but one cancel each other
     out where they are `cancelling`: the sum is bits that a grid a little too coarse would lose."""
     rng, groups = np.random.default_rng(4), []
@@ -82,11 +77,11 @@ def hostile(of: CloudRound, cancelling: bool = False) -> list[list[bytes]]:
     return groups
 
 
-def opened(of: CloudRound, batch: Batch, data: bytes, **more: Any) -> ValidatedBatch:
+def opened(of, batch, data, **more):
     return validate_batch(of.context, of.secret, batch, spooled(batch, data), 64, **more)
 
 
-def bits(found: ValidatedBatch) -> dict[str, list[bytes]]:
+def bits(found):
     """Each array that counts, and the means, which are those of the arrays one by one."""
     result = {}
     for name, arrays in found.arrays.items():
@@ -97,15 +92,12 @@ def bits(found: ValidatedBatch) -> dict[str, list[bytes]]:
     return result
 
 
-RULES = {
-    "added up": {"name": "fedavg"},
-    "looked at one by one": {"name": "krum"},
-}
+RULES = {"added up": {"name": "fedavg"}, "looked at one by one": {"name": "krum"}}
 
 
 @pytest.mark.parametrize("cancelling", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_any_number_of_workers_gives_the_same_bits(rule: str, cancelling: bool) -> None:
+def test_any_number_of_workers_gives_the_same_bits(rule, cancelling):
     of = CloudRound(plan=Plan(job(aggregation=RULES[rule])), selected=64)
     batch, data = of.batch(hostile(of, cancelling))
     here = opened(of, batch, data)
@@ -119,7 +111,7 @@ def test_any_number_of_workers_gives_the_same_bits(rule: str, cancelling: bool) 
 
 
 @pytest.mark.parametrize("aggregation", [{"name": "fedavg"}, {"name": "median", "groups": 3}])
-def test_any_number_of_workers_gives_the_same_sums_under_masks(aggregation: dict[str, Any]) -> None:
+def test_any_number_of_workers_gives_the_same_sums_under_masks(aggregation):
     wanted = job(
         aggregation={**aggregation, "secure": True},
         selection={"devices": 64, "min_devices": 64},
@@ -140,14 +132,14 @@ def test_any_number_of_workers_gives_the_same_sums_under_masks(aggregation: dict
         assert numbers(there) == numbers(here)
 
 
-def masked(of: CloudRound) -> list[list[bytes]]:
+def masked(of):
     """Whole uploads; one is not for this round, one comes twice."""
     vectors = masked_vectors(of.manifest.at, of.manifest.groups, of.manifest.masked)
     by_group, groups = {one.group: one for one in vectors}, []
     for g in range(len(of.manifest.groups)):
         segments = []
         for device in range(UPLOADS):
-            raw: Any = of.array(g, device)
+            raw = of.array(g, device)
             if g in by_group:
                 values = np.random.default_rng(device).integers(-100, 100, by_group[g].ring.count)
                 check = RoundCheck.said(of.manifest, of.secret.membership)
@@ -157,12 +149,12 @@ def masked(of: CloudRound) -> list[list[bytes]]:
     return groups
 
 
-def numbers(found: ValidatedBatch) -> list[list[bytes]]:
+def numbers(found):
     return [[one.to_bytes() for one in of_set] for of_set in found.totals]
 
 
 @pytest.mark.parametrize("cancelling", [False, True])
-def test_batches_of_several_cells_are_added_up_to_the_same_bits(cancelling: bool) -> None:
+def test_batches_of_several_cells_are_added_up_to_the_same_bits(cancelling):
     of = CloudRound(selected=64)
     batches = [of.batch(hostile(of, cancelling)), of.batch(of.honest(5)), of.batch(of.honest(4))]
     with pool(2) as workers:
@@ -173,7 +165,7 @@ def test_batches_of_several_cells_are_added_up_to_the_same_bits(cancelling: bool
             assert mean({name: arrays})[name].tobytes() == mean({name: one_by_one})[name].tobytes()
 
 
-def test_a_small_batch_is_opened_here_and_starts_nobody() -> None:
+def test_a_small_batch_is_opened_here_and_starts_nobody():
     of = CloudRound()
     batch, data = of.batch(of.honest(5))
     workers = workers_of(ComputeAt(workers=2))
@@ -186,7 +178,7 @@ def test_a_small_batch_is_opened_here_and_starts_nobody() -> None:
 # --- what befalls them -------------------------------------------------------------------------
 
 
-def deadly(folder: Path, number_of_deaths: dict[int, int]) -> list[Deadly]:
+def deadly(folder, number_of_deaths):
     return [Deadly(folder, number, number_of_deaths.get(number, 0)) for number in range(6)]
 
 
@@ -195,10 +187,8 @@ OF = CloudRound()
 OPENING = RoundOpening(OF.secret.opening, OF.secret.membership, OF.manifest.at, b"d" * 32)
 
 
-def test_what_a_worker_leaves_undone_is_done_by_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found: dict[int, bytes] = {}
+def test_what_a_worker_leaves_undone_is_done_by_another(tmp_path, caplog):
+    found = {}
     with pool(2) as workers:
         data = in_file(DATA)
         workers.run(OPENING, data, deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
@@ -210,27 +200,25 @@ def test_what_a_worker_leaves_undone_is_done_by_another(
     assert OPENING.key.to_bytes().hex() not in caplog.text
 
 
-def in_file(data: bytes) -> SpooledBatch:
+def in_file(data):
     found = SpooledBatch(b"", None)
     found.write(0, data)
     return found
 
 
-def test_a_slice_that_ends_every_worker_is_named_and_the_next_batch_is_opened(
-    tmp_path: Path,
-) -> None:
+def test_a_slice_that_ends_every_worker_is_named_and_the_next_batch_is_opened(tmp_path):
     with pool(2) as workers:
         with pytest.raises(ComputeError, match=r"could not be opened in 3 tries.*SIGKILL") as told:
             workers.run(OPENING, in_file(DATA), deadly(tmp_path, {2: 9}), lambda *_: None)
         assert told.value.where
         assert told.value.fix
         assert workers.pids == []
-        found: dict[int, bytes] = {}
+        found = {}
         workers.run(OPENING, in_file(DATA), deadly(tmp_path, {}), found.__setitem__)
         assert len(found) == 6
 
 
-def test_a_worker_that_ended_between_two_batches_is_started_anew() -> None:
+def test_a_worker_that_ended_between_two_batches_is_started_anew():
     of = CloudRound(selected=64)
     batch, data = of.batch(of.honest(UPLOADS))
     here = opened(of, batch, data)
@@ -249,7 +237,7 @@ class StruckAtStart(WorkerProcesses):
 
     left = 1
 
-    def _launched(self) -> Any:
+    def _launched(self):
         one = super()._launched()
         if self.left:
             self.left -= 1
@@ -257,18 +245,16 @@ class StruckAtStart(WorkerProcesses):
         return one
 
 
-def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(monkeypatch, caplog):
     monkeypatch.setattr(processes, "WorkerProcesses", StruckAtStart)
     workers = workers_of(ComputeAt(engine="ray", workers=1))
     assert workers is not None
     workers.close()
     (said,) = [one for one in caplog.records if one.msg == "compute_away"]
-    assert "SIGKILL" in said.reason  # type: ignore[attr-defined]
+    assert "SIGKILL" in said.reason
 
 
-def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why() -> None:
+def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why():
     with pool(2) as workers:
         desk = Desk(Store())
         desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), workers=workers)
@@ -278,7 +264,7 @@ def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why() -> Non
         assert desk.store.exchanges(desk.id) == ()
 
 
-def test_workers_end_with_a_cloud_that_is_killed(tmp_path: Path) -> None:
+def test_workers_end_with_a_cloud_that_is_killed(tmp_path):
     program = """
         import sys, time
         from edgeveil_cloud.compute.processes import WorkerProcesses
@@ -300,7 +286,7 @@ def test_workers_end_with_a_cloud_that_is_killed(tmp_path: Path) -> None:
     assert not any(map(alive, pids))
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """Not merely unreaped."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
@@ -308,7 +294,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_rounds_key_goes_nowhere_by_chance() -> None:
+def test_a_rounds_key_goes_nowhere_by_chance():
     with pytest.raises(TypeError):
         pickle.dumps(OPENING)
     assert OPENING.membership.hex() not in repr(OPENING)
@@ -318,7 +304,7 @@ def test_a_rounds_key_goes_nowhere_by_chance() -> None:
 # --- on Ray -------------------------------------------------------------------------------------
 
 
-def test_a_task_is_given_its_own_places_and_no_others() -> None:
+def test_a_task_is_given_its_own_places_and_no_others():
     places = [(300, 50), (10, 20)]
     sealed = b"".join(DATA[offset : offset + size] for offset, size in places)
     found = Excerpt(iter(places), memoryview(sealed))
@@ -328,14 +314,12 @@ def test_a_task_is_given_its_own_places_and_no_others() -> None:
         found[0:10]
 
 
-def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(monkeypatch, caplog):
     pytest.importorskip("ray")
     monkeypatch.setattr(processes, "AWAY_S", 0.5)
     workers = workers_of(ComputeAt(engine="ray", workers=2, address="127.0.0.1:1"))
     assert isinstance(workers, WorkerProcesses)
-    assert "no Ray cluster answers at 127.0.0.1:1" in caplog.records[0].reason  # type: ignore[attr-defined]
+    assert "no Ray cluster answers at 127.0.0.1:1" in caplog.records[0].reason
     with pytest.raises(ComputeError, match=r"no Ray cluster answers at 127\.0\.0\.1:1") as told:
         workers.run(OPENING, in_file(DATA), [], lambda *_: None)
     assert told.value.where == "cloud.compute"
@@ -343,15 +327,13 @@ def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(
     workers.close()
 
 
-def test_what_cannot_be_a_cluster_is_refused_at_start() -> None:
+def test_what_cannot_be_a_cluster_is_refused_at_start():
     pytest.importorskip("ray")
     with pytest.raises(UsageError, match="no address of a Ray cluster"):
         workers_of(ComputeAt(engine="ray", workers=2, address="nowhere"))
 
 
-def test_without_ray_the_cloud_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_ray_the_cloud_does_not_start(monkeypatch, tmp_path):
     (tmp_path / "ray.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UsageError, match="Ray is not installed") as told:
@@ -360,7 +342,7 @@ def test_without_ray_the_cloud_does_not_start(
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster():
     """Two nodes on this machine."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -379,7 +361,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_cluster_gives_the_same_bits(cluster: Any) -> None:
+def test_a_cluster_gives_the_same_bits(cluster):
     of = CloudRound(selected=64)
     batch, data = of.batch(hostile(of))
     here = opened(of, batch, data)
@@ -391,10 +373,8 @@ def test_a_cluster_gives_the_same_bits(cluster: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.drill
-def test_what_a_worker_of_the_cluster_leaves_undone_is_done_by_another(
-    cluster: Any, tmp_path: Path
-) -> None:
-    found: dict[int, bytes] = {}
+def test_what_a_worker_of_the_cluster_leaves_undone_is_done_by_another(cluster, tmp_path):
+    found = {}
     with pool(2, on_ray=True, address=cluster.address) as workers:
         workers.run(OPENING, in_file(DATA), deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
         assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
@@ -404,9 +384,7 @@ def test_what_a_worker_of_the_cluster_leaves_undone_is_done_by_another(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["EdgeVeil", "Ray"])
-def test_another_version_on_the_cluster_is_named(
-    cluster: Any, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_on_the_cluster_is_named(cluster, other, monkeypatch):
     import ray
 
     if other == "Ray":

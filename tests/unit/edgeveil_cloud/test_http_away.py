@@ -1,14 +1,11 @@
 """The cloud's HTTP while its database is away: it says so, though all else waits for the return."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,27 +14,27 @@ from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
-from tests.kits.postgres_server import PostgresServer, postgres_server
+from tests.kits.postgres_server import postgres_server
 
 TOKEN = "t" * 43
 PATHS = ["/healthz", "/jobs", "/jobs/any", "/jobs/any/events?wait_s=20", "/status", "/metrics"]
 
 
-def tokens() -> dict[Scope, str]:
+def tokens():
     return {Scope.ADMIN: TOKEN}
 
 
 class Control:
     """Its status asks the database, as the cloud's own does."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store):
         self._store = store
 
-    def status(self) -> dict[str, int]:
+    def status(self):
         return {"enrolled": self._store.counts().enrolled}
 
 
-def get(url: str) -> tuple[int, dict[str, object]]:
+def get(url):
     """Status and JSON, asked from another thread than the loop's."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
     try:
@@ -47,15 +44,15 @@ def get(url: str) -> tuple[int, dict[str, object]]:
         return error.code, json.loads(error.read())
 
 
-def play(store: Store, held_up: Callable[[str], object]) -> None:
+def play(store, held_up):
     """Serve a cloud whose own loop is then held up by `held_up(url)`."""
 
-    async def run() -> None:
+    async def run():
         health = Health({"store": lambda: not store.away})
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         control = Control(store)
         http = HttpThread()
-        app = make_app(store, control, tokens, health, ask=desk)  # type: ignore[arg-type]
+        app = make_app(store, control, tokens, health, ask=desk)
         await http.start(app, "127.0.0.1", 0)
         try:
             assert await asyncio.to_thread(get, f"{http.url}/status") == (200, {"enrolled": 0})
@@ -69,19 +66,17 @@ def play(store: Store, held_up: Callable[[str], object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server():
     with postgres_server() as running:
         yield running
 
 
-def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_back(
-    server: PostgresServer,
-) -> None:
+def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_back(server):
     store = Store(server.url)
-    answers: dict[str, tuple[int, dict[str, object]]] = {}
+    answers = {}
 
-    def held_up(url: str) -> None:
-        def ask() -> None:
+    def held_up(url):
+        def ask():
             while not store.away:
                 time.sleep(0.005)
             try:
@@ -112,14 +107,12 @@ def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_ba
         assert said["fix"], path
 
 
-def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cloud_that_is_held_up_otherwise_is_waited_for_a_bounded_time(monkeypatch):
     monkeypatch.setattr(http, "ANSWER_S", 0.3)
     store = Store()
-    answers: list[tuple[int, dict[str, object]]] = []
+    answers = []
 
-    def held_up(url: str) -> None:
+    def held_up(url):
         asking = threading.Thread(target=lambda: answers.append(get(f"{url}/jobs")))
         asking.start()
         asking.join()  # the loop does nothing meanwhile

@@ -1,12 +1,9 @@
 """A job that would fail late is refused before it is queued or run, with the reason, unpriced."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +15,9 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
 from edgeveil.jobs import compile_job, load_job, load_plan, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.robust import Krum
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.protocol.sealed import Package
 from edgeveil_cloud import rehearsal
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast
 from edgeveil_cloud.evaluation import Evaluation
@@ -64,7 +59,7 @@ local_run:
 class Sound(torch.nn.Sequential):
     """What the refusal of batch normalisation advises, and GELU, which brings constants."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(
             torch.nn.Unflatten(1, (1, 8, 8)),
             torch.nn.Conv2d(1, 4, 3),
@@ -76,22 +71,22 @@ class Sound(torch.nn.Sequential):
 
 
 class Shrinking(torch.nn.Sequential):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(torch.nn.Linear(64, 10), torch.nn.Softshrink())
 
 
 class Infinite(torch.nn.Module):
     """Its logits are infinite: no probabilities, and as code the same."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(64, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.exp(self.layer(x).abs() + 100)
 
 
-def file(tmp_path: Path, name: str, *changes: tuple[str, str]) -> Path:
+def file(tmp_path, name, *changes):
     python_model.loaded.cache_clear()
     path, text = tmp_path / "job.yaml", YAML.replace("NAME", name)
     for old, new in changes:
@@ -100,11 +95,11 @@ def file(tmp_path: Path, name: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
-def store_in(folder: Path) -> Store:
+def store_in(folder):
     return Store(f"sqlite:///{folder / 'cloud.sqlite'}")
 
 
-def plan_of(path: Path) -> Plan:
+def plan_of(path):
     job = load_job(path)
     return compile_job(job).with_artifacts(read_artifacts(job))
 
@@ -113,8 +108,8 @@ def plan_of(path: Path) -> Plan:
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.usefixtures("encoders")
 def test_every_job_of_ours_can_be_done_and_sends_no_more_than_it_announces(
-    path: Path, devices: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    path, devices, monkeypatch
+):
     """A round's package past the proxy's limit was refused once all had paid."""
     keeps_to_what_it_announces(plan_of(path), devices, monkeypatch)
 
@@ -134,19 +129,17 @@ def test_every_job_of_ours_can_be_done_and_sends_no_more_than_it_announces(
         ("link_test", {"train": {"method": "noise_only", "rounds": 2, "package_values": 200_000}}),
     ],
 )
-def test_nor_does_one_whose_packages_are_more_than_model_and_upload(
-    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nor_does_one_whose_packages_are_more_than_model_and_upload(name, changes, monkeypatch):
     told = yaml.safe_load((JOBS / f"{name}.yaml").read_text()) | changes
     keeps_to_what_it_announces(parse_plan(yaml.safe_dump(told)), True, monkeypatch)
 
 
-def keeps_to_what_it_announces(plan: Plan, devices: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_to_what_it_announces(plan, devices, monkeypatch):
     """No package of the job, played without a network, is larger than announced."""
-    plain: list[int] = []
+    plain = []
     encode = rehearsal.encode_package
 
-    def seen(package: Package) -> bytes:
+    def seen(package):
         plain.append(len(found := encode(package)))
         return found
 
@@ -165,14 +158,9 @@ def keeps_to_what_it_announces(plan: Plan, devices: bool, monkeypatch: pytest.Mo
     ],
 )
 def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    line: int,
-    why: str,
-) -> None:
-    priced: list[Any] = []
+    tmp_path, capsys, monkeypatch, name, line, why
+):
+    priced = []
     monkeypatch.setattr(Ledger, "commit", lambda *given: priced.append(given))
     path = file(tmp_path, name)
     assert main(["check", str(path)]) == 2
@@ -196,7 +184,7 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
 
 
 @pytest.mark.drill
-def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path: Path) -> None:
+def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path):
     path, out = file(tmp_path, "Sound"), tmp_path / "out"
     run_local(path, out, Overrides(), reference=False, brief=True, stream=io.StringIO())
     assert (out / "model.onnx").is_file()
@@ -213,9 +201,7 @@ def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path: Path) -> None:
         (BroadcastLimits(4096, batch_bytes=100), "pass the cloud's limit of 100 bytes a batch"),
     ],
 )
-def test_sizes_that_would_fail_late_are_refused(
-    tmp_path: Path, limits: BroadcastLimits, why: str
-) -> None:
+def test_sizes_that_would_fail_late_are_refused(tmp_path, limits, why):
     plan = plan_of(file(tmp_path, "Sound"))
     with pytest.raises(RefusedJobError, match=why) as caught:
         rehearse_job(plan, limits)
@@ -224,19 +210,15 @@ def test_sizes_that_would_fail_late_are_refused(
 
 
 @pytest.mark.usefixtures("own_process_here")  # which sees what is set here
-def test_a_final_model_above_what_a_device_takes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_final_model_above_what_a_device_takes_is_refused(tmp_path, monkeypatch):
     plan = plan_of(file(tmp_path, "Sound"))
     monkeypatch.setattr("edgeveil_cloud.rehearsal.MAX_GRAPH_BYTES", len(plan.graph()) + 100)
     with pytest.raises(RefusedJobError, match=r"the final model cannot be made: has .* a device"):
         rehearse_job(plan, LIMITS)
 
 
-def test_a_rule_that_fails_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
+def test_a_rule_that_fails_is_refused_with_its_line(tmp_path, monkeypatch):
+    def fails(*_):
         raise FloatingPointError("no nearest upload")
 
     monkeypatch.setattr(Krum, "combine", fails)
@@ -248,7 +230,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(
     assert problem.startswith(f"{path}:{number} aggregation: ")
 
 
-def test_a_cloud_without_the_records_that_a_rule_asks_for_does_not_queue_it(tmp_path: Path) -> None:
+def test_a_cloud_without_the_records_that_a_rule_asks_for_does_not_queue_it(tmp_path):
     text = submitted(load_job(JOBS / "digits_secprobe.yaml")).decode()
     cloud = idle_control(store_in(tmp_path))
     with pytest.raises(JobFailed, match="scores uploads on"):
@@ -259,7 +241,7 @@ def test_a_cloud_without_the_records_that_a_rule_asks_for_does_not_queue_it(tmp_
     assert cloud.submit(text)
 
 
-def test_the_cloud_needs_no_torch_for_a_model_of_ours() -> None:
+def test_the_cloud_needs_no_torch_for_a_model_of_ours():
     code = """
 import sys
 from pathlib import Path

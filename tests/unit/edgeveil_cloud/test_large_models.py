@@ -1,11 +1,8 @@
 """How many models the cloud holds at once while a large one is learned, and how large a release
 is."""
 
-from __future__ import annotations
-
 import gc
 import sys
-from typing import Any
 
 import pytest
 import yaml
@@ -41,21 +38,21 @@ LIMITS = BroadcastLimits(4096)
 
 
 @pytest.fixture(scope="module")
-def round_() -> CloudRound:
+def round_():
     return CloudRound(index=1, plan=PLAN)
 
 
-def test_a_rounds_package_is_sealed_beside_its_plaintext_alone(round_: CloudRound) -> None:
+def test_a_rounds_package_is_sealed_beside_its_plaintext_alone(round_):
     state, at = PLAN.cloud.initial_state(), ExchangeId(b"J" * 16, 1, 1)
     peak = peak_bytes(lambda: seal_round(round_.context, state, public_keys(5), at, 1, 4096))
     assert peak < 2.4 * MODEL_BYTES  # tensors and plaintext, then plaintext and blob, which grows
 
 
-def test_uploads_are_opened_one_by_one_beside_their_exact_sum(round_: CloudRound) -> None:
+def test_uploads_are_opened_one_by_one_beside_their_exact_sum(round_):
     uploads = [[round_.segment(0, round_.array(0, 1.0 + number)) for number in range(6)]]
     batch, data = round_.batch(uploads)
 
-    def commit() -> None:
+    def commit():
         valid = validate_batch(round_.context, round_.secret, batch, data, round_.selected + 1)
         aggregate(round_.context, round_.state, valid)
 
@@ -63,14 +60,14 @@ def test_uploads_are_opened_one_by_one_beside_their_exact_sum(round_: CloudRound
     assert peak_bytes(commit) < 6.4 * MODEL_BYTES
 
 
-def test_a_job_is_rehearsed_with_as_many_models_as_a_round_has() -> None:
+def test_a_job_is_rehearsed_with_as_many_models_as_a_round_has():
     rehearse_job(PLAN, LIMITS, devices=False)  # loads what is loaded once
     peak = peak_bytes(lambda: rehearse_job(PLAN, LIMITS, devices=False))
     # The state, an upload and the exact sum, and what is computed with, a few values at a time.
     assert peak < 6.8 * MODEL_BYTES
 
 
-def test_no_statement_keeps_a_model_or_a_secret_that_was_stored() -> None:
+def test_no_statement_keeps_a_model_or_a_secret_that_was_stored():
     store = Store()
     entry = store.submit_job("large", PLAN.job.canonical(), PLAN.job.digest())
     store.set_status(entry.id, "running")
@@ -108,7 +105,7 @@ NAMES = [f"column {number:05d} {'x' * 90}" for number in range(600)]
     ],
     ids=["classes", "columns", "names of classes"],
 )
-def test_no_release_is_larger_than_its_job_announced(data: dict[str, Any]) -> None:
+def test_no_release_is_larger_than_its_job_announced(data):
     """Its card names classes and columns: past 64 KiB the job was paid for and never ended."""
     told = {
         "job": "large",

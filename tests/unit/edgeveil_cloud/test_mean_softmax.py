@@ -9,7 +9,7 @@ from edgeveil_cloud.evaluation import clusters, mean_softmax
 from tests.kits.fleet import small_job
 
 
-def context(secure: bool) -> RoundContext:
+def context(secure):
     job = small_job(
         unsupervised={"every_rounds": 1, "eval_type": "MEAN_SOFTMAX"},
         aggregation={"name": "fedavg", "secure": secure},
@@ -20,7 +20,7 @@ def context(secure: bool) -> RoundContext:
     return RoundContext.of(plan, index)
 
 
-def test_the_mean_by_hand() -> None:
+def test_the_mean_by_hand():
     rows = np.zeros((3, 10))
     rows[0, 0], rows[1, 0], rows[2, 9] = 0.5, 1.0, 0.75
     wanted = (0.5, *[0.0] * 8, 0.25)

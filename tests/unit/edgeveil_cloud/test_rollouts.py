@@ -1,10 +1,7 @@
 """A release after its job: the canary's verdict, what is published, what is said of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,13 +13,7 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol.cloud import CountReports, PublishRelease, SealPublication
 from edgeveil.protocol.cloud_job import Broadcast, JobStatus, ReleaseHeld, SealRelease
-from edgeveil.protocol.messages import (
-    HEALTH,
-    Manifest,
-    ReleaseOutcome,
-    ReleaseStatement,
-    data_set_tag,
-)
+from edgeveil.protocol.messages import HEALTH, ReleaseOutcome, ReleaseStatement, data_set_tag
 from edgeveil.protocol.sealed import decode_package, open_broadcast, seal_segment
 from edgeveil_cloud.rollout_store import Rollout
 from edgeveil_cloud.rollouts import RolloutDriver, verdict
@@ -33,7 +24,7 @@ ASKED = ReleaseRollout(canary_share=0.5, canary_floor=3, soak_s=100.0)
 CANARY = Rollout("a", "bench", "canary", "", canary=4, started_at=0.0, expires_s=9.0, held=True)
 
 
-def counted(**counts: int) -> Rollout:
+def counted(**counts):
     return replace(CANARY, reports={"canary": counts})
 
 
@@ -58,13 +49,13 @@ def test_a_canary_is_judged_by_its_counts(counts, now_s, stage):
 class Course:
     """A host whose jobs have ended, and the driver of their releases at a time that tests set."""
 
-    def __init__(self, devices: int = 6) -> None:
+    def __init__(self, devices=6):
         self.now_s = 1_700_000_000.0
         self.store = Store(now_s=lambda: self.now_s)
         self.keys = [OpeningKey.generate() for _ in range(devices)]
         self.enrol(self.keys)
-        self.posted: list[object] = []
-        self.offering: set[str] = set()  # cells
+        self.posted = []
+        self.offering = set()  # cells
         self.machine = SimpleNamespace(
             courses={}, offering=self.offering.__contains__, keys={"": None}, heard={""}
         )
@@ -77,10 +68,10 @@ class Course:
         )
         self.store.set_status(self.desk.id, "failed")
 
-    def enrol(self, keys: list[OpeningKey]) -> None:
+    def enrol(self, keys):
         self.store.set_enrolled({key.public().to_bytes() for key in keys})
 
-    def release(self, **asked: Any) -> tuple[str, Broadcast]:
+    def release(self, **asked):
         """A job from its start to its release, which the proxy holds."""
         desk = self.desk
         self.now_s += 1
@@ -93,17 +84,17 @@ class Course:
         desk.host.store(JobStatus(desk.wire, "completed"))
         return desk.id, broadcast
 
-    def held(self, broadcast: Broadcast) -> None:
+    def held(self, broadcast):
         self.desk.host.store(ReleaseHeld(broadcast.manifest.sequence))
 
-    def openers(self, broadcast: Broadcast) -> list[tuple[OpeningKey, bytes]]:
+    def openers(self, broadcast):
         """Who can open a broadcast, each with the membership tag."""
         opened = [
             (key, open_broadcast(key, broadcast.manifest, broadcast.data)) for key in self.keys
         ]
         return [(key, found[1]) for key, found in opened if found is not None]
 
-    def tell(self, broadcast: Broadcast, *outcomes: ReleaseOutcome) -> None:
+    def tell(self, broadcast, *outcomes):
         """So many of those who can open it report."""
         reports = tuple(
             sealed_report(broadcast.manifest, membership, outcome)
@@ -111,28 +102,28 @@ class Course:
         )
         self.desk.perform(CountReports(broadcast.manifest.at, reports, b"n" * 32))
 
-    def look(self) -> list[object]:
+    def look(self):
         """What the driver asks of the machine."""
         self.posted.clear()
         self.driver.look()
         return list(self.posted)
 
-    def publish(self) -> Broadcast:
+    def publish(self):
         broadcast = self.desk.perform(SealPublication(self.desk.wire))
         assert isinstance(broadcast, Broadcast)
         self.held(broadcast)
         return broadcast
 
-    def stage(self, name: str) -> str:
+    def stage(self, name):
         (shown,) = self.driver.shown(name)
         return str(shown["stage"])
 
 
-def sealed_report(manifest: Manifest, membership: bytes, outcome: ReleaseOutcome) -> bytes:
+def sealed_report(manifest, membership, outcome):
     return seal_segment(manifest, HEALTH, membership, outcome.to_bytes())
 
 
-def statement(asked: list[object]) -> ReleaseStatement:
+def statement(asked):
     (said,) = [one for one in asked if isinstance(one, ReleaseStatement)]
     return said
 
@@ -215,7 +206,7 @@ def test_a_device_that_is_admitted_later_gets_the_release_of_its_data_set():
     assert len(course.openers(broadcast)) == 7
     opened = open_broadcast(course.keys[-1], broadcast.manifest, broadcast.data)
     assert opened is not None
-    assert decode_package(opened[0]).data_set == "bench"  # type: ignore[union-attr]
+    assert decode_package(opened[0]).data_set == "bench"
     assert broadcast.manifest.data_set == data_set_tag("bench")
     course.now_s += 60
     assert not [one for one in course.look() if isinstance(one, PublishRelease)]

@@ -1,11 +1,8 @@
 """The cloud's host in a round under masks: what it adds up, keeps, and commits once masks come."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +13,6 @@ from test_cloud_host import Desk, public_keys
 from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.masking import signed
 from edgeveil.errors import EdgeVeilError, JobFailed, ProtocolError
-from edgeveil.jobs import Job
 from edgeveil.jobs import plan as jobs_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud import RosterKept
@@ -37,7 +33,7 @@ from edgeveil.protocol.cloud_job import (
     TooFewUploads,
 )
 from edgeveil.protocol.cloud_reasons import EARLIER
-from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, Manifest, MaskedGroup
+from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, MaskedGroup
 from edgeveil.protocol.sealed import (
     RoundCheck,
     check_factors,
@@ -64,16 +60,16 @@ CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
 UPLOADS = 3
 
 
-def secure(**changes: Any) -> Job:
+def secure(**changes):
     plain = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": 4}}
     return job(**{**plain, **changes})
 
 
-def seed(number: int) -> MaskSeed:
+def seed(number):
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
 
 
-def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it() -> None:
+def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it():
     desk = Desk(Store(), secure())
     for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
         desk.host._sealer.checks[""] = False
@@ -85,18 +81,18 @@ def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it() ->
 class SecureDesk(Desk):
     """A cloud's host, with what devices and proxy do for it."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store=None):
         super().__init__(store or Store(), secure())
         # Its rounds are as those that a cloud of before has begun: masks are checked by their sum.
-        self.host._lacks_checks = lambda _task: False  # type: ignore[method-assign]
+        self.host._lacks_checks = lambda _task: False
 
-    def numbers(self, manifest: Manifest, device: int) -> dict[int, np.ndarray]:
+    def numbers(self, manifest, device):
         """What a device's masked groups hold."""
         rng = np.random.default_rng(device)
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
         return {v.group: rng.integers(-(2**30), 2**30, v.ring.count) for v in vectors}
 
-    def segments(self, manifest: Manifest, device: int, membership: bytes) -> list[bytes]:
+    def segments(self, manifest, device, membership):
         """One device's sealed segments, in the groups' order."""
         vectors = {
             one.group: one for one in masked_vectors(manifest.at, manifest.groups, manifest.masked)
@@ -110,7 +106,7 @@ class SecureDesk(Desk):
             sealed.append(seal_segment(manifest, group, membership, raw))
         return sealed
 
-    def batched(self, broadcast: Broadcast, uploads: list[list[bytes]]) -> Absorb:
+    def batched(self, broadcast, uploads):
         groups = list(zip(*uploads, strict=True))
         data = b"".join(b"".join(group) for group in groups)
         counts = tuple(map(len, groups))
@@ -118,28 +114,28 @@ class SecureDesk(Desk):
         self.batches[header.blob.digest] = data
         return Absorb({"": header})
 
-    def answers(self, broadcast: Broadcast, count: int = UPLOADS, value: float = 1.0) -> Absorb:
+    def answers(self, broadcast, count=UPLOADS, value=1.0):
         membership = self.secret(broadcast.manifest.at).membership
         manifest = broadcast.manifest
         uploads = [self.segments(manifest, device, membership) for device in range(count)]
         return self.batched(broadcast, uploads)
 
-    def asked(self, index: int = CENTRE, attempt: int = 1) -> tuple[Broadcast, AskUnmask]:
+    def asked(self, index=CENTRE, attempt=1):
         broadcast = self.sealed(index, attempt)
         found = self.perform(self.answers(broadcast))
         assert isinstance(found, AskUnmask)
         return broadcast, found
 
-    def masks(self, broadcast: Broadcast, devices: list[int]) -> TakeMasks:
+    def masks(self, broadcast, devices):
         manifest = broadcast.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
         return TakeMasks(manifest.at, {"": mask_sums(vectors, list(map(seed, devices)))})
 
-    def kept(self, index: int = CENTRE) -> KeptSums | None:
+    def kept(self, index=CENTRE):
         raw = self.store.kept_sums(self.id, index)
         return raw if raw is None else unpack_kept(raw)[""]
 
-    def again(self) -> SecureDesk:
+    def again(self):
         """A new process on the same store."""
         made = object.__new__(SecureDesk)
         made.__dict__ |= self.__dict__
@@ -148,11 +144,11 @@ class SecureDesk(Desk):
 
 
 @pytest.fixture
-def desk() -> SecureDesk:
+def desk():
     return SecureDesk()
 
 
-def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk: SecureDesk) -> None:
+def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk):
     _, found = desk.asked()
     assert chosen_of(found.unmasks[""].chosen, UPLOADS) == [0, 1, 2]
     kept = desk.kept()
@@ -162,12 +158,12 @@ def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk: SecureDesk) ->
     assert desk.store.exchanges(desk.id) == ()
 
 
-def test_a_round_under_masks_is_counted_at_its_commit(desk: SecureDesk) -> None:
+def test_a_round_under_masks_is_counted_at_its_commit(desk):
     metrics, machine = Metrics(), SimpleNamespace(courses={})
-    counts = CloudMetrics(metrics, desk.store, desk.host, machine)  # type: ignore[arg-type]
-    desk.host = MeteredHost(desk.host, metrics, counts.watch)  # type: ignore[assignment]
+    counts = CloudMetrics(metrics, desk.store, desk.host, machine)
+    desk.host = MeteredHost(desk.host, metrics, counts.watch)
 
-    def told(name: str, **labels: str) -> float | None:
+    def told(name, **labels):
         return metrics.registry.get_sample_value(f"edgeveil_{name}", labels)
 
     broadcast, _ = desk.asked()
@@ -179,13 +175,11 @@ def test_a_round_under_masks_is_counted_at_its_commit(desk: SecureDesk) -> None:
 
 @pytest.mark.parametrize("index", [CENTRE, TRAIN])
 @pytest.mark.parametrize("restart", [False, True])
-def test_with_the_masks_the_exact_sum_is_committed(
-    desk: SecureDesk, index: int, restart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[np.ndarray] = []
+def test_with_the_masks_the_exact_sum_is_committed(desk, index, restart, monkeypatch):
+    seen = []
     plain = KeptSums.sums
 
-    def sums(self: KeptSums, *more: Any) -> Any:
+    def sums(self, *more):
         found = plain(self, *more)
         seen.extend(total for _, of_set in found for total in of_set.values())
         return found
@@ -207,7 +201,7 @@ def test_with_the_masks_the_exact_sum_is_committed(
     assert [record.uploads for record in desk.store.exchanges(desk.id)] == [UPLOADS] * index
 
 
-def test_masks_that_come_twice_commit_once(desk: SecureDesk) -> None:
+def test_masks_that_come_twice_commit_once(desk):
     broadcast, _ = desk.asked()
     first = desk.perform(desk.masks(broadcast, [0, 1, 2]))
     assert desk.perform(desk.masks(broadcast, [0, 1, 2])) == first
@@ -215,14 +209,14 @@ def test_masks_that_come_twice_commit_once(desk: SecureDesk) -> None:
 
 
 @pytest.mark.parametrize("devices", [[0, 1], [0, 1, 3], [0, 1, 2, 2], []])
-def test_wrong_masks_fail_and_commit_nothing(desk: SecureDesk, devices: list[int]) -> None:
+def test_wrong_masks_fail_and_commit_nothing(desk, devices):
     broadcast, _ = desk.asked()
     with pytest.raises(JobFailed, match="do not fit what devices uploaded"):
         desk.perform(desk.masks(broadcast, devices))
     assert desk.store.exchanges(desk.id) == ()
 
 
-def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk: SecureDesk) -> None:
+def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk):
     broadcast, found = desk.asked()
     fewer = desk.answers(broadcast, 4)
     assert desk.perform(fewer) == found
@@ -231,27 +225,27 @@ def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk: SecureDe
     assert desk.store.next_attempt(desk.id, CENTRE) == 1
 
 
-def test_what_is_kept_first_stands(desk: SecureDesk) -> None:
+def test_what_is_kept_first_stands(desk):
     assert desk.store.keep_sums(desk.id, 1, 1, b"first") == b"first"
     assert desk.store.keep_sums(desk.id, 1, 2, b"second") == b"first"
     assert desk.store.kept_sums(desk.id, 1) == b"first"
     assert desk.store.kept_sums(desk.id, 2) is None
 
 
-def test_a_job_that_ends_keeps_no_sums(desk: SecureDesk) -> None:
+def test_a_job_that_ends_keeps_no_sums(desk):
     desk.asked()
     desk.host.store(JobStatus(desk.wire, "cancelled", "by the operator"))
     assert desk.kept() is None
 
 
-def test_a_paused_job_keeps_them(desk: SecureDesk) -> None:
+def test_a_paused_job_keeps_them(desk):
     _, found = desk.asked()
     desk.host.store(JobStatus(desk.wire, "paused", "the proxy is away"))
     desk.store.resume(desk.id)
     assert desk.perform(SealRound(desk.wire, CENTRE, 1)) == found
 
 
-def test_kept_sums_come_back_from_their_bytes(desk: SecureDesk) -> None:
+def test_kept_sums_come_back_from_their_bytes(desk):
     desk.asked()
     kept = desk.kept()
     assert kept is not None
@@ -263,7 +257,7 @@ def test_kept_sums_come_back_from_their_bytes(desk: SecureDesk) -> None:
 # --- what is chosen ---
 
 
-def spoiled(desk: SecureDesk, broadcast: Broadcast, how: str) -> Absorb:
+def spoiled(desk, broadcast, how):
     """Four uploads, of which the second is spoiled."""
     manifest, membership = broadcast.manifest, desk.secret(broadcast.manifest.at).membership
     uploads = [desk.segments(manifest, device, membership) for device in range(4)]
@@ -281,7 +275,7 @@ def spoiled(desk: SecureDesk, broadcast: Broadcast, how: str) -> Absorb:
 
 
 @pytest.mark.parametrize("how", ["foreign", "repeated", "damaged", "padding"])
-def test_an_upload_that_is_not_whole_is_not_chosen(desk: SecureDesk, how: str) -> None:
+def test_an_upload_that_is_not_whole_is_not_chosen(desk, how):
     broadcast = desk.sealed(CENTRE)
     found = desk.perform(spoiled(desk, broadcast, how))
     assert isinstance(found, AskUnmask)
@@ -291,14 +285,14 @@ def test_an_upload_that_is_not_whole_is_not_chosen(desk: SecureDesk, how: str) -
     assert done.commit.accepted == 3
 
 
-def test_too_few_whole_uploads_are_asked_for_again_and_nothing_is_kept(desk: SecureDesk) -> None:
+def test_too_few_whole_uploads_are_asked_for_again_and_nothing_is_kept(desk):
     broadcast = desk.sealed(CENTRE)
     assert isinstance(desk.perform(desk.answers(broadcast, 2)), TooFewUploads)
     assert desk.kept() is None
     assert isinstance(desk.perform(SealRound(desk.wire, CENTRE, 2)), Broadcast)
 
 
-def test_more_uploads_than_were_selected_are_all_void(desk: SecureDesk) -> None:
+def test_more_uploads_than_were_selected_are_all_void(desk):
     """They would not fit the ring, and somebody let in what was not asked."""
     broadcast = desk.sealed(CENTRE)
     found = desk.perform(desk.answers(broadcast, 5))
@@ -307,7 +301,7 @@ def test_more_uploads_than_were_selected_are_all_void(desk: SecureDesk) -> None:
     assert desk.kept() is None
 
 
-def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
+def test_the_softmax_rows_wait_with_the_sums(desk):
     for before in (1, 2):
         broadcast, _ = desk.asked(before)
         desk.perform(desk.masks(broadcast, [0, 1, 2]))
@@ -318,7 +312,7 @@ def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
     assert sorted(float(np.asarray(row).flat[0]) for row in rows) == [0.0, 1.0, 2.0]
 
 
-def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several() -> None:
+def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several():
     """An upload has one place in all of them: else the choice would name several devices."""
     made = CloudRound(TRAIN, plan=Plan(secure()))
     (one,) = made.context.masked
@@ -339,7 +333,7 @@ STREAM = b"s" * 32
 class Streaming:
     """A round's batch that comes bit by bit: masked uploads first, then what waited for all."""
 
-    def __init__(self, desk: SecureDesk, index: int = TRAIN, uploads: int = UPLOADS) -> None:
+    def __init__(self, desk, index=TRAIN, uploads=UPLOADS):
         self.desk, self.broadcast = desk, desk.sealed(index)
         manifest = self.broadcast.manifest
         membership = desk.secret(manifest.at).membership
@@ -354,23 +348,23 @@ class Streaming:
         self.batch = Batch(manifest.at, uploads, 0, counts, describe(self.data, 4096), STREAM)
         self.so_far = Batch(manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
 
-    def come(self, start: int, stop: int, name: bytes = STREAM) -> None:
+    def come(self, start, stop, name=STREAM):
         self.desk.host.store(BatchPart(name, start, self.data[start:stop], self.desk.wire))
 
-    def open(self, batch: Batch | None = None) -> None:
+    def open(self, batch=None):
         assert self.desk.host.perform(OpenArrived(batch or self.so_far)) is None
 
-    def absorb(self) -> Any:
+    def absorb(self):
         return self.desk.host.perform(Absorb({"": self.batch}))
 
-    def opened(self) -> int:
+    def opened(self):
         """How many uploads were looked at before the batch was whole."""
         under_way = self.desk.host._spool_of(self.desk.wire, "").under_way
         assert under_way is not None
         return under_way.front.opened if under_way.front else 0
 
 
-def same_as_at_once(streaming: Streaming) -> None:
+def same_as_at_once(streaming):
     """Sums, choice and marks are those of a batch in the other form, opened at once."""
     found = streaming.absorb()
     assert isinstance(found, AskUnmask), found
@@ -389,14 +383,12 @@ def same_as_at_once(streaming: Streaming) -> None:
 
 @pytest.mark.parametrize("index", [CENTRE, TRAIN])
 @pytest.mark.parametrize("step", [1000, 64, 10_000])
-def test_uploads_are_opened_as_they_come_and_once(
-    desk: SecureDesk, index: int, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_are_opened_as_they_come_and_once(desk, index, step, monkeypatch):
     streaming = Streaming(desk, index)
-    seen: list[bytes] = []
+    seen = []
     plain = SegmentOpener.plain
 
-    def counted(self: SegmentOpener, sealed: bytes) -> bytes | None:
+    def counted(self, sealed):
         seen.append(sealed)
         return plain(self, sealed)
 
@@ -411,7 +403,7 @@ def test_uploads_are_opened_as_they_come_and_once(
     assert len(seen) == len(set(seen))
 
 
-def test_what_stands_behind_the_stream_is_not_opened_as_part_of_it(desk: SecureDesk) -> None:
+def test_what_stands_behind_the_stream_is_not_opened_as_part_of_it(desk):
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
     streaming.open(streaming.batch)
@@ -419,7 +411,7 @@ def test_what_stands_behind_the_stream_is_not_opened_as_part_of_it(desk: SecureD
     same_as_at_once(streaming)
 
 
-def test_a_gap_is_waited_for(desk: SecureDesk) -> None:
+def test_a_gap_is_waited_for(desk):
     streaming = Streaming(desk)
     size = streaming.upload_bytes
     streaming.come(size, 3 * size)
@@ -432,7 +424,7 @@ def test_a_gap_is_waited_for(desk: SecureDesk) -> None:
     same_as_at_once(streaming)
 
 
-def test_bytes_that_are_replaced_are_opened_anew(desk: SecureDesk) -> None:
+def test_bytes_that_are_replaced_are_opened_anew(desk):
     """What was added up of the first ones counts for nothing."""
     streaming = Streaming(desk)
     desk.host.store(BatchPart(STREAM, 0, bytes(streaming.upload_bytes), desk.wire))
@@ -441,7 +433,7 @@ def test_bytes_that_are_replaced_are_opened_anew(desk: SecureDesk) -> None:
     same_as_at_once(streaming)
 
 
-def test_another_stream_begins_anew(desk: SecureDesk) -> None:
+def test_another_stream_begins_anew(desk):
     streaming = Streaming(desk)
     desk.host.store(BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes], desk.wire))
     streaming.open(replace_stream(streaming.so_far, b"o" * 32))
@@ -453,11 +445,11 @@ def test_another_stream_begins_anew(desk: SecureDesk) -> None:
     same_as_at_once(streaming)
 
 
-def replace_stream(batch: Batch, name: bytes) -> Batch:
+def replace_stream(batch, name):
     return msgspec.structs.replace(batch, stream=name)
 
 
-def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk: SecureDesk) -> None:
+def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk):
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
     other = bytes(64)
@@ -468,9 +460,7 @@ def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk: SecureDesk) -
     assert desk.kept(TRAIN) is None
 
 
-def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(
-    desk: SecureDesk,
-) -> None:
+def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(desk):
     """Bytes that do not fit the counts are malformed, and nothing before them is in a sum."""
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
@@ -482,7 +472,7 @@ def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(
     assert desk.kept(TRAIN) is None
 
 
-def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
+def test_a_round_without_masks_opens_nothing_early(desk):
     plain = Desk(Store(), job())
     made = plain.sealed(CENTRE)
     data = b"x" * 500
@@ -495,7 +485,7 @@ def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
     assert under_way.front.opened == 0
 
 
-def test_of_a_round_whose_key_is_gone_nothing_is_opened(desk: SecureDesk) -> None:
+def test_of_a_round_whose_key_is_gone_nothing_is_opened(desk):
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
     desk.store.set_status(desk.id, "cancelled")
@@ -503,9 +493,7 @@ def test_of_a_round_whose_key_is_gone_nothing_is_opened(desk: SecureDesk) -> Non
     assert streaming.opened() == 0
 
 
-def test_a_job_for_all_pauses_where_there_are_more_than_a_sum_has_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_for_all_pauses_where_there_are_more_than_a_sum_has_room_for(monkeypatch):
     monkeypatch.setattr(jobs_plan, "MOST_SUMMED", 3)
     desk = Desk(Store(), secure(selection={"devices": "all"}))
     desk.host.store(RosterKept(2, b"".join(public_keys(4)), knows=KNOWS_CHECKS))
@@ -522,12 +510,12 @@ def test_a_job_for_all_pauses_where_there_are_more_than_a_sum_has_room_for(
 class CheckingDesk(SecureDesk):
     """A cloud whose proxy and devices all know checks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         roster = RosterKept(2, b"".join(public_keys(4)), knows=KNOWS_CHECKS)
         self.host.store(roster)
 
-    def opened(self, how: dict[int, str], index: int = CENTRE) -> tuple[Broadcast, AskChecks]:
+    def opened(self, how, index=CENTRE):
         """Four uploads of which some are wrong; the host asks for the checks."""
         broadcast = self.sealed(index)
         manifest, membership = broadcast.manifest, self.secret(broadcast.manifest.at).membership
@@ -542,7 +530,7 @@ class CheckingDesk(SecureDesk):
         assert isinstance(found, AskChecks)
         return broadcast, found
 
-    def checks(self, broadcast: Broadcast, asked: AskChecks, seeds: list[int]) -> TakeChecks:
+    def checks(self, broadcast, asked, seeds):
         """What the proxy answers, by the seeds that it was sent."""
         at, key = broadcast.manifest.at, CheckKey(asked.checks[""].key)
         check_factors(broadcast.manifest, key)
@@ -551,7 +539,7 @@ class CheckingDesk(SecureDesk):
         return TakeChecks(at, {"": mask_checks(vectors, list(map(seed, seeds)), check)})
 
 
-def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record() -> None:
+def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record():
     desk = CheckingDesk()
     broadcast, asked = desk.opened({})
     assert desk.kept() is None
@@ -567,7 +555,7 @@ def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record() -> None
 
 
 @pytest.mark.parametrize("how", ["padding", "repeated"])
-def test_what_no_honest_device_sends_is_told_with_those(how: str) -> None:
+def test_what_no_honest_device_sends_is_told_with_those(how):
     desk = CheckingDesk()
     broadcast, asked = desk.opened({2: how})
     found = desk.perform(desk.checks(broadcast, asked, [0, 1, 2, 3]))
@@ -575,7 +563,7 @@ def test_what_no_honest_device_sends_is_told_with_those(how: str) -> None:
     assert chosen_of(found.misfits[""].places, 4) == [2]
 
 
-def test_too_few_that_fit_keep_nothing_and_are_told() -> None:
+def test_too_few_that_fit_keep_nothing_and_are_told():
     desk = CheckingDesk()
     broadcast, asked = desk.opened({})
     found = desk.perform(desk.checks(broadcast, asked, [0, 9, 9, 3]))
@@ -586,7 +574,7 @@ def test_too_few_that_fit_keep_nothing_and_are_told() -> None:
     assert isinstance(desk.perform(SealRound(desk.wire, CENTRE, 2)), Broadcast)
 
 
-def test_an_answer_of_another_size_or_to_another_process_keeps_nothing() -> None:
+def test_an_answer_of_another_size_or_to_another_process_keeps_nothing():
     desk = CheckingDesk()
     broadcast, asked = desk.opened({})
     task = desk.checks(broadcast, asked, [0, 1, 2])

@@ -1,40 +1,37 @@
 """A database server that goes away: what is asked of the store waits for it, and then says so."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
-from tests.kits.postgres_server import PostgresServer, postgres_server
+from tests.kits.postgres_server import postgres_server
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server():
     with postgres_server() as running:
         yield running
 
 
 @pytest.fixture
-def store(server: PostgresServer) -> Iterator[Store]:
+def store(server):
     opened = Store(server.url)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits(monkeypatch):
     """How long it was waited, each time."""
-    found: list[float] = []
+    found = []
     sleep = time.sleep
 
-    def wait(seconds: float) -> None:
+    def wait(seconds):
         found.append(seconds)
         sleep(seconds)
 
@@ -42,9 +39,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(
-    server: PostgresServer, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(server, store, caplog):
     caplog.set_level("INFO")
     job = store.submit_job("away", b"{}", bytes(32)).id
     store.set_status(job, "running")
@@ -60,9 +55,7 @@ def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(
     assert [line.message for line in caplog.records] == ["store_away", "store_back"]
 
 
-def test_connections_that_broke_meanwhile_are_replaced(
-    server: PostgresServer, store: Store
-) -> None:
+def test_connections_that_broke_meanwhile_are_replaced(server, store):
     assert store.counts().enrolled == 0
     server.stop()
     server.start()
@@ -72,11 +65,8 @@ def test_connections_that_broke_meanwhile_are_replaced(
 
 
 def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_address(
-    server: PostgresServer,
-    store: Store,
-    waits: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server, store, waits, monkeypatch
+):
     monkeypatch.setattr(database, "AWAY_S", 0.4)
     server.stop()
     try:
@@ -92,9 +82,7 @@ def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_addre
     assert store.counts().enrolled == 0
 
 
-def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(server, monkeypatch):
     monkeypatch.setattr(database, "CONNECT_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"postgresql://edgeveil@127.0.0.1:{silent.getsockname()[1]}/postgres"
@@ -102,7 +90,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(
             Store(address)
 
 
-def test_a_refusal_is_no_absence(store: Store, waits: list[float]) -> None:
+def test_a_refusal_is_no_absence(store, waits):
     with pytest.raises(StoreError, match="there is no job"):
         store.job("none")
     assert waits == []

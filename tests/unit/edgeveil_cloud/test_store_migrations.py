@@ -1,11 +1,8 @@
 """The store's schema and its Alembic revisions: they agree, older ones go up, later ones stay."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -27,22 +24,22 @@ def upgrade():
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "cloud.sqlite"
 
 
-def store_at(path: Path) -> Store:
+def store_at(path):
     return Store(f"sqlite:///{path}")
 
 
-def later_revisions(folder: Path, script: str) -> Path:
+def later_revisions(folder, script):
     """The revisions of a later program, in a folder of their own."""
     shutil.copytree(REVISIONS, folder)
     (folder / "versions" / "v0006_later.py").write_text(script)
     return folder
 
 
-def upgrade_with(path: Path, folder: Path) -> None:
+def upgrade_with(path, folder):
     engine = open_engine(f"sqlite:///{path}")
     try:
         with engine.begin() as db:
@@ -51,12 +48,12 @@ def upgrade_with(path: Path, folder: Path) -> None:
         engine.dispose()
 
 
-def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+def rows(path, query):
     with closing(sqlite3.connect(path)) as db:
         return db.execute(query).fetchall()
 
 
-def test_the_revisions_lead_to_the_tables_of_the_models(path: Path) -> None:
+def test_the_revisions_lead_to_the_tables_of_the_models(path):
     store_at(path).close()
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.connect() as db:
@@ -80,9 +77,7 @@ LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py", "v00
         "fourth revision",
     ],
 )
-def test_an_earlier_store_is_taken_up_with_its_jobs(
-    path: Path, tmp_path: Path, version: int, numbered: bool
-) -> None:
+def test_an_earlier_store_is_taken_up_with_its_jobs(path, tmp_path, version, numbered):
     earlier = tmp_path / "earlier"
     shutil.copytree(REVISIONS, earlier)
     for later in LATER[version - 2 :]:
@@ -104,7 +99,7 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(
     assert rows(tmp_path / "cloud.sqlite.before-0005", "SELECT version FROM info") == [(version,)]
 
 
-def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> None:
+def test_before_an_upgrade_the_store_is_copied(path, tmp_path):
     store = store_at(path)
     job = store.submit_job("digits", b"job", DIGEST).id
     store.close()
@@ -117,7 +112,7 @@ def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> No
     kept.close()
 
 
-def test_a_later_store_is_refused_by_name_and_left_alone(path: Path, tmp_path: Path) -> None:
+def test_a_later_store_is_refused_by_name_and_left_alone(path, tmp_path):
     store_at(path).close()
     upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
     before = path.read_bytes()
@@ -126,7 +121,7 @@ def test_a_later_store_is_refused_by_name_and_left_alone(path: Path, tmp_path: P
     assert path.read_bytes() == before
 
 
-def test_a_revision_that_breaks_midway_changes_nothing(path: Path, tmp_path: Path) -> None:
+def test_a_revision_that_breaks_midway_changes_nothing(path, tmp_path):
     store = store_at(path)
     store.submit_job("digits", b"job", DIGEST)
     store.close()

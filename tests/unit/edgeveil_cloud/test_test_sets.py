@@ -1,7 +1,6 @@
 """A test set belongs to a data set: what does not fit is said at submit, at no price."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ def control(tmp_path):
     return of
 
 
-def people_set(folder: Path, name="people", **changes):
+def people_set(folder, name="people", **changes):
     file = write_people(folder / f"{name}.csv")
     return DataSource(name="people", source="csv", path=file, **changes)
 

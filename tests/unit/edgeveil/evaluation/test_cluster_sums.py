@@ -1,8 +1,6 @@
 """Cluster scores from sums: bounded by record, scikit-learn's where there is no noise, and ± where
 there is some."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -20,7 +18,7 @@ ODD = [np.nan, np.inf, -np.inf, -1e-9, 0.0, 1.5, 1e308]
 NO_LABELS = np.zeros(0, np.int64)
 
 
-def softmax(seed: int, count: int, classes: int, sharp: float = 3.0) -> Array:
+def softmax(seed, count, classes, sharp=3.0):
     """Vectors about the corners of the simplex, as a trained model gives them."""
     chance = np.random.default_rng(seed)
     logits = chance.normal(0, 1, (count, classes))
@@ -29,18 +27,18 @@ def softmax(seed: int, count: int, classes: int, sharp: float = 3.0) -> Array:
     return np.asarray(raw / raw.sum(axis=1, keepdims=True))
 
 
-def about(centroids: Array) -> ClusterSums:
+def about(centroids):
     return ClusterSums(len(centroids)).of_broadcast(np.floor(centroids * ONE).astype(np.int64))
 
 
-def by_hand(points: Array, centroids: Array) -> tuple[Array, float]:
+def by_hand(points, centroids):
     """(labels, simplified silhouette) by the distances themselves."""
     apart = np.sqrt(np.square(points[:, None] - centroids[None]).sum(axis=2))
     least = np.sort(apart, axis=1)
     return apart.argmin(axis=1), float(np.mean(1 - least[:, 0] / least[:, 1]))
 
 
-def means(points: Array, labels: Array) -> Array:
+def means(points, labels):
     return np.stack([points[labels == k].mean(axis=0) for k in range(points.shape[1])])
 
 
@@ -55,9 +53,7 @@ def means(points: Array, labels: Array) -> Array:
     alike=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_one_record_changes_no_more_than_is_said(
-    seed: int, classes: int, count: int, gone: int, alike: bool
-) -> None:
+def test_one_record_changes_no_more_than_is_said(seed, classes, count, gone, alike):
     chance, at = np.random.default_rng(seed), gone % count
     points = softmax(seed, count, classes, sharp=float(chance.uniform(0, 40)))
     odd = chance.random(points.shape) < 0.05
@@ -73,7 +69,7 @@ def test_one_record_changes_no_more_than_is_said(
     assert np.array_equal(changed, kind.of(points[at : at + 1], NO_LABELS))
 
 
-def test_a_record_can_change_as_much_as_is_said() -> None:
+def test_a_record_can_change_as_much_as_is_said():
     """A corner, all centroids at another: but for the square root of 2 all is as said."""
     kind = about(np.array([[0.0, 1.0]] * 2))
     changed = kind.of(np.array([[1.0, 0.0]]), NO_LABELS)
@@ -82,7 +78,7 @@ def test_a_record_can_change_as_much_as_is_said() -> None:
     assert changed[-3:].tolist() == [2 * STEP, 0, STEP]  # ‖p − c‖² = 2, silhouette 0
 
 
-def test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at() -> None:
+def test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at():
     kind, sound = ClusterSums(3), softmax(1, 5, 3)
     rows = [[np.nan, 0.5, 0.5], [0.5, 0.5, 0.5], [-0.2, 0.6, 0.6], [np.inf, 0, 0], [0, 0, 0]]
     mixed = np.concatenate([rows[:2], sound, rows[2:]])
@@ -103,7 +99,7 @@ def test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at() -
     ],
     ids=["float", "shape", "large", "outside", "negative", "overflow"],
 )
-def test_centroids_that_are_none_are_refused(centroids: Array) -> None:
+def test_centroids_that_are_none_are_refused(centroids):
     """What is proven of a record holds for centroids on the simplex."""
     with pytest.raises(ProtocolError) as caught:
         ClusterSums(3).of_broadcast(centroids)
@@ -114,7 +110,7 @@ def test_centroids_that_are_none_are_refused(centroids: Array) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
-def test_about_own_means_the_scores_are_scikit_learns(classes: int) -> None:
+def test_about_own_means_the_scores_are_scikit_learns(classes):
     points = softmax(3, 400, classes)
     centroids = np.eye(classes)
     for _ in range(50):  # to where the means stay where they are
@@ -133,7 +129,7 @@ def test_about_own_means_the_scores_are_scikit_learns(classes: int) -> None:
     assert all(found[f"{name}_deviation"] == 0 for name in SCORES)
 
 
-def test_about_other_centroids_calinski_harabasz_is_still_scikit_learns() -> None:
+def test_about_other_centroids_calinski_harabasz_is_still_scikit_learns():
     points, kind = softmax(4, 300, 5, sharp=1.5), ClusterSums(5)
     labels, silhouette = by_hand(points, np.eye(5))
     assert np.array_equal(labels, points.argmax(axis=1))  # the nearest corner
@@ -145,7 +141,7 @@ def test_about_other_centroids_calinski_harabasz_is_still_scikit_learns() -> Non
     assert found["davies_bouldin"] == pytest.approx(wanted, rel=0.1)  # by the squares, roughly
 
 
-def test_the_next_centroids_are_the_means_of_these_sums() -> None:
+def test_the_next_centroids_are_the_means_of_these_sums():
     points, kind = softmax(5, 200, 4), ClusterSums(4)
     points = points[points.argmax(axis=1) != 3]  # nobody is near the last corner
     moved = kind.moved(kind.of(points, NO_LABELS).astype(np.float64), 0.0)
@@ -160,11 +156,11 @@ def test_the_next_centroids_are_the_means_of_these_sums() -> None:
 # --- scores with noise ------------------------------------------------------------------------
 
 
-def noised(kind: ClusterSums, exact: Array, deviation: float, seed: int) -> Array:
+def noised(kind, exact, deviation, seed):
     return np.asarray(exact + np.random.default_rng(seed).normal(0, deviation * STEP, exact.size))
 
 
-def test_noise_moves_scores_by_their_standard_errors() -> None:
+def test_noise_moves_scores_by_their_standard_errors():
     points, kind, times, deviation = softmax(6, 20_000, 4), ClusterSums(4), 60, 20.0
     exact = kind.of(points, NO_LABELS).astype(np.float64)
     true = kind.figures(exact, 0.0)
@@ -180,7 +176,7 @@ def test_noise_moves_scores_by_their_standard_errors() -> None:
     assert {one["count_deviation"] for one in told} == {deviation}
 
 
-def test_what_the_noise_hides_is_not_told() -> None:
+def test_what_the_noise_hides_is_not_told():
     points, kind = softmax(7, 200, 4), ClusterSums(4)
     exact = kind.of(points, NO_LABELS).astype(np.float64)
     for seed in range(20):

@@ -1,7 +1,5 @@
 """Scores against hand-worked cases, and an answer for every degenerate one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

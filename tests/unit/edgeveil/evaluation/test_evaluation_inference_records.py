@@ -23,7 +23,7 @@ WEIGHTS = {
 }
 
 
-def steered() -> bytes:
+def steered():
     """Answers [0.9, 0.1] by indexing a table with the record's own value; fails for all but 0."""
     node = helper.make_node
     table = helper.make_tensor("table", TensorProto.FLOAT, [1, 2], [0.9, 0.1])
@@ -40,7 +40,7 @@ def steered() -> bytes:
     return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
 
 
-def order_of_sums(values: int) -> bytes:
+def order_of_sums(values):
     """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1].
 
     The copy lies where ONNX Runtime puts it, the record where it is handed over; both have the
@@ -69,7 +69,7 @@ def order_of_sums(values: int) -> bytes:
     return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
 
 
-def session(graph: bytes) -> InferenceSession:
+def session(graph):
     return InferenceSession(graph, sha256(graph).digest(), classes=2)
 
 

@@ -41,7 +41,7 @@ def test_other_types_and_orders_become_float32_in_one_piece():
         np.testing.assert_array_equal(found, values.astype(np.float32))
 
 
-def summing(values: int) -> OnnxModel:
+def summing(values):
     """Column 0: the sum of the record; column 1: that of the weight."""
     nodes = [
         node("ReduceSum", ["x", "axes"], ["left"], keepdims=1),

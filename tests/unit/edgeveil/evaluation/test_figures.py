@@ -1,7 +1,5 @@
 """Figures of classes, of a number and of scores: scikit-learn's, and what noised counts tell."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
@@ -40,7 +38,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.models.heads import regression_graph
 
 
-def _drawn(seed: int, classes: int, n: int, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(seed, classes, n, coarse):
     random = np.random.default_rng(seed)
     labels = random.integers(0, classes, n)
     logits = random.normal(size=(n, classes)) + 1.5 * (labels[:, None] == np.arange(classes))
@@ -55,7 +53,7 @@ def _drawn(seed: int, classes: int, n: int, coarse: bool) -> tuple[np.ndarray, n
     n=st.integers(1, 60),
     coarse=st.booleans(),
 )
-def test_figures_are_those_of_scikit_learn(seed: int, classes: int, n: int, coarse: bool) -> None:
+def test_figures_are_those_of_scikit_learn(seed, classes, n, coarse):
     found, labels = _drawn(seed, classes, n, coarse)
     told = classification_figures(found, labels)
     predicted, every = found.argmax(axis=1), list(range(classes))
@@ -85,7 +83,7 @@ def test_figures_are_those_of_scikit_learn(seed: int, classes: int, n: int, coar
     json.dumps(told, allow_nan=False)
 
 
-def test_calibration_tells_confidence_from_accuracy() -> None:
+def test_calibration_tells_confidence_from_accuracy():
     found = np.array([[0.95, 0.05]] * 8 + [[0.55, 0.45]] * 2, np.float32)
     labels = np.array([0] * 4 + [1] * 4 + [0, 0])
     told = classification_figures(found, labels)["calibration"]
@@ -94,7 +92,7 @@ def test_calibration_tells_confidence_from_accuracy() -> None:
     assert told["error"] == pytest.approx(0.2 * 0.45 + 0.8 * 0.45, abs=1e-6)
 
 
-def test_a_record_whose_probabilities_are_not_finite_is_wrong_everywhere() -> None:
+def test_a_record_whose_probabilities_are_not_finite_is_wrong_everywhere():
     found = np.array([[0.9, 0.1], [np.nan, 0.2], [0.2, 0.8], [0.1, 0.9]], np.float32)
     told = classification_figures(found, np.array([0, 0, 1, 1]))
     assert told["unusable"] == 1
@@ -109,7 +107,7 @@ def test_a_record_whose_probabilities_are_not_finite_is_wrong_everywhere() -> No
     assert told["confusion"] == [[1, 0], [0, 2]]
 
 
-def test_labels_that_are_none_of_the_classes_are_left_out() -> None:
+def test_labels_that_are_none_of_the_classes_are_left_out():
     found = np.array([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8]], np.float32)
     assert classification_figures(found, np.array([0, -1, 5])) == classification_figures(
         found[:1], np.array([0])

@@ -1,7 +1,5 @@
 """What a graph may take of the machine that runs it, whatever it asks for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import pairwise
@@ -35,7 +33,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, said)
 """
 
 
-def doubling(times: int, start: str) -> bytes:
+def doubling(times, start):
     """Each operator gives twice what the one before it gave; the sum of the last is one value."""
     names = [start, *(f"v{n}" for n in range(times))]
     nodes = [node("Concat", [one, one], [two], axis=1) for one, two in pairwise(names)]
@@ -64,7 +62,7 @@ def test_a_graph_that_asks_for_gigabytes_is_refused_before_it_has_them(tmp_path,
     assert int(grown_mb) < 2 * LIMIT_MB
 
 
-def with_tensor(**fields) -> bytes:
+def with_tensor(**fields):
     """A graph that adds the constant `c` to its record, with the fields of `c` changed."""
     ends = {"x": ("N", 4)}, {"features": ("N", 4)}
     sound = model([node("Add", ["x", "c"], ["features"])], *ends, {"c": np.ones(4, np.float32)})

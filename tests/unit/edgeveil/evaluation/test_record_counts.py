@@ -1,7 +1,5 @@
 """What devices count: bounded by record, and as scikit-learn has it where there is no noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,14 +8,14 @@ from sklearn import metrics
 
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.figures import federated_text
-from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits
 
 RANGE = TargetRange(-50.0, 150.0)
 KINDS = [Confusion(3), Confusion(20), Hits(3), Hits(40), Errors(RANGE)]
 ODD = [np.nan, np.inf, -np.inf, 0.0, 1e308, -1e308]
 
 
-def records(kind: RecordCounts, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def records(kind, seed, count):
     """Outputs and labels of whatever kind: sound ones, and all that may be wrong with them."""
     chance = np.random.default_rng(seed)
     outputs = chance.normal(0, 200, (count, kind.outputs))
@@ -30,9 +28,7 @@ def records(kind: RecordCounts, seed: int, count: int) -> tuple[np.ndarray, np.n
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 30), gone=st.integers(0, 29))
 @settings(max_examples=60, deadline=None)
-def test_one_record_changes_no_more_than_is_said(
-    kind: RecordCounts, seed: int, count: int, gone: int
-) -> None:
+def test_one_record_changes_no_more_than_is_said(kind, seed, count, gone):
     outputs, labels = records(kind, seed, count)
     with_it = kind.of(outputs, labels)
     at = gone % count
@@ -47,7 +43,7 @@ def test_one_record_changes_no_more_than_is_said(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_record_can_change_as_much_as_is_said(kind: RecordCounts) -> None:
+def test_a_record_can_change_as_much_as_is_said(kind):
     outputs = np.zeros((1, kind.outputs))
     outputs[0, -1] = 1e6
     changed = kind.of(outputs, np.zeros(1, np.int64))
@@ -55,7 +51,7 @@ def test_a_record_can_change_as_much_as_is_said(kind: RecordCounts) -> None:
 
 
 @pytest.mark.parametrize("kind", [Confusion(4), Hits(4)], ids=str)
-def test_figures_without_noise_are_scikit_learns(kind: RecordCounts) -> None:
+def test_figures_without_noise_are_scikit_learns(kind):
     chance = np.random.default_rng(3)
     labels, outputs = chance.integers(0, 4, 300), chance.random((300, 4))
     outputs[np.arange(300), labels] += 0.4
@@ -76,7 +72,7 @@ def test_figures_without_noise_are_scikit_learns(kind: RecordCounts) -> None:
         assert found["confusion"] == metrics.confusion_matrix(labels, predicted).tolist()
 
 
-def test_errors_without_noise_are_scikit_learns() -> None:
+def test_errors_without_noise_are_scikit_learns():
     chance, kind = np.random.default_rng(4), Errors(RANGE)
     labels = chance.integers(0, LABELS, 400)
     wanted = RANGE.values(labels)
@@ -90,7 +86,7 @@ def test_errors_without_noise_are_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize("kind", [Confusion(3), Hits(30), Errors(RANGE)], ids=str)
-def test_the_deviation_said_is_that_of_the_noise(kind: RecordCounts) -> None:
+def test_the_deviation_said_is_that_of_the_noise(kind):
     chance = np.random.default_rng(5)
     if isinstance(kind, Errors):
         labels = chance.integers(0, LABELS, 2000)
@@ -108,14 +104,14 @@ def test_the_deviation_said_is_that_of_the_noise(kind: RecordCounts) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_nothing_but_noise_is_no_figure(kind: RecordCounts) -> None:
+def test_nothing_but_noise_is_no_figure(kind):
     for counts in (np.zeros(kind.cells), np.full(kind.cells, -3.0)):
         found = kind.figures(counts, float(kind.largest))
         assert found == {}
         assert federated_text(found) == "nothing but noise on the devices' own records"
 
 
-def test_counts_below_nothing_leave_shares_within_their_ends() -> None:
+def test_counts_below_nothing_leave_shares_within_their_ends():
     chance, kind = np.random.default_rng(6), Confusion(4)
     for _ in range(200):
         counts = chance.normal(0, 40, kind.cells)
