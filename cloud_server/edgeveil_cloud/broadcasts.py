@@ -399,8 +399,7 @@ class Sealer:
         found = {cell: keys for cell, keys in found.items() if keys}
         if not found:
             raise TooFewDevices(
-                "no device is enrolled",
-                fix="admit devices at the proxy: edgeveil proxy admit",
+                "no device is enrolled", fix="admit devices at the proxy: edgeveil proxy admit"
             )
         return found
 
@@ -409,12 +408,7 @@ class Sealer:
         return self._store.announce(entry.id, data | ({"cell": cell} if cell else {}))
 
     def _sealed(
-        self,
-        entry: JobEntry,
-        kind: str,
-        package: Package,
-        recipients: Cohorts,
-        **terms_of_it: Any,
+        self, entry: JobEntry, kind: str, package: Package, recipients: Cohorts, **terms_of_it: Any
     ) -> tuple[Manifest, bytes, bytes]:
         """Manifest, blob and membership tag of a broadcast sealed once for all cells."""
         bucketed = self._bucketed(recipients)

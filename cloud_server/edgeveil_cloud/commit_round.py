@@ -482,16 +482,7 @@ class RoundCommitter:
         discarded = sum(of_it.uploads for of_it in kept.values()) - sum(counted)
         valid.refused.update({"sum_beyond_bound": discarded} if discarded else {})
         return self._commit(
-            entry,
-            context,
-            batches,
-            valid,
-            before,
-            state,
-            sum(counted),
-            cells,
-            started_s,
-            discarded,
+            entry, context, batches, valid, before, state, sum(counted), cells, started_s, discarded
         )
 
     def _commit(

@@ -68,16 +68,7 @@ async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         facts = CloudFacts(site, links.sessions, process.cloud.trust)
         app = make_app(
-            store,
-            control,
-            tokens,
-            health,
-            process.metrics,
-            desk,
-            clients,
-            audit,
-            at,
-            facts,
+            store, control, tokens, health, process.metrics, desk, clients, audit, at, facts
         )
         http = HttpThread()
         await http.start(app, at)

@@ -70,11 +70,7 @@ class RefusedJobError(DataError):
 
 
 def rehearse_job(
-    plan: Plan,
-    limits: BroadcastLimits,
-    *,
-    devices: bool = True,
-    processor: str = "cpu",
+    plan: Plan, limits: BroadcastLimits, *, devices: bool = True, processor: str = "cpu"
 ) -> None:
     """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
     job.

@@ -112,9 +112,7 @@ class CloudRole:
             return {}
         return moved_cells(read_moves(self.site.moves_file), said)
 
-    def _own_keys(
-        self,
-    ) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
+    def _own_keys(self) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
         """Keys for jobs and for releases, whom to believe in each cell, and what the proxies are
         told of it.
 

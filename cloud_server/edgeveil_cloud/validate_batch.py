@@ -512,8 +512,7 @@ class MaskedUploads:
         """So many, whose groups begin at these places. Raises ComputeError."""
         sized = list(zip(starts, self._sizes, strict=True))
         self._open(
-            data,
-            [(at, tuple(start + at * size for start, size in sized)) for at in range(uploads)],
+            data, [(at, tuple(start + at * size for start, size in sized)) for at in range(uploads)]
         )
 
     def _open(self, data: Data, uploads: Sequence[Upload]) -> None:

@@ -54,10 +54,7 @@ class InferenceSession:
 
     @flushed()
     def summed_softmax(
-        self,
-        x: NDArray[np.float32],
-        weights: Mapping[str, NDArray[Any]],
-        row_s: float = math.inf,
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]], row_s: float = math.inf
     ) -> NDArray[np.int64]:
         """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`.
 

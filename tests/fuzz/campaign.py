@@ -128,12 +128,7 @@ def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple
     """The child's lines that matter, and its exit status; it ends with this process."""
     lifeline = Lifeline()
     found = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {
-        **os.environ,
-        "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": found,
-    }
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": found}
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

@@ -22,15 +22,7 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol.messages import decode, encode, encode_inner
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
 from edgeveil_lab.load.device import SharedVerifyKey
-from tests.fuzz.samples import (
-    BODIES,
-    GROUPS,
-    JOB,
-    PACKET_BYTES,
-    manifest,
-    signer,
-    signing_key,
-)
+from tests.fuzz.samples import BODIES, GROUPS, JOB, PACKET_BYTES, manifest, signer, signing_key
 from tests.fuzz.target import Tape, demand
 
 PART_BYTES = 256

@@ -108,12 +108,7 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self,
-        count: int,
-        *,
-        on_ray: bool = False,
-        address: str | None = None,
-        least_bytes: int = 0,
+        self, count: int, *, on_ray: bool = False, address: str | None = None, least_bytes: int = 0
     ) -> None:
         self.count, self.least_bytes = count, least_bytes
         self._on_ray, self._address = on_ray, address

@@ -1,6 +1,5 @@
 """A batch on the disk: what was put comes back, nothing stays behind."""
 
-import errno
 import hashlib
 import random
 
@@ -36,14 +35,6 @@ def test_parts_in_any_order_and_twice_make_the_batch(tmp_path):
     assert batch[99_000:200_000] == DATA[99_000:]
 
 
-def test_a_part_that_was_wrong_at_first_is_mended_by_the_right_one(tmp_path):
-    spool, (first, *others) = BatchSpool(tmp_path), parts()
-    spool.put(BatchPart(first.digest, first.offset, b"x" * len(first.data)))
-    for part in (*others, first):
-        spool.put(part)
-    assert spool.whole(BLOB)[:4096] == DATA[:4096]
-
-
 def test_nothing_of_a_batch_has_a_name_on_the_disk(tmp_path):
     spool = BatchSpool(tmp_path)
     spool.put(parts()[0])
@@ -67,13 +58,6 @@ def test_what_is_not_the_batch_is_refused(tmp_path, spoil):
         spool.whole(BLOB)
 
 
-def test_the_next_batch_takes_the_place_of_the_one_before(tmp_path):
-    spool = BatchSpool(tmp_path)
-    for part in parts(DATA[::-1])[:5] + parts():
-        spool.put(part)
-    assert spool.whole(BLOB)[0:100] == DATA[:100]
-
-
 def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path):
     spool = BatchSpool(tmp_path)
     for part in parts():
@@ -82,33 +66,6 @@ def test_a_reader_goes_on_while_the_batch_is_dropped(tmp_path):
     spool.drop()
     assert batch[0:10] == DATA[:10]
     with pytest.raises(ProtocolError):
-        spool.whole(BLOB)
-
-
-def test_a_full_disk_spoils_the_batch_and_the_next_one_is_taken(tmp_path, monkeypatch):
-    spool = BatchSpool(tmp_path)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    spool.put(parts()[0])
-    with monkeypatch.context() as patched:
-        patched.setattr("edgeveil_cloud.validate_batch.os.pwrite", full)
-        spool.put(parts()[1])
-    for part in parts()[2:]:
-        spool.put(part)
-    with pytest.raises(OSError, match="No space left"):
-        spool.whole(BLOB)
-    spool.drop()
-    for part in parts():
-        spool.put(part)
-    assert len(spool.whole(BLOB)) == len(DATA)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    spool = BatchSpool(tmp_path / "not there")
-    spool.put(parts()[0])
-    with pytest.raises(FileNotFoundError, match="not there"):
         spool.whole(BLOB)
 
 

@@ -243,16 +243,6 @@ async def test_a_job_that_waits_for_devices_holds_up_none_behind_it(cloud):
     assert "job_waiting" in cloud.types(large)
 
 
-@in_loop
-async def test_all_that_ran_when_the_process_ended_go_on(store):
-    entries = [Cloud(store).submit() for _ in range(3)]
-    for entry in entries:
-        store.set_status(entry, "running")
-    again = Cloud(store, devices=0)
-    async with again.plays():
-        await again.until(lambda: all(map(again.runs, entries)))
-
-
 def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store, cloud):
     urgent = store.job(cloud.control.submit(YAML + "priority: high\n"))
     usual = store.job(cloud.control.submit(YAML))
@@ -312,25 +302,6 @@ def pause(cloud, entry):
     for effect in course._pause("no device answered"):
         if isinstance(effect, fx.Persist):
             cloud.host.store(effect.item)
-
-
-@in_loop
-async def test_a_paused_job_lets_the_next_one_run_and_goes_on_after_it(store, cloud):
-    first, second = cloud.submit(), cloud.submit()
-    async with cloud.plays():
-        await cloud.until(lambda: cloud.runs(first))
-        pause(cloud, first)
-        assert cloud.status(first) == "paused"
-        assert store.job(first).reason.startswith("no device answered; look at the devices")
-        await cloud.until(lambda: cloud.runs(second))
-        assert cloud.control.status()["paused"] == 1
-        cloud.control.resume(first)
-        assert cloud.status(first) == "queued"
-        cloud.control.cancel(second)
-        await cloud.until(lambda: cloud.runs(first))
-        await cloud.until(cloud.closed)  # sent after the step that said so
-    assert cloud.types(first)[-1] != "job_paused"
-    assert {close.job_id for close in cloud.closed()} == {wire_id(second)}
 
 
 @in_loop
@@ -413,21 +384,6 @@ async def test_a_stored_job_that_cannot_be_read_fails_alone(store, cloud):
         await cloud.until(lambda: cloud.runs(good))
     assert cloud.status(strange) == "failed"
     assert "cannot be read" in store.job(strange).reason
-
-
-@in_loop
-async def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store, cloud):
-    entry = cloud.submit()
-    perform = cloud.host.perform
-
-    def lose(task):
-        store.set_enrolled([])
-        return perform(task)
-
-    cloud.host.perform = lose
-    async with cloud.plays():
-        await cloud.until(lambda: cloud.status(entry) == "paused")
-    assert "no device is enrolled" in store.job(entry).reason
 
 
 @pytest.mark.parametrize("reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)"])

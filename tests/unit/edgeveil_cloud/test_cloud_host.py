@@ -24,19 +24,10 @@ from edgeveil.protocol.cloud_job import (
     Obstacle,
     RoundCommit,
     SealJob,
-    SealRelease,
     SealRound,
     TooFewUploads,
 )
-from edgeveil.protocol.cloud_reasons import (
-    BY_ITSELF,
-    DISK,
-    MEMORY,
-    STORE,
-    USED_UP,
-    goes_on,
-    pause_advice,
-)
+from edgeveil.protocol.cloud_reasons import BY_ITSELF, DISK, MEMORY, STORE, USED_UP, goes_on
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.tensors import pack_tensors
@@ -201,35 +192,8 @@ def test_the_roster_is_what_the_proxy_said_last(desk):
     assert isinstance(blocked, Obstacle) and "no device is enrolled" in blocked.reason
 
 
-def test_nobody_is_asked_by_a_stale_roster():
-    now_s = 1e9
-    desk = Desk(Store(now_s=lambda: now_s))
-    desk.sealed()
-    keys = b"".join(desk.store.enrolled())
-    desk.host.store(RosterKept(2, keys, "5e" * 16, now_s + 100))
-    assert desk.store.roster_problem() == ""
-    now_s += 100
-    assert "stale since 2001-09-09 01:48 UTC" in desk.store.roster_problem()
-    broadcasts = len(announced(desk.store, desk.id))
-    for task in (SealJob(desk.wire), SealRound(desk.wire, 2, 1), SealRelease(desk.wire)):
-        blocked = desk.perform(task)
-        assert isinstance(blocked, Obstacle) and blocked.reason.startswith("the proxy's roster is")
-        assert goes_on(blocked.reason) and pause_advice(blocked.reason) == BY_ITSELF
-    assert desk.store.round_key(desk.id, 2, 1) is None
-    assert len(announced(desk.store, desk.id)) == broadcasts
-    desk.host.store(RosterKept(3, keys, "5e" * 16, now_s + 100))
-    assert desk.store.roster_problem() == ""
-    assert isinstance(desk.perform(SealRound(desk.wire, 2, 1)), Broadcast)
-
-
 def announced(store, job_id):
     return [e for e in store.events_after(0, job_id) if e.data.get("kind") in ("job", "round")]
-
-
-def test_an_unknown_job_or_task_is_an_answer(desk):
-    with pytest.raises(JobFailed, match="not in the store"):
-        desk.perform(SealJob(bytes(16)))
-    assert desk.perform("anything") == fx.WorkFailed("unknown task")
 
 
 # --- sealing ----------------------------------------------------------------------------------
@@ -260,7 +224,6 @@ def test_a_round_selects_among_the_devices_that_know_the_job(desk):
     desk.perform(SealJob(desk.wire))
     desk.host.store(RosterKept(2, b"".join([*desk.store.enrolled(), *public_keys(9)])))
     broadcast = desk.perform(SealRound(desk.wire, 1, 1))
-    assert isinstance(broadcast, Broadcast)
     assert broadcast.manifest.selected == 4
 
 
@@ -272,13 +235,11 @@ def test_a_batch_is_committed_with_its_record_and_its_key_is_deleted(desk):
     desk.sealed(1, 2)
     task = desk.answers(broadcast)
     absorbed = desk.perform(task)
-    assert isinstance(absorbed, RoundCommit)
     assert absorbed.commit.accepted == 3
     assert len(absorbed.data) == 3 * 32
     assert absorbed.commit.blob == describe(absorbed.data, 4096)
     assert [desk.store.round_key(desk.id, 1, attempt) for attempt in (1, 2)] == [None, None]
     last = desk.store.last_commit(desk.id)
-    assert last is not None
     assert (last.index, b"".join(last.accepted)) == (1, absorbed.data)
     (event,) = desk.events("exchange_committed")
     assert (event["phase"], event["uploads"], event["declined"]) == ("centre", 3, 1)
@@ -301,16 +262,6 @@ def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk)
     assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
 
 
-def test_another_batch_for_a_committed_round_is_refused(desk):
-    broadcast = desk.sealed()
-    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
-    desk.perform(task)
-    before = desk.store.last_commit(desk.id)
-    with pytest.raises(JobFailed, match="key is gone"):
-        desk.perform(other)
-    assert desk.store.last_commit(desk.id) == before
-
-
 def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, monkeypatch):
     broadcast = desk.sealed()
     task, aggregate = desk.answers(broadcast), commit_round.aggregate
@@ -323,17 +274,7 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, mo
 
     monkeypatch.setattr(commit_round, "aggregate", overtaken)
     absorbed = desk.perform(task)
-    assert isinstance(absorbed, RoundCommit)
     assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
-
-
-def test_too_few_valid_uploads_change_nothing_and_the_key_stays(desk):
-    broadcast = desk.sealed()
-    outcome = desk.perform(desk.answers(broadcast, count=2))
-    assert isinstance(outcome, TooFewUploads)
-    assert "2 valid uploads" in outcome.reason
-    assert desk.store.last_commit(desk.id) is None
-    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), RoundCommit)
 
 
 def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
@@ -374,11 +315,6 @@ def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk):
     desk.sealed()
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
     assert desk.sealed(1, 2).manifest.selected == 3
-
-
-def test_more_uploads_than_selected_are_void(desk):
-    outcome = desk.perform(desk.answers(desk.sealed(), count=5))
-    assert isinstance(outcome, TooFewUploads)
 
 
 def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk):
@@ -439,44 +375,6 @@ def test_a_job_that_never_broadcast_a_round_cost_nothing(desk):
     assert end["final"] == {"accuracy": None}
 
 
-def test_a_full_cache_is_told_with_the_paused_jobs_that_fill_it(desk):
-    first, full = desk.id, "the proxy refused the broadcast: cache_full"
-    desk.host.store(JobStatus(desk.wire, "paused", full))
-    step = "wait for other jobs to end, or raise limits.cache_bytes at the proxy"
-    assert desk.store.job(first).reason == f"{full}; {step}, then: edgeveil job resume {first}"
-    desk.id = desk.run(job(job="next"))
-    desk.host.store(JobStatus(desk.wire, "paused", full))
-    reason = desk.store.job(desk.id).reason
-    assert reason.startswith(full) and f"cancel them: {first};" in reason
-    assert reason.endswith(f"then: edgeveil job resume {desk.id}")
-    desk.id = desk.run(job(job="other"))
-    desk.host.store(JobStatus(desk.wire, "paused", "silence"))
-    assert desk.store.job(desk.id).reason.startswith("silence; ")
-
-
-@pytest.mark.parametrize(
-    ("reason", "step"),
-    [
-        ("the proxy did not answer in time", "see that the proxy runs"),
-        ("1 uploads, 2 declined, below the minimum", "look at the devices"),
-        ("6 selected, 0 uploaded, 0 declined, 6 late: below the minimum", "rotate its keys"),
-        ("the batch has 9 bytes, limits.spool_bytes is 8", "raise limits.spool_bytes at the cloud"),
-        ("the disk cannot be used (No space left on device)", "make room in the cloud's state_dir"),
-        ("the proxy refused the broadcast: closed_job", "cancel it and submit it anew"),
-        ("the proxy refused the broadcast: anything", "look at the proxy's log"),
-        ("a reason of the future", "see the cloud's log"),
-    ],
-)
-def test_a_paused_job_says_what_to_do(desk, reason, step):
-    desk.host.store(JobStatus(desk.wire, "paused", reason))
-    told = desk.store.job(desk.id).reason
-    assert told.startswith(reason) and step in told
-    by_a_person = step not in ("see that the proxy runs", "make room in the cloud's state_dir")
-    by_a_person &= step != "cancel it and submit it anew"
-    assert told.endswith(f"then: edgeveil job resume {desk.id}") == by_a_person
-    assert desk.events("job_paused")[0]["reason"] == told
-
-
 @pytest.mark.parametrize(
     ("error", "what"),
     [
@@ -502,13 +400,6 @@ def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(desk,
     assert goes_on(told) and told.endswith(BY_ITSELF)
 
 
-def test_a_job_ends_once(desk):
-    desk.host.store(JobStatus(desk.wire, "failed", "first"))
-    desk.host.store(JobStatus(desk.wire, "completed"))
-    entry = desk.store.job(desk.id)
-    assert (entry.status, entry.reason) == ("failed", "first")
-
-
 def test_no_guarantee_is_no_number():
     desk = Desk(Store(), job(**OPEN))
     for index in (1, 2, 3):
@@ -520,19 +411,6 @@ def test_no_guarantee_is_no_number():
     assert desk.events("exchange_committed")[-1]["epsilon"]["inference"] is None
     for event in desk.store.events_after(0):
         json.dumps(event.data, allow_nan=False)  # as a database server and a browser want it
-
-
-def test_the_release_is_the_model_of_the_last_commit(desk):
-    for index in (1, 2, 3, 4):
-        desk.commit(index)
-    sealed = desk.perform(SealRelease(desk.wire))
-    assert isinstance(sealed, Broadcast)
-    release = desk.store.release(desk.id)
-    assert release is not None
-    assert sealed.manifest.kind == "release"
-    assert sealed.manifest.selected == 4
-    assert release.onnx[:64] not in sealed.data
-    assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence
 
 
 def test_reports_become_events_of_the_job_that_they_are_about(tmp_path):

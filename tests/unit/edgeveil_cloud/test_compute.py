@@ -169,7 +169,6 @@ def test_a_small_batch_is_opened_here_and_starts_nobody():
     of = CloudRound()
     batch, data = of.batch(of.honest(5))
     workers = workers_of(ComputeAt(workers=2))
-    assert isinstance(workers, WorkerProcesses)
     opened(of, batch, data, workers=workers)
     assert workers.pids == []
     assert workers_of(ComputeAt()) is None
@@ -248,7 +247,6 @@ class StruckAtStart(WorkerProcesses):
 def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(monkeypatch, caplog):
     monkeypatch.setattr(processes, "WorkerProcesses", StruckAtStart)
     workers = workers_of(ComputeAt(engine="ray", workers=1))
-    assert workers is not None
     workers.close()
     (said,) = [one for one in caplog.records if one.msg == "compute_away"]
     assert "SIGKILL" in said.reason
@@ -318,7 +316,6 @@ def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(monkeypa
     pytest.importorskip("ray")
     monkeypatch.setattr(processes, "AWAY_S", 0.5)
     workers = workers_of(ComputeAt(engine="ray", workers=2, address="127.0.0.1:1"))
-    assert isinstance(workers, WorkerProcesses)
     assert "no Ray cluster answers at 127.0.0.1:1" in caplog.records[0].reason
     with pytest.raises(ComputeError, match=r"no Ray cluster answers at 127\.0\.0\.1:1") as told:
         workers.run(OPENING, in_file(DATA), [], lambda *_: None)

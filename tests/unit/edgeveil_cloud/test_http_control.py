@@ -4,15 +4,12 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from functools import partial
-from unittest.mock import Mock
 
 import aiohttp
 import pytest
-import sqlalchemy as sa
 from played import in_loop, played
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil_cloud import database
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.rollouts import shown_rollout
@@ -298,18 +295,6 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
     path.write_text("")
     with pytest.raises(UsageError, match="holds no token"):
         load_or_make_token(tmp_path / "state")
-
-
-@played
-async def test_a_store_that_is_away_is_no_conflict(ask, store, monkeypatch):
-    job = store.submit_job("a", b"", bytes(32)).id
-    gone = sa.exc.OperationalError("SELECT", {}, ConnectionError())
-    monkeypatch.setattr(database, "AWAY_S", 0.0)
-    monkeypatch.setattr(store._database.engine, "begin", Mock(side_effect=gone))
-    for method, path in [("GET", "/jobs"), ("POST", f"/jobs/{job}/cancel")]:
-        status, content = await ask(method, path)
-        assert status == 503
-        assert json.loads(content)["fix"]
 
 
 @played

@@ -14,7 +14,7 @@ import pytest
 from played import in_loop, played
 
 from edgeveil.jobs import parse_job
-from edgeveil.pages.assets import CONTENT_POLICY, asset
+from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport.listener import ListenAt, server_context
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import (
@@ -28,10 +28,9 @@ from edgeveil_cloud.http_guard import (
     TokenFolder,
     rotate_token,
 )
-from edgeveil_cloud.pages import files, routes
+from edgeveil_cloud.pages import routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
-from edgeveil_tools.local.local_run import load_job
 from tests.kits.certificates import Authority
 from tests.kits.cloud_control import idle_control
 
@@ -319,14 +318,6 @@ async def test_only_the_pages_own_files_are_served(page, name):
     assert (await page.ask("GET", f"/pages/{name}")).status in (401, 404)
 
 
-def test_what_a_page_loads_is_there():
-    names = {one.rpartition("/")[2] for one in files.page("cloud.html").split('"')[1::2]}
-    assert {"cloud.js", "start.js", "base.css", "job_view.js"} <= names
-    assert all(asset(name, package) for name, package in files.NAMES.items())
-    assert "style=" not in files.text("cloud.html") + files.text("login.html")
-    assert "&lt;b&gt;" in files.page("login.html", problem="<b>")
-
-
 # --- what a page is told ---
 
 
@@ -352,10 +343,6 @@ def example():
     return parse_job(Path("tests/kits/example.yaml").read_text("utf-8"))
 
 
-def of_a_number():
-    return load_job("configs/jobs/diabetes.yaml").alone
-
-
 @played
 async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, store):
     first, second = run_job(store), run_job(store, "other")
@@ -374,17 +361,6 @@ async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, st
         change = await told()
         assert [(one["id"], one["status"]) for one in change["rows"]] == [(first, "paused")]
         assert "below the minimum" in change["rows"][0]["reason"]
-
-
-@played
-async def test_a_job_about_a_number_is_led_by_its_rmse(page, store):
-    job = run_job(store, "sick", job=of_a_number())
-    fresh = run_job(store, "fresh", rounds=0, job=of_a_number())
-    await page.log_in(Scope.READ)
-    async with stream(page) as (told, _):
-        rows = {row["id"]: row for row in (await told())["rows"]}
-    assert rows[job]["figure"] == {"name": "RMSE", "text": "35"}  # 175, half its range, × 0.2
-    assert rows[fresh]["figure"] == {"name": "RMSE", "text": None}
 
 
 @played
@@ -441,13 +417,3 @@ async def test_a_job_is_told_as_a_page_and_again_when_it_changed(page, store):
             await asyncio.sleep(again["again_s"])
     assert again["view"]["badge"]["text"] == "failed"
     assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
-
-
-@played
-async def test_the_fleet_is_told_in_counts(page, store):
-    store.set_enrolled({bytes([k]) * 32 for k in range(3)}, "north")
-    run_job(store)
-    await page.log_in(Scope.READ)
-    found = await page.json("GET", "/v1/page/fleet")
-    (cell,) = found["cells"]
-    assert (cell["cell"], cell["enrolled"]) == ("north", 3)

@@ -1,7 +1,6 @@
 """What the cloud's page says of the process itself."""
 
 import time
-from unittest.mock import Mock
 
 from edgeveil.config.cloud import CloudSite
 from edgeveil_cloud.pages.fleet import CloudFacts
@@ -32,17 +31,3 @@ def test_what_ends_is_told_with_when_and_a_file_that_cannot_be_read_with_why(tmp
     disk = facts.disk()
     assert 0 < disk["free"] <= disk["total"]
     assert disk["own"] >= cert_file.stat().st_size
-
-
-def test_links_are_told_by_cell():
-    state = {"connected": False, "connections": 2, "unacknowledged": 3}
-    session = Mock(bytes={"in": 5, "out": 7}, **state)
-    (link,) = CloudFacts(Mock(), {"north": session}, None).links()
-    assert link == {
-        "cell": "north",
-        "up": False,
-        "connections": 2,
-        "waiting": 3,
-        "bytes_in": 5,
-        "bytes_out": 7,
-    }

@@ -55,15 +55,6 @@ def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(server, store, c
     assert [line.message for line in caplog.records] == ["store_away", "store_back"]
 
 
-def test_connections_that_broke_meanwhile_are_replaced(server, store):
-    assert store.counts().enrolled == 0
-    server.stop()
-    server.start()
-    store.set_enrolled([b"k" * 32])
-    assert store.enrolled() == (b"k" * 32,)
-    store.set_enrolled([])
-
-
 def test_a_database_that_stays_away_is_an_error_with_a_fix_and_without_the_address(
     server, store, waits, monkeypatch
 ):
@@ -88,9 +79,3 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(server, m
         address = f"postgresql://edgeveil@127.0.0.1:{silent.getsockname()[1]}/postgres"
         with pytest.raises(StoreError, match="cannot be opened"):
             Store(address)
-
-
-def test_a_refusal_is_no_absence(store, waits):
-    with pytest.raises(StoreError, match="there is no job"):
-        store.job("none")
-    assert waits == []

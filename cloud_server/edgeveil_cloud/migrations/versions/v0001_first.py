@@ -11,10 +11,7 @@ _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Make all tables of a new store."""
-    op.create_table(
-        "info",
-        sa.Column("version", sa.Integer, nullable=False),
-    )
+    op.create_table("info", sa.Column("version", sa.Integer, nullable=False))
     op.create_table(
         "jobs",
         sa.Column("number", _serial, primary_key=True, autoincrement=True),
@@ -59,10 +56,7 @@ def upgrade() -> None:
         sa.Column("data", sa.JSON, nullable=False),
         sqlite_autoincrement=True,
     )
-    op.create_table(
-        "sequence",
-        sa.Column("last", sa.BigInteger, nullable=False),
-    )
+    op.create_table("sequence", sa.Column("last", sa.BigInteger, nullable=False))
     op.create_table(
         "enrolled_keys",
         sa.Column("public_key", sa.LargeBinary, primary_key=True),
