@@ -24,9 +24,7 @@ from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
 from edgeveil_cloud.store import Store
 from edgeveil_tools.checks import rehearse
-from edgeveil_tools.cli import jobs as client
 from edgeveil_tools.cli import main
-from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.local.job import Overrides, submitted
 from edgeveil_tools.local.run import run_local
 from tests.kits.cloud_control import idle_control
@@ -173,8 +171,8 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     with pytest.raises(ConfigError, match=why):
         run_local(path, out, Overrides(), reference=False, stream=io.StringIO())
     assert not out.exists()
-    with pytest.raises(ConfigError, match=why):
-        client.submit(path, lambda _patience_s: Cloud("http://127.0.0.1:1", tmp_path / "token"))
+    assert main(["job", "submit", str(path), "--cloud", "http://127.0.0.1:1"]) == 2
+    assert why in capsys.readouterr().err
     cloud = idle_control(store_in(tmp_path), python_models=True)
     with pytest.raises(RefusedJobError, match=why) as caught:
         cloud.submit(submitted(load_job(path)).decode())

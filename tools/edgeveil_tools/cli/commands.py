@@ -49,50 +49,45 @@ _YES_NO = argparse.BooleanOptionalAction
 _REPEATED = {"action": "append", "default": []}
 """May be given several times."""
 _TRACK = arg("--track WHERE", "log to mlflow:URI or tensorboard:DIR too", **_REPEATED)
-_PASSPHRASE = (
+_PASSPHRASE = [
     arg("--passphrase-file FILE", "first line is the passphrase; else you are asked", Path),
     arg("--no-passphrase", "the keys are not encrypted; for trials"),
-)
+]
 _DIR = arg("dir DIR", "the site's folder", Path)
+_SAMPLES = ("classification", "images", "anomaly")
 _KINDS = ("job", "cloud", "proxy", "edge", "broker")
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters", "site")
 _ROOT = arg("dir DIR", "the root's folder", Path)
-_CELL = arg("--cell NAME", "of this cell; else of the unnamed one", default="")
-_DAYS = arg("--days DAYS", "the delegations expire after so many; 180", _DAYS_LONG, default=180)
-_ROOT_DAYS = arg("--root-days DAYS", "the root expires after; 1825", _DAYS_LONG, default=1825)
-_KEYS = arg("--keys N", "of the root, default 1", int, default=1)
-_THRESHOLD = arg("--threshold T", "so many of them must sign, default 1", int, default=1)
+_SIGNING = (
+    _PASSPHRASE,
+    arg("--days DAYS", "the delegations expire after so many; 180", _DAYS_LONG, default=180),
+    arg("--root-days DAYS", "the root expires after; 1825", _DAYS_LONG, default=1825),
+)
+_NEW_ROOT = (
+    arg("--keys N", "of the root, default 1", int, default=1),
+    arg("--threshold T", "so many of them must sign, default 1", int, default=1),
+    *_SIGNING,
+)
 
 COMMANDS = (
     row(
         "init",
         "write a job to begin with, and records to play it on",
         "setup.init_job:command",
-        arg(
-            "kind KIND",
-            choices=("classification", "images", "anomaly"),
-            nargs="?",
-            default="classification",
-        ),
+        arg("kind KIND", choices=_SAMPLES, nargs="?", default=_SAMPLES[0]),
         arg("--out DIR", "default my-KIND, or my-FILE", Path),
-        arg(
-            "--from FILE",
-            "CSV, Parquet or a folder of pictures to draft it from",
-            Path,
-            dest="records",
-        ),
+        arg("--from FILE", "CSV, Parquet or pictures to draft it from", Path, dest="records"),
         arg("--label COLUMN", "its label's column; default: a guess"),
         about="""
         Writes a commented job, records for it and a README to DIR. Nothing is written over.
           classification   a table of numbers, CSV
           images           small grey pictures, PNG, a folder for each class
           anomaly          windows of a sensor: most are normal, few have a label, CSV
-        --from drafts a job from records of your own, for you to judge first: a list or a
-        range can tell of a record.
+        --from drafts a job from your own records: judge its lists and ranges, which may tell
+        of a record.
         edgeveil init
         edgeveil init images --out my-pictures
-        edgeveil init --from people.csv --label income --out people
-        """,
+        edgeveil init --from people.csv --label income --out people""",
     ),
     row(
         "check",
@@ -112,13 +107,10 @@ COMMANDS = (
         drafted as a `data` block. Also policies, plans, backbones, weights and bundles.
         Python that a job names is run here, with your rights: read it before. Exit code 2:
         a file is wrong, 4: records are, 1: this machine is. --estimate spends nothing.
-        edgeveil check
         edgeveil check --schema job > job.schema.json
         edgeveil check configs/*.yaml configs/jobs/*.yaml
-        edgeveil check job.yaml people.csv
         edgeveil check edge.yaml job.yaml
-        edgeveil check job.yaml --estimate --devices 200 --seeds 5
-        """,
+        edgeveil check job.yaml --estimate --devices 200 --seeds 5""",
     ),
     row(
         "run",
@@ -135,18 +127,9 @@ COMMANDS = (
         arg("--seeds N", "run with N seeds from that one on", int),
         arg("--sweep KEY=A,B", "run with each of these values of a job's key", **_REPEATED),
         arg("--ray HOST:PORT", "simulate on a Ray cluster, or with `local` on one started here"),
-        arg(
-            "--accept-unprotected",
-            "run a job without proven privacy",
-            action="store_const",
-            const=True,
-        ),
+        arg("--accept-unprotected", "run a job without proven privacy", default=None),
         arg("--data PATH", "file of records, folder of pictures, or of a published set", Path),
-        arg(
-            "--reference",
-            "train it without noise too; default: for a published set",
-            action=_YES_NO,
-        ),
+        arg("--reference", "also without noise; default: for a published set", action=_YES_NO),
         _TRACK,
         arg("--record", "keep what the cloud sees, for edgeveil attack"),
         arg("--keep", "keep keys, ledgers and stores too"),
@@ -158,9 +141,7 @@ COMMANDS = (
         --seeds or --sweep it runs once for each seed and value, and writes table.md,
         table.json and comparison.html; runs that have completed are kept.
         edgeveil run configs/jobs/quickstart.yaml
-        edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3
-        edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2
-        """,
+        edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2""",
     ),
     row(
         "report",
@@ -173,8 +154,7 @@ COMMANDS = (
         one page that compares them: accuracy by round, accuracy beside both guarantees, and
         the settings that differ. Runs that differ in their seed alone are one row.
         edgeveil report out/quickstart
-        edgeveil report out/fm out/dp_sgd --out comparison.html
-        """,
+        edgeveil report out/fm out/dp_sgd --out comparison.html""",
     ),
     row(
         "predict",
@@ -189,10 +169,7 @@ COMMANDS = (
         state folder, whose release in use is then taken. A model of a job with data.schema
         reads tables and pictures as its devices do and prints names; others take numbers.
         edgeveil predict out/quickstart/model.onnx records.npz
-        edgeveil predict site/state/edge-1 records.csv --json
-        edgeveil predict site/state/edge-1 --rollback
-        """,
-        extra="infer",
+        edgeveil predict site/state/edge-1 --rollback""",
     ),
     row(
         "methods",
@@ -203,11 +180,8 @@ COMMANDS = (
         Of each name its source, needs, what it reveals, and whether its guarantee is proven,
         claimed or none. `check` plays the laws of its family on each named part, exit code 1
         where one is broken; `digest` prints what lets a device import a plug-in.
-        edgeveil methods
         edgeveil methods fm min_divergence
-        edgeveil methods check krum
-        edgeveil methods digest my-rules
-        """,
+        edgeveil methods check krum""",
     ),
     row(
         "backbone",
@@ -218,11 +192,9 @@ COMMANDS = (
         arg("--force", "train again, write over the file"),
         arg("--seed N", "default 0", int, default=0),
         about="""
-        It learns from public images alone: digits (28 x 28) some minutes, pictures (colour,
-        32 x 32) about 20 minutes. Jobs name them `file: digits` and `file: pictures`.
-        A module of your own becomes a backbone by torch.onnx.export (docs/models.md).
-        edgeveil backbone pictures --seed 3
-        """,
+        It learns from public images alone: digits (28 x 28) in some minutes, pictures
+        (colour, 32 x 32) in about 20. Jobs name them `file: digits` and `file: pictures`.
+        edgeveil backbone pictures --seed 3""",
     ),
     row(
         "job",
@@ -232,22 +204,18 @@ COMMANDS = (
         Over https, EDGEVEIL_CA_FILE names the authorities that vouch for the cloud's certificate,
         EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE a certificate of your own in place of a token.
         EDGEVEIL_INSECURE_HTTP=1 sends the token over http:// to another machine.
-        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml
-        edgeveil job show quickstart-1a2b3c4d --watch --cloud http://127.0.0.1:8701
-        """,
+        edgeveil job show quickstart-1a2b3c4d --watch --cloud http://127.0.0.1:8701""",
     ),
     row(
         "job submit",
         "queue a job; prints its id",
-        "cli.jobs:submit_command",
+        "cli.jobs:submit",
         arg("file JOB", "job file", Path),
         arg("--watch", "follow it until it has ended"),
         arg("--wait-s S", "wait so long for the cloud's start", float, default=0.0),
         *_CLOUD,
         about="""
-        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml
-        """,
-        extra="client",
+        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml""",
     ),
     row(
         "job show",
@@ -262,9 +230,7 @@ COMMANDS = (
         segments that did not count; of its release the counts of the devices' reports. With
         --watch --json one event a line, the object last.
         edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml
-        edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000
-        """,
-        extra="client",
+        edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000""",
     ),
     row(
         "job resume",
@@ -274,18 +240,9 @@ COMMANDS = (
         *_CLOUD,
         about="""
         `job show` says why it paused. It goes on at its round.
-        edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml
-        """,
-        extra="client",
+        edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml""",
     ),
-    row(
-        "job cancel",
-        "cancel a job that has not ended",
-        "cli.jobs:change",
-        _ID,
-        *_CLOUD,
-        extra="client",
-    ),
+    row("job cancel", "cancel a job that has not ended", "cli.jobs:change", _ID, *_CLOUD),
     row(
         "job fetch",
         "download a completed job's model",
@@ -295,9 +252,7 @@ COMMANDS = (
         *_CLOUD,
         about="""
         As ONNX for every ONNX runtime, or as .safetensors, the weights alone.
-        edgeveil job fetch quickstart-1a2b3c4d --out model.onnx
-        """,
-        extra="client",
+        edgeveil job fetch quickstart-1a2b3c4d --out model.onnx""",
     ),
     row(
         "job release",
@@ -309,9 +264,7 @@ COMMANDS = (
         about="""
         promote: to all devices now, whatever its canary says. withdraw: all devices go back
         to the release before this one.
-        edgeveil job release quickstart-1a2b3c4d withdraw --config site/cloud.yaml
-        """,
-        extra="client",
+        edgeveil job release quickstart-1a2b3c4d withdraw --config site/cloud.yaml""",
     ),
     row(
         "broker",
@@ -320,8 +273,7 @@ COMMANDS = (
         _CONFIG,
         about="""
         Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.
-        edgeveil broker --config configs/broker-edge.yaml
-        """,
+        edgeveil broker --config configs/broker-edge.yaml""",
     ),
     row(
         "cloud",
@@ -333,9 +285,7 @@ COMMANDS = (
         Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry is
         for a site without a root, whose proxy has rebuilt its registry: see first that no
         revoked device is in it. Then resume the paused jobs.
-        edgeveil cloud --config configs/cloud.yaml
-        """,
-        extra="cloud",
+        edgeveil cloud --config configs/cloud.yaml""",
     ),
     row(
         "proxy",
@@ -344,11 +294,7 @@ COMMANDS = (
         _OWN_CONFIG,
         about="""
         Without a sub-command: runs the proxy until Ctrl-C.
-        edgeveil proxy --config configs/proxy.yaml
-        edgeveil proxy admit --config configs/proxy.yaml enrolment.json
-        edgeveil proxy devices --config configs/proxy.yaml
-        """,
-        extra="proxy",
+        edgeveil proxy --config configs/proxy.yaml""",
     ),
     row(
         "proxy admit",
@@ -362,13 +308,11 @@ COMMANDS = (
         arg("--valid-h HOURS", "after which an unused claim ends, default 72", float, default=72.0),
         arg("--out FILE", "claims as `name,claim` lines, mode 0600, not to standard output", Path),
         about="""
-        Admits devices; a running proxy sees them within a second or two. A claim is handed
-        to one box that nobody has prepared, in the file that claim.claim_file of its site
-        file names: at its first start the box makes its keys and is admitted under the
-        claim's name, or waits for you to admit the name. A claim works once.
+        A running proxy sees them within a second or two. A claim is handed to one box that
+        nobody has prepared, in the file that claim.claim_file of its site file names: at its
+        first start it is admitted under the claim's name, or waits for you to admit that.
         edgeveil proxy admit --config proxy.yaml --note 'ward 3' box.json
-        edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv
-        """,
+        edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv""",
     ),
     row(
         "proxy devices",
@@ -377,10 +321,8 @@ COMMANDS = (
         _PART_CONFIG,
         arg("--all", "revoked devices too"),
         about="""
-        Where the proxy runs, and serves its pages to this machine alone (http.host), also
-        whose messages it refused, and whose it drops. The lineage tells this registry from
-        one that was rebuilt (`edgeveil trust rotate DIR registry LINEAGE`).
-        """,
+        Where the proxy runs, also whose messages it refused or drops. The lineage tells this
+        registry from one that was rebuilt (`edgeveil trust rotate DIR registry LINEAGE`).""",
     ),
     row(
         "proxy revoke",
@@ -389,22 +331,17 @@ COMMANDS = (
         _PART_CONFIG,
         arg("ids ID|NAME", "device id, or a claim's name", nargs="+"),
         about="""
-        edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb
-        """,
+        edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb""",
     ),
     row(
         "edge",
         "run a device, or steer a running one",
         "cli.parties:edge",
-        arg(
-            "--config FILE", "site file; may stand several times", Path, nargs="+", action="extend"
-        ),
+        arg("--config FILE", "site file, or several", Path, nargs="+", action="extend"),
         about="""
         Without a sub-command: runs a device until Ctrl-C. Several site files make several
         devices in one process, for demonstrations.
-        edgeveil edge --config configs/edge.yaml
-        """,
-        extra="train",
+        edgeveil edge --config configs/edge.yaml""",
     ),
     row(
         "edge status",
@@ -413,11 +350,8 @@ COMMANDS = (
         _PART_CONFIG,
         arg("--page", "print an address that opens its page, and no more"),
         about="""
-        Running, paused, or waiting for which conditions; whether it is connected, the last
-        round that counted it, the release in use, and what the ledger says is spent. The
-        address of --page logs a browser on this box in, once and within a minute, where the
-        site file has `page`; from another machine forward the port with ssh -L.
-        """,
+        The address of --page logs a browser on this box in, once and within a minute, where
+        the site file has `page`; from another machine forward the port with ssh -L.""",
     ),
     row(
         "edge pause",
@@ -427,8 +361,7 @@ COMMANDS = (
         arg("--end", "take part again, from its next change of presence"),
         about="""
         Rounds are declined at once, and the device goes at its next change of presence; an
-        answer that is under way still leaves. Holds over restarts, until --end.
-        """,
+        answer that is under way still leaves. Holds over restarts, until --end.""",
     ),
     row(
         "edge personalise",
@@ -436,13 +369,10 @@ COMMANDS = (
         "cli.parties:personalise",
         _PART_CONFIG,
         about="""
-        Learns the release's last layer further on this box's training records, without
-        noise, and compares both on its evaluation records, which it does not learn from.
-        For the owner alone: model and figures stay in the state folder, nothing is sent.
+        Trains the release's last layer on this box's training records, without noise, and
+        compares both on its evaluation records. Model and figures stay in the state folder.
         edgeveil edge personalise --config configs/edge.yaml
-        edgeveil predict --personal site/state/edge-1 records.npz
-        """,
-        extra="infer",
+        edgeveil predict --personal site/state/edge-1 records.npz""",
     ),
     row(
         "health",
@@ -451,10 +381,9 @@ COMMANDS = (
         _CONFIG,
         arg("--live", "whether it turns, so that a new start would mend nothing"),
         about="""
-        Asks the process beside it, with 80 ms of a processor at most: whether it turns, its
-        links are up and its state folder takes what it writes. For a liveness probe --live.
-        edgeveil health --config /etc/edgeveil/edgeveil.yaml --live
-        """,
+        Asks the process beside it whether it turns, its links are up and its state folder
+        takes what it writes. For a liveness probe --live.
+        edgeveil health --config /etc/edgeveil/edgeveil.yaml --live""",
     ),
     row(
         "site",
@@ -464,10 +393,8 @@ COMMANDS = (
         bundle with its own files and nobody else's. Apply again after every change of the
         plan: owners' policies, ledgers and keys stay as they are.
         edgeveil site init clinics --host broker.example.org --devices 20
-        edgeveil site apply clinics --dry-run
         edgeveil site apply clinics
-        edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001
-        """,
+        edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001""",
     ),
     row(
         "site init",
@@ -481,8 +408,7 @@ COMMANDS = (
         arg("--cells NAME,NAME", "each with a proxy of its own", default=""),
         about="""
         edgeveil site init clinics --host broker.example.org --devices 20
-        edgeveil site init my-site --local --devices 3
-        """,
+        edgeveil site init my-site --local --devices 3""",
     ),
     row(
         "site apply",
@@ -502,8 +428,7 @@ COMMANDS = (
         about="""
         Its certificate or account counts no more, and the proxy drops it: hand the bundles
         of the edge broker and the proxy over. What the record knows of it stays.
-        edgeveil site revoke clinics box-0007
-        """,
+        edgeveil site revoke clinics box-0007""",
     ),
     row(
         "site rotate",
@@ -515,15 +440,12 @@ COMMANDS = (
         arg("--cell CELL", "of this cell's own broker or claims", default=""),
         _PASSPHRASE,
         about="""
-        WHAT: edge-authority, cloud-authority or claims-authority. In two steps: from the
-        first on both authorities count, and every client's next bundle has a certificate of
-        the new one. Once all are installed, the brokers' first, --finish drops the one
-        before. Boxes that came with a claim take up a certificate of the new
-        claims-authority within a week. The root's keys, and those that it names, are
-        replaced with `edgeveil trust rotate DIR/trust`.
+        In two steps: from the first on both authorities count, and every client's next
+        bundle has a certificate of the new one. Once all are installed, the brokers' first,
+        --finish drops the one before. Boxes that came with a claim take up a certificate of
+        the new claims-authority within a week.
         edgeveil site rotate clinics edge-authority
-        edgeveil site rotate clinics edge-authority --finish
-        """,
+        edgeveil site rotate clinics edge-authority --finish""",
     ),
     row("site status", "list all parties, and what needs doing", "cli.fleet:status", _DIR),
     row(
@@ -535,11 +457,8 @@ COMMANDS = (
         arg("--site FINGERPRINT", "of the site's key, for the first time"),
         about="""
         All of the bundle is checked before the first file is written. What the party has
-        made or changed since (keys, ledger, the owner's policy) is never written over. A
-        running broker or proxy takes up certificates and devices by itself.
-        edgeveil site install bundles/box-0001 /var/lib/edgeveil/box-0001
-        edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081
-        """,
+        made or changed since (keys, ledger, the owner's policy) is never written over.
+        edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081""",
     ),
     row(
         "deploy",
@@ -550,28 +469,20 @@ COMMANDS = (
         arg("--out DIR", "", Path, required=True),
         arg("--tag TAG", "of the images, default the version of edgeveil", default=""),
         about="""
-        systemd: hardened units that say when they are ready and are watched, and a daily
-        check. compose: services with health checks, read-only but for their state.
-        kubernetes: a kustomization under the restricted profile. containers: the file that
-        the images of both are built from. The units and this file take no bundles.
+        systemd: hardened units and a daily check. compose: services, read-only but for their
+        state. kubernetes: a kustomization under the restricted profile. containers: the file
+        that the images of both are built from. Units and this file take no bundles.
         edgeveil deploy systemd --out units
-        edgeveil deploy compose clinics/bundles/* --out clinics/bundles
-        """,
+        edgeveil deploy compose clinics/bundles/* --out clinics/bundles""",
     ),
     row(
         "trust",
         "keep the offline root: who may speak for cloud and proxy",
         about="""
         The keys of the root lie on a machine that is not connected. They sign which keys
-        speak for the cloud and the proxy, and until when. Every party pins the root
-        and is handed trust.json; after a change, hand it to cloud and proxy: devices get it
-        from them, while jobs run.
-        edgeveil trust init root --cloud-jobs site/state/cloud/cloud.pub \\
-            --cloud-releases site/state/cloud/releases.pub \\
-            --proxy-rosters site/state/proxy/proxy.pub
-        edgeveil trust show root
-        edgeveil trust rotate root cloud-jobs cloud-next.pub
-        """,
+        speak for the cloud and the proxy, and until when. Every party is handed trust.json;
+        after a change, hand it to cloud and proxy: devices get it from them.
+        edgeveil trust rotate root cloud-jobs cloud-next.pub""",
     ),
     row(
         "trust init",
@@ -582,15 +493,10 @@ COMMANDS = (
         arg("--cloud-releases KEY.pub", "", Path, required=True),
         arg("--proxy-rosters KEY.pub", "", Path, required=True),
         arg("--site KEY.pub", "who moves devices: site.pub of edgeveil site", Path),
-        _KEYS,
-        _THRESHOLD,
-        _PASSPHRASE,
-        _DAYS,
-        _ROOT_DAYS,
+        *_NEW_ROOT,
         about="""
         edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\
-            --cloud-releases releases.pub --proxy-rosters proxy.pub
-        """,
+            --cloud-releases releases.pub --proxy-rosters proxy.pub""",
     ),
     row(
         "trust show",
@@ -605,13 +511,9 @@ COMMANDS = (
         _ROOT,
         arg("what WHAT", choices=(*_ROLES, "registry", "root")),
         arg("value VALUE", "KEY.pub, none, or a registry's lineage", nargs="?"),
-        _CELL,
+        arg("--cell NAME", "of this cell; else of the unnamed one", default=""),
         arg("--without FINGERPRINT", "of the root: leave a lost key out"),
-        _KEYS,
-        _THRESHOLD,
-        _PASSPHRASE,
-        _DAYS,
-        _ROOT_DAYS,
+        *_NEW_ROOT,
         about="""
           cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub in place of the role's
                              key, whose words count no more: sequence numbers begin anew.
@@ -622,9 +524,7 @@ COMMANDS = (
                              them as must sign leave a lost one out
         edgeveil trust rotate root cloud-jobs cloud-next.pub
         edgeveil trust rotate root root --keys 3 --threshold 2
-        edgeveil trust rotate root proxy-rosters proxy-next.pub --cell north
-        edgeveil trust rotate root registry 5f0c…
-        """,
+        edgeveil trust rotate root registry 5f0c…""",
     ),
     row(
         "trust sign",
@@ -632,13 +532,10 @@ COMMANDS = (
         "cli.trust:sign",
         _ROOT,
         arg("--renew", "the same for longer, before it expires"),
-        _PASSPHRASE,
-        _DAYS,
-        _ROOT_DAYS,
+        *_SIGNING,
         about="""
-        For a root of several keys on several machines: copy the folder without keys/ to
-        each, and sign there. What changes is printed first; `trust show` prints it too.
-        """,
+        Where the keys are on several machines: copy the folder without keys/ to each, and
+        sign there. What changes is printed first.""",
     ),
     row(
         "keys",
@@ -649,17 +546,14 @@ COMMANDS = (
         arg("--token", "of a cloud: its token file", choices=("read", "submit", "admin")),
         arg("--out FILE", "of a device: the enrolment, not to standard output", Path),
         about="""
-        Makes them at first use. Of a cloud or proxy it prints the public key files that the
-        root vouches for; --next: those that take their place once the root names them
-        (`edgeveil trust rotate`). --token read: jobs, status, metrics; submit: also submit,
-        cancel, resume, fetch; admin: everything. With --next a running cloud takes the new
-        token at once and refuses the old one.
-        Of a device it prints the enrolment: hand it to the proxy's operator over a way that
-        cannot be forged. --next, with the device stopped: a new sealing key, where it
-        leaked, was lost or has had its time; identity and ledger stay, nobody admits anew.
+        Of a cloud or proxy the public key files that the root vouches for; --next: those that
+        take their place once the root names them (`edgeveil trust rotate`). --token read:
+        jobs, status, metrics; submit: also submit, cancel, resume, fetch; admin: everything.
+        With --next a running cloud refuses the old token at once. Of a device the enrolment:
+        hand it to the proxy's operator over a way that cannot be forged. --next, with the
+        device stopped: a new sealing key; identity and ledger stay, nobody admits anew.
         edgeveil keys --config configs/edge.yaml --out enrolment.json
-        edgeveil keys --config configs/cloud.yaml --token read --next
-        """,
+        edgeveil keys --config configs/cloud.yaml --token read --next""",
     ),
     row(
         "backup",
@@ -670,8 +564,7 @@ COMMANDS = (
         about="""
         The process may run meanwhile. The archive holds its secret keys: keep it where they
         may be kept. A store on PostgreSQL is not in it: use pg_dump.
-        edgeveil backup --config edge.yaml --out box-0001.backup
-        """,
+        edgeveil backup --config edge.yaml --out box-0001.backup""",
     ),
     row(
         "restore",
@@ -680,25 +573,17 @@ COMMANDS = (
         _CONFIG,
         arg("--from ARCHIVE", "", Path, dest="archive", required=True),
         arg("--replace", "what is in place is kept beside it, as …-before-restore-N"),
-        (
-            arg(
-                "--nothing-since",
-                "of a device without a ledger: it has answered nothing since the backup",
-            ),
-            arg(
-                "--ask-proxy",
-                "of a device without a ledger: its proxy knows what it answered since",
-            ),
-        ),
+        [
+            arg("--nothing-since", "a device without a ledger answered nothing since the backup"),
+            arg("--ask-proxy", "the proxy of a device without a ledger knows what it answered"),
+        ],
         about="""
         With the process stopped. A device never gets an older ledger than the one in place.
-        On an empty disk its proxy tells it what it has answered since the backup, and that
-        counts as spent before it answers anything; where the proxy is another one by now,
-        its owner vouches that there was nothing. A proxy's registry comes back as one that
-        was rebuilt (edgeveil trust rotate DIR registry).
+        On an empty disk --ask-proxy counts as spent what its proxy saw it answer since; with
+        another proxy by now its owner vouches that there was nothing. A proxy's registry
+        comes back as one that was rebuilt (edgeveil trust rotate DIR registry).
         edgeveil restore --config proxy.yaml --from proxy.backup --replace
-        edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy
-        """,
+        edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy""",
     ),
     row(
         "ledger",
@@ -707,25 +592,18 @@ COMMANDS = (
         arg("place PLACE", "edge site file, or a device's state folder", Path),
         about="""
         Lists the releases, their prices, and what the policy leaves, where a site file says
-        it. Names the first broken link, with exit code 5. Changes nothing; the device may
-        be running.
-        edgeveil ledger edge.yaml
-        edgeveil ledger site/state/edge-1 --json
-        """,
-        extra="client",
+        it. Exit code 5 at a broken link. The device may be running.
+        edgeveil ledger site/state/edge-1 --json""",
     ),
     row(
         "log",
         "list what administrators did, each line checked",
         "cli.parties:log",
-        arg("place PLACE", "site file of a cloud or proxy, or a folder", Path),
+        arg("place PLACE", "site file of a cloud or proxy, a site's folder or the root's", Path),
         arg("--key FINGERPRINT", "of a site's key, as apply prints it"),
         about="""
-        PLACE: a cloud's or proxy's site file, a site's folder or the root's. A line is
-        written before each change; lines are chained and signed, and one that was changed,
+        Lines are chained and signed, and written before each change; one that was changed,
         removed or put elsewhere is named. `what` holds no secret and no name of a device.
-        edgeveil log configs/cloud.yaml
-        edgeveil log clinics --key 1a2b3c4d5e6f7081
-        """,
+        edgeveil log clinics --key 1a2b3c4d5e6f7081""",
     ),
 )

@@ -19,27 +19,22 @@ Subparsers = Any  # argparse keeps the type of its sub-commands private
 S = TypeVar("S", bound="Site")
 
 
-class Argument(NamedTuple):
-    """One argument of a command, as `add_argument` takes it."""
-
-    name: str
-    settings: Mapping[str, Any]
+Argument = tuple[str, Mapping[str, Any]]  # as `add_argument` takes it
 
 
 class CommandRow(NamedTuple):
     """A row of the table of commands.
 
     `handler` is `module:function` of this distribution, imported when the command runs; none for a
-    word that only groups others. `extra` names the extra whose libraries the command needs. Tuples
-    in `arguments` exclude each other. In `about` examples follow the explanation.
+    word that only groups others. Arguments in a list exclude each other. In `about` examples follow
+    the explanation.
     """
 
     path: str
     help: str
     handler: str
-    arguments: tuple[Argument | tuple[Argument, ...], ...]
+    arguments: tuple[Argument | list[Argument], ...]
     about: str
-    extra: str
 
 
 def arg(name: str, text: str = "", kind: Any = None, **settings: Any) -> Argument:
@@ -51,31 +46,22 @@ def arg(name: str, text: str = "", kind: Any = None, **settings: Any) -> Argumen
         settings["action"] = "store_true"
     if kind is not None:
         settings["type"] = kind
-    return Argument(name, {**settings, "help": text or None})
+    return name, {**settings, "help": text or None}
 
 
 def row(
-    path: str,
-    text: str,
-    handler: str = "",
-    *arguments: Argument | tuple[Argument, ...],
-    about: str = "",
-    extra: str = "tools",
+    path: str, text: str, handler: str = "", *arguments: Argument | list[Argument], about: str = ""
 ) -> CommandRow:
-    """Define a command; see `CommandRow`."""
-    return CommandRow(path, text, handler, arguments, about, extra)
+    return CommandRow(path, text, handler, arguments, about)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that names the nearest known word.
-
-    `later` adds options that are costly to find out, when the command is parsed.
-    """
+    """A parser that names the nearest known word."""
 
     later: Callable[[argparse.ArgumentParser], None] | None = None
+    """Adds options that are costly to find out, when the command is parsed."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As its base does."""
         self.add_later()
         found, rest = super().parse_known_args(args, namespace)
         unknown = [one for one in rest if one.startswith("-")]
@@ -88,7 +74,6 @@ class CommandParser(argparse.ArgumentParser):
         return found, rest
 
     def add_later(self) -> None:
-        """Add these options now; a second time it does nothing."""
         later, self.later = self.later, None
         if later is not None:
             later(self)
@@ -101,7 +86,6 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"unknown '{value}', {known}")
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where the command is explained; exit code 2."""
         stop = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")
 
@@ -158,11 +142,8 @@ def load_as(kind: type[S], path: Path) -> S:
         return site
     wanted = kind.__name__.removesuffix("Site").lower()
     found = type(site).__name__.removesuffix("Site").lower()
-    raise UsageError(
-        f"is {_article(found)} site file, wanted {_article(wanted)} one",
-        where=str(path),
-        fix=f"pass it to `edgeveil {found}`",
-    )
+    what = f"is a{'n' * (found == 'edge')} {found} site file, wanted a{'n' * (wanted == 'edge')}"
+    raise UsageError(f"{what} {wanted} one", where=str(path), fix=f"pass it to edgeveil {found}")
 
 
 def load_edge(path: Path) -> EdgeSite:
@@ -173,7 +154,3 @@ def load_edge(path: Path) -> EdgeSite:
     site = load_as(EdgeSite, path)
     plugins.admit(site.policy.allowed_plugins)
     return site
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "edge" else f"a {kind}"

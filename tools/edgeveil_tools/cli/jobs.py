@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,28 +28,6 @@ _REPORTED = {
     "rolled_back": "rolled back",
     "refused_by_policy": "refused by an owner",
 }
-COLUMNS = ("round", "answered", "figure", "loss", "score", "seconds", "bytes")
-
-
-def submit_command(args: argparse.Namespace) -> int:
-    """`edgeveil job submit`."""
-    return submit(
-        args.file,
-        lambda patience_s: cloud_of(args, patience_s),
-        wait_s=args.wait_s,
-        follow=args.watch,
-        as_json=args.json,
-    )
-
-
-def _list(args: argparse.Namespace) -> int:
-    """Every job, with the stage of its release."""
-    cloud = cloud_of(args)
-    jobs, releases = cloud.list(), {one["job"]: one for one in cloud.releases()}
-    for job in jobs:
-        if job["id"] in releases:
-            job["release"] = releases[job["id"]]
-    return answer(args, job_lines(cloud, jobs), {"jobs": jobs})
 
 
 def show_command(args: argparse.Namespace) -> int:
@@ -57,27 +35,31 @@ def show_command(args: argparse.Namespace) -> int:
     if args.track and not args.watch:
         fix = "add --watch: what a job comes to is logged as it goes"
         raise UsageError("follows no job", where="--track", fix=fix)
-    if args.id is None:
-        if args.watch:
-            raise UsageError("follows one job", where="--watch", fix="name its ID")
-        return _list(args)
+    if args.id is None and args.watch:
+        raise UsageError("follows one job", where="--watch", fix="name its ID")
     if args.watch:
         return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
     cloud = cloud_of(args)
+    if args.id is None:
+        jobs, releases = cloud.list(), {one["job"]: one for one in cloud.releases()}
+        for job in jobs:
+            if job["id"] in releases:
+                job["release"] = releases[job["id"]]
+        return answer(args, _job_lines(cloud, jobs), {"jobs": jobs})
     entry, events = cloud.job(args.id), cloud.events(args.id)
     attempts = [
         {"type": event["type"], **event["data"]["answers"]}
         for event in events
         if event["data"].get("answers")
     ]
-    return answer(args, shown(cloud, entry, attempts), {"job": entry, "attempts": attempts})
+    return answer(args, _shown(cloud, entry, attempts), {"job": entry, "attempts": attempts})
 
 
 def change(args: argparse.Namespace) -> int:
     """`edgeveil job resume | cancel | release`."""
     done = getattr(cloud_of(args), getattr(args, "change", args.command.split()[1]))(args.id)
     if "stage" in done:
-        return answer(args, [f"{'job':10}{done['job']}", *release_lines(done)], {"release": done})
+        return answer(args, [f"{'job':10}{done['job']}", *_release_lines(done)], {"release": done})
     return answer(args, [f"{done['id']}: {done['status']}"], {"job": done})
 
 
@@ -89,19 +71,22 @@ def fetch(args: argparse.Namespace) -> int:
 
 def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
     """The cloud at the given address with the given token or certificate, else as its site file
-    says. Files of TLS are named by environment variables.
-    """
+    says."""
     from edgeveil_tools.cloud_client import Cloud, own_address
 
+    def named(key: str) -> Path | None:
+        name = os.environ.get(f"EDGEVEIL_{key.upper()}")
+        return Path(name) if name else None
+
     url = args.cloud or os.environ.get("EDGEVEIL_CLOUD")
-    token_file = args.token_file or _named("EDGEVEIL_TOKEN_FILE")
-    files = {f"{one}_file": _named(f"EDGEVEIL_{one.upper()}_FILE") for one in ("ca", "cert", "key")}
+    token_file = args.token_file or named("token_file")
+    files = {key: named(key) for key in ("ca_file", "cert_file", "key_file")}
     if not (url and (token_file or files["cert_file"])):
         from edgeveil.config.cloud import CloudSite
 
         site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
         url = url or own_address(site.http)
-        if token_file is None and files["cert_file"] is None:
+        if not (token_file or files["cert_file"]):
             token_file = site.state_dir / "http.token"
     return Cloud(
         url,
@@ -112,35 +97,29 @@ def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
     )
 
 
-def _named(variable: str) -> Path | None:
-    """The file that an environment variable names."""
-    name = os.environ.get(variable)
-    return Path(name) if name else None
-
-
-def submit(
-    path: Path,
-    connect: Callable[[float], Cloud],
-    *,
-    wait_s: float = 0.0,
-    follow: bool = False,
-    as_json: bool = False,
-) -> int:
-    """Queue the job file `path`, print its id, and follow it if `follow`; waits up to `wait_s` for
-    the cloud. ConfigError lists every problem of the file."""
+def submit(args: argparse.Namespace) -> int:
+    """`edgeveil job submit`: queue a job file and print its id."""
     from edgeveil.jobs.artifacts import read_artifacts
     from edgeveil.privacy.guarantee import guarantee_lines
     from edgeveil_tools.checks import plan_of, rehearse
     from edgeveil_tools.local.job import submitted
 
-    plan = plan_of(path)
-    rehearse(plan, path, needed=False)  # the file's problems are told before any cloud is asked
+    plan = plan_of(args.file)
+    rehearse(plan, args.file, needed=False)  # its problems are told before any cloud is asked
     backbones = read_artifacts(plan.job)
-    cloud = _once_it_answers(connect, wait_s)
+    end = time.monotonic() + args.wait_s
+    while True:
+        try:
+            cloud = cloud_of(args)
+            cloud.list()
+            break
+        except UsageError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
-    print(
-        json.dumps({"command": "job submit", "ok": True, "id": job}) if as_json else job, flush=True
-    )
+    said = json.dumps({"command": "job submit", "ok": True, "id": job}) if args.json else job
+    print(said, flush=True)
     untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
     quote = plan.quote()
     privacy = {"training": quote.training.plain, "inference": quote.inference.plain}
@@ -148,39 +127,26 @@ def submit(
         print(f"{name:18}{words}", file=sys.stderr)
     for line in (*plan.notes, *untested):
         print(f"{job}: {line}", file=sys.stderr)
-    return watch(job, connect(AWAY_S), as_json=as_json) if follow else 0
+    return watch(job, cloud_of(args, AWAY_S), as_json=args.json) if args.watch else 0
 
 
-def _once_it_answers(connect: Callable[[float], Cloud], wait_s: float) -> Cloud:
-    end = time.monotonic() + wait_s
-    while True:
-        try:
-            cloud = connect(0.0)
-            cloud.list()
-            return cloud
-        except UsageError:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(0.2)
-
-
-def job_lines(cloud: Cloud, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _job_lines(cloud: Cloud, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of jobs, oldest first."""
     shared = any("privacy" in job for job in jobs)
     released = any("release" in job for job in jobs)
     rows = [("id", "status", "submitted", *_EPSILONS * shared, *("release",) * released, "reason")]
     for job in jobs:
-        when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        reason, release = " ".join(_reason(cloud, job).split()), job.get("release")
-        stage = (_stage(release) if release else "",) * released
-        rows.append((job["id"], job["status"], when, *_epsilons(job) * shared, *stage, reason))
+        reason, release, stage = " ".join(_reason(cloud, job).split()), job.get("release"), ""
+        if release:
+            counts = _counted(release["reports"].get(release["stage"], {}))
+            stage = f"{release['stage']}, {counts}" if counts else release["stage"]
+        row = (job["id"], job["status"], _time(job["submitted_at"]), *_epsilons(job) * shared)
+        rows.append((*row, *(stage,) * released, reason))
     return columns(rows) if jobs else ["no jobs yet"]
 
 
-def _stage(release: Mapping[str, Any]) -> str:
-    """Where a release is, and what devices reported of it."""
-    counts = counted(release["reports"].get(release["stage"], {}))
-    return f"{release['stage']}, {counts}" if counts else str(release["stage"])
+def _time(stamp: float) -> str:
+    return datetime.fromtimestamp(stamp).isoformat(" ", "seconds")
 
 
 def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -197,7 +163,7 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
     return one, other
 
 
-def shown(
+def _shown(
     cloud: Cloud, entry: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """How a job stands, the counts of the attempts that were not enough, and its release."""
@@ -217,29 +183,25 @@ def shown(
         counts = ", ".join(f"{name} {count}" for name, count in row.items())
         yield f"{'paused' if answers['type'] == 'job_paused' else 'repeated':10}{counts}"
     if release := entry.get("release"):
-        yield from release_lines(release)
+        yield from _release_lines(release)
 
 
-def release_lines(release: Mapping[str, Any]) -> list[str]:
+def _release_lines(release: Mapping[str, Any]) -> list[str]:
     """How far a release is, why, and the counts of the devices' reports."""
-    stage = release["stage"]
-    lines = [f"{'release':10}{stage}"]
+    lines = [f"{'release':10}{release['stage']}"]
     if release["reason"]:
         lines.append(f"{'why':10}{release['reason']}")
     if release["expires_at"] is not None:
-        ends = datetime.fromtimestamp(release["expires_at"]).isoformat(" ", "seconds")
-        lines.append(f"{'good until':10} {ends}")
+        lines.append(f"{'good until':10} {_time(release['expires_at'])}")
     for reached, counts in sorted(release["reports"].items(), reverse=True):
         asked = f" of {release['canary']}" if reached == "canary" else ""
-        lines.append(f"{reached:10}{sum(counts.values())}{asked} reported: {counted(counts)}")
+        lines.append(f"{reached:10}{sum(counts.values())}{asked} reported: {_counted(counts)}")
     return lines
 
 
-def counted(counts: Mapping[str, int]) -> str:
-    """Outcomes in words."""
-    return ", ".join(
-        f"{counts[name]} {word}" for name, word in _REPORTED.items() if counts.get(name)
-    )
+def _counted(counts: Mapping[str, int]) -> str:
+    words = (f"{counts[name]} {word}" for name, word in _REPORTED.items() if counts.get(name))
+    return ", ".join(words)
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
@@ -250,29 +212,29 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
         from edgeveil_tools.tracking.watch import tracked
 
         events = tracked(cloud, job, track, events)
-    if as_json:
-        for event in events:
+    shown = 0
+    for event in events:
+        if as_json:
             print(json.dumps(event), flush=True)
-        entry = cloud.job(job)
-        ok = entry["status"] == "completed"
-        print(json.dumps({"command": "job show", "ok": ok, "job": entry}))
-    else:
-        shown = 0
-        for event in events:
-            _say_stand(event)
-            rows = list(_cells(cloud.job(job)["exchanges"]))
-            for row in rows[shown:]:
-                print(
-                    "  ".join(
-                        v if name == "figure" else f"{name} {v}"
-                        for name, v in zip(COLUMNS, row, strict=True)
-                        if v
-                    )
-                )
-            sys.stdout.flush()
-            shown = len(rows)
-        print(f"{job}: {cloud.job(job)['status']}", flush=True)
-    return _outcome(cloud.job(job))
+            continue
+        if event["type"] == "job_waiting":
+            print(_waiting(event["data"]))
+        elif event["type"] == "job_paused":
+            print(f"paused: {event['data'].get('reason', '')}")
+        elif event["type"] == "job_resumed":
+            print("resumed")
+        records = cloud.job(job)["exchanges"]
+        for record in records[shown:]:
+            print(_round_line(record))
+        sys.stdout.flush()
+        shown = len(records)
+    entry = cloud.job(job)
+    ok = entry["status"] == "completed"
+    said = json.dumps({"command": "job show", "ok": ok, "job": entry})
+    print(said if as_json else f"{job}: {entry['status']}", flush=True)
+    if not ok:
+        raise JobFailed(entry["reason"] or entry["status"], where=job)
+    return 0
 
 
 def _reason(cloud: Cloud, job: Mapping[str, Any]) -> str:
@@ -288,37 +250,17 @@ def _waiting(data: Mapping[str, Any]) -> str:
     return f"waits for devices: {data['enrolled']} are enrolled, it asks for {data['wanted']}"
 
 
-def _say_stand(event: Mapping[str, Any]) -> None:
-    """Why no round comes, and that one will."""
-    if event["type"] == "job_waiting":
-        print(_waiting(event["data"]))
-    elif event["type"] == "job_paused":
-        print(f"paused: {event['data'].get('reason', '')}")
-    elif event["type"] == "job_resumed":
-        print("resumed")
-
-
-def _outcome(job: Mapping[str, Any]) -> int:
-    if job["status"] == "completed":
-        return 0
-    raise JobFailed(job["reason"] or job["status"], where=job["id"])
-
-
-def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
+def _round_line(record: Mapping[str, Any]) -> str:
     from edgeveil.parts.exchange import short_label
 
-    for record in exchanges:
-        scores = record["scores"] or {}
-        yield (
-            short_label(record["phase"], record["number"]),
-            str(record["uploads"]),
-            record["figure"],
-            _figure(record["loss"]),
-            _figure(scores.get("score")),
-            f"{record['seconds']:.1f}",
-            f"{sum(record['bytes'].values()):,}",
-        )
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    loss, score = record["loss"], (record["scores"] or {}).get("score")
+    cells = (
+        f"round {short_label(record['phase'], record['number'])}",
+        f"answered {record['uploads']}",
+        record["figure"],
+        "" if loss is None else f"loss {loss:.3f}",
+        "" if score is None else f"score {score:.3f}",
+        f"seconds {record['seconds']:.1f}",
+        f"bytes {sum(record['bytes'].values()):,}",
+    )
+    return "  ".join(cell for cell in cells if cell)

@@ -24,7 +24,7 @@ from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError,
 from edgeveil.heap import keep_memory_private
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli.commands import COMMANDS, GROUPS
-from edgeveil_tools.cli.common import Argument, CommandParser, CommandRow, Subparsers, command
+from edgeveil_tools.cli.common import CommandParser, CommandRow, Subparsers, command
 from edgeveil_tools.cli.successors import successor
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
@@ -39,6 +39,14 @@ first steps:
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 LABORATORY = ("loadtest", "capacity", "audit", "attack", "reproduce")
 """Commands of the distribution edgeveil-lab."""
+EXTRAS = {
+    **dict.fromkeys(("job", "ledger"), "client"),
+    **dict.fromkeys(("predict", "edge personalise"), "infer"),
+    "cloud": "cloud",
+    "proxy": "proxy",
+    "edge": "train",
+}
+"""The extra whose libraries a command, or all commands of a group, need; of others `tools`."""
 COMMON = (
     (("--json",), "print one JSON object: command, ok, and what was asked for"),
     (("-v", "--verbose"), "log more"),
@@ -52,7 +60,6 @@ class _TopParser(CommandParser):
     """The parser of `edgeveil` itself, whose help has the commands in groups, each in one line."""
 
     def format_help(self) -> str:
-        """As its base does."""
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         known = {str(one.dest): str(one.help) for one in commands._choices_actions}
         grouped = {name for names in GROUPS.values() for name in names}
@@ -117,13 +124,13 @@ def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
     at = len(text) if found is None else found.start()
     made = command(inner[group], name, row.help, about=text[:at].rstrip(), examples=text[at:])
     for one in row.arguments:
-        where = made if isinstance(one, Argument) else made.add_mutually_exclusive_group()
-        for each in (one,) if isinstance(one, Argument) else one:
-            where.add_argument(each.name, **each.settings)
+        where = made.add_mutually_exclusive_group() if isinstance(one, list) else made
+        for name, settings in one if isinstance(one, list) else [one]:
+            where.add_argument(name, **settings)
     if row.handler:
-        made.set_defaults(handler=row.handler, extra=row.extra, command=row.path)
-    below = [other for other in COMMANDS if other.path.startswith(f"{row.path} ")]
-    if below:
+        extra = EXTRAS.get(row.path) or EXTRAS.get(group) or "tools"
+        made.set_defaults(handler=row.handler, extra=extra, command=row.path)
+    if any(other.path.startswith(f"{row.path} ") for other in COMMANDS):
         inner[row.path] = made.add_subparsers(
             title="sub-commands", metavar="SUB-COMMAND", required=not row.handler
         )

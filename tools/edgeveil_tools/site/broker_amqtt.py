@@ -18,12 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amqtt.adapters import (
-    StreamReaderAdapter,
-    StreamWriterAdapter,
-    WebSocketsWriter,
-    WriterAdapter,
-)
+from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter, WebSocketsWriter, WriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin

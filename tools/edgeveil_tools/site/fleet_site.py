@@ -34,13 +34,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgeveil.audit_log import AUDIT_FILE, AuditLog, read_audit
 from edgeveil.config.file import drop_retired
-from edgeveil.crypto.authorities import (
-    AUTHORITY_DAYS,
-    Authority,
-    certificate_pem,
-    key_pem,
-    new_key,
-)
+from edgeveil.crypto.authorities import AUTHORITY_DAYS, Authority, certificate_pem, key_pem, new_key
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
