@@ -343,7 +343,7 @@ def test_a_new_site_key_signs_all_notes_anew(folder):
     opened(folder).apply()
     moved(folder, "box-0001", "south")
     root = TrustFolder(folder / "trust", lambda _path: None)
-    root.revoke_role("site")
+    root.rotate_role("site", None)
     root.rotate_role("site", VerifyKey.load(folder / "site.pub"))
     opened(folder).apply()
     (move,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")

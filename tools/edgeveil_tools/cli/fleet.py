@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeveil.config.addresses import place
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import answer
+from edgeveil_tools.cli.common import answer, columns
 from edgeveil_tools.cli.trust import asks
 from edgeveil_tools.deploy import files_for
 from edgeveil_tools.result import writing
@@ -18,16 +18,16 @@ from edgeveil_tools.site.bundles import install as put
 from edgeveil_tools.site.fleet_files import PartyChange
 from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
 from edgeveil_tools.site.fleet_site import SITE_KEY, FleetSite
-from edgeveil_tools.site.provision import guide, local_plan, provision
+from edgeveil_tools.site.provision import LocalPlan, guide, local_plan, provision
 
 _SHOWN = 5  # names of parties that change in the same way
 
 
 def init(args: argparse.Namespace) -> int:
-    """`edgeveil site init`."""
     if args.devices < 1:
         raise UsageError("no device", where="--devices", fix="use 1 or more")
     folder, host = args.dir, args.host.strip("[]")
+    cells = ", ".join(f"{one.strip()}: {{}}" for one in (args.cells or "north,south").split(","))
     name = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")[:64] or "fleet"
     template = Path(__file__).parents[1] / "templates" / ("local.yaml" if args.local else PLAN_FILE)
     text = template.read_text("utf-8").format(
@@ -37,7 +37,7 @@ def init(args: argparse.Namespace) -> int:
         cloud=place(host, 8884),
         devices=args.devices,
         min_devices=min(5, args.devices),
-        cells=_cells_text(args.cells),
+        cells=f"cells: {{{cells}}}" if args.cells else f"# cells: {{{cells}}}   # if several",
         tls=str(args.tls).lower(),
     )
     with writing(folder, "name a folder that you may write to"):
@@ -47,52 +47,42 @@ def init(args: argparse.Namespace) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / PLAN_FILE).write_text(text, "utf-8")
     try:
-        if not local_plan(folder):
+        plan = local_plan(folder)
+        if plan is None:
             devices_of(load_plan(folder), str(folder / PLAN_FILE))
     except Exception:
         (folder / PLAN_FILE).unlink()
         raise
-    if args.local:
-        return _apply_local(args, folder)
+    if plan is not None:
+        return _apply_local(args, plan)
     lines = [f"wrote {folder / PLAN_FILE}; edit it, then:"]
     lines += [f"  edgeveil site apply {folder}{option}" for option in (" --dry-run", "")]
     return answer(args, lines, {"plan": str(folder / PLAN_FILE)})
 
 
-def _apply_local(args: argparse.Namespace, folder: Path) -> int:
-    """Write the files of a site on this machine; -1 where the folder plans a fleet."""
-    plan = local_plan(folder)
-    if plan is None:
-        return -1
-    site = provision(plan.site(folder), force=True)
-    facts = {"folder": str(folder), "devices": list(site.device_ids), "cloud": str(site.cloud)}
+def _apply_local(args: argparse.Namespace, plan: LocalPlan) -> int:
+    """Write the files of a site on this machine."""
+    site = provision(plan.site(args.dir), force=True)
+    facts = {"folder": str(args.dir), "devices": list(site.device_ids), "cloud": str(site.cloud)}
     return answer(args, [guide(site)], {**facts, "edges": [str(path) for path in site.edges]})
 
 
-def _cells_text(names: str) -> str:
-    """The plan's line of cells; where there are none, how to write one."""
-    if not names:
-        return "# cells: {north: {}, south: {}}     # each with a proxy of its own"
-    return f"cells: {{{', '.join(f'{name.strip()}: {{}}' for name in names.split(','))}}}"
-
-
-def _open(args: argparse.Namespace, *, new: bool = False) -> FleetSite:
-    return FleetSite(args.dir, asks(args, new=new))
+def _open(args: argparse.Namespace) -> FleetSite:
+    return FleetSite(args.dir, asks(args, new=not (args.dir / SITE_KEY).exists()))
 
 
 def apply(args: argparse.Namespace) -> int:
-    """`edgeveil site apply`."""
     if args.dry_run:
         changes = FleetSite(args.dir, lambda _path: None).changes()
         return answer(args, _change_lines(changes), {"changes": [vars(one) for one in changes]})
-    if (code := _apply_local(args, args.dir)) >= 0:
-        return code
-    site = _open(args, new=not (args.dir / SITE_KEY).exists())
+    if plan := local_plan(args.dir):
+        return _apply_local(args, plan)
+    site = _open(args)
     return _applied(args, site, site.apply())
 
 
 def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
-    """Alike changes together, names shortened."""
+    """Changes that are alike on one line, names shortened."""
     if not changes:
         yield "Nothing to change."
     alike: dict[tuple[str, str], list[str]] = {}
@@ -114,8 +104,7 @@ def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChang
     if site.awaits_root:
         lines += [
             "\nThe root has to sign what the plan adds, with the missing keys; then apply again:",
-            f"edgeveil trust sign {site.folder / 'trust'}. Until then parties of a further cell do",
-            "not start.",
+            f"edgeveil trust sign {site.folder / 'trust'}. Parties of a further cell wait for it.",
         ]
     if any(change.what in ("new", "changed", "renewed") for change in changes):
         lines += [
@@ -128,48 +117,31 @@ def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChang
 
 
 def revoke(args: argparse.Namespace) -> int:
-    """`edgeveil site revoke`."""
     site = _open(args)
     return _applied(args, site, site.revoke(args.name))
 
 
 def rotate(args: argparse.Namespace) -> int:
-    """`edgeveil site rotate`."""
     site = _open(args)
     domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
     return _applied(args, site, site.rotate_authority(domain, finish=args.finish))
 
 
 def status(args: argparse.Namespace) -> int:
-    """`edgeveil site status`."""
-    rows, lines = [], []
-    parties = FleetSite(args.dir, lambda _path: None).parties
-    if not parties:
-        lines.append("nothing was applied yet: edgeveil site apply DIR")
-    for party in parties:
-        ends = party.ends()
-        rows.append(
-            {
-                "name": party.name,
-                "kind": party.kind,
-                "cell": party.cell,
-                "device": party.device_id,
-                "revoked": party.revoked,
-                "certificate_ends": ends.isoformat() if ends else None,
-                "bundle": party.sequence,
-            }
-        )
-        state = f"revoked {party.revoked[:10]}" if party.revoked else "active"
-        cell = f"{party.cell:<12} " if any(one.cell for one in parties) else ""
-        until = f"certificate until {ends:%Y-%m-%d}" if ends else ""
-        device = party.device_id or ""
-        text = f"{party.name:<20} {party.kind:<7} {cell}{device:<16} {state:<18} {until}"
-        lines.append(text.rstrip())
+    rows, table = [], []
+    for one in FleetSite(args.dir, lambda _path: None).parties:
+        ends = one.ends()
+        row = {"name": one.name, "kind": one.kind, "cell": one.cell, "device": one.device_id}
+        until = {"certificate_ends": ends.isoformat() if ends else None}
+        rows.append({**row, "revoked": one.revoked, **until, "bundle": one.sequence})
+        state = f"revoked {one.revoked[:10]}" if one.revoked else "active"
+        shown = f"certificate until {ends:%Y-%m-%d}" if ends else ""
+        table.append((one.name, one.kind, one.cell, one.device_id or "", state, shown))
+    lines = columns(table) if rows else ["nothing was applied yet: edgeveil site apply DIR"]
     return answer(args, lines, {"parties": rows})
 
 
 def install(args: argparse.Namespace) -> int:
-    """`edgeveil site install`."""
     done = put(args.bundle, args.to, site=args.site)
     said = done.inventory
     wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
@@ -192,7 +164,6 @@ _THEN = {
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """`edgeveil deploy`."""
     tag = args.tag or metadata.version("edgeveil")
     files = files_for(args.target, args.bundles, tag=tag)
     with writing(args.out, "name a folder that you may write to"):
@@ -200,6 +171,5 @@ def deploy(args: argparse.Namespace) -> int:
             (args.out / name).parent.mkdir(parents=True, exist_ok=True)
             (args.out / name).write_text(text, "utf-8")
     then = _THEN[args.target].format(out=args.out)
-    return answer(
-        args, [f"wrote {len(files)} files to {args.out}; then, {then}"], {"files": sorted(files)}
-    )
+    line = f"wrote {len(files)} files to {args.out}; then, {then}"
+    return answer(args, [line], {"files": sorted(files)})

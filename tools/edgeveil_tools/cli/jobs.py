@@ -31,7 +31,6 @@ _REPORTED = {
 
 
 def show_command(args: argparse.Namespace) -> int:
-    """`edgeveil job show`."""
     if args.track and not args.watch:
         fix = "add --watch: what a job comes to is logged as it goes"
         raise UsageError("follows no job", where="--track", fix=fix)
@@ -64,7 +63,6 @@ def change(args: argparse.Namespace) -> int:
 
 
 def fetch(args: argparse.Namespace) -> int:
-    """`edgeveil job fetch`."""
     file = str(cloud_of(args).fetch(args.id, args.out))
     return answer(args, [file], {"file": file})
 

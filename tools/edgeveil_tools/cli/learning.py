@@ -34,7 +34,6 @@ def check(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`edgeveil run`."""
     from edgeveil_tools.local.job import Overrides
     from edgeveil_tools.local.run import run_local
 
@@ -68,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """`edgeveil report`."""
     from edgeveil_tools.report.compare import report as draw
 
     return draw(args.folders, args.out, as_json=args.json)

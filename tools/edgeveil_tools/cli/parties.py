@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from edgeveil_tools.cli.common import answer, load_as, load_edge
 
 if TYPE_CHECKING:
     from edgeveil.audit_log import OwnAuditLog
+    from edgeveil.config.cloud import CloudSite
     from edgeveil.config.proxy import ProxySite
     from edgeveil_proxy.claims import ClaimBook
     from edgeveil_proxy.registry import Registry
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def broker(args: argparse.Namespace) -> int:
-    """`edgeveil broker`."""
     from edgeveil.config.broker import BrokerSite
     from edgeveil_tools.site.brokers import run_broker
 
@@ -34,7 +34,6 @@ def broker(args: argparse.Namespace) -> int:
 
 
 def cloud(args: argparse.Namespace) -> int:
-    """`edgeveil cloud`."""
     from edgeveil.config.cloud import CloudSite
 
     site = load_as(CloudSite, args.config)
@@ -54,7 +53,6 @@ def cloud(args: argparse.Namespace) -> int:
 
 
 def proxy(args: argparse.Namespace) -> int:
-    """`edgeveil proxy`."""
     if not hasattr(args, "config"):
         raise UsageError("no site file given", where="edgeveil proxy", fix="add --config FILE")
     site = _proxy_site(args.config)
@@ -64,30 +62,27 @@ def proxy(args: argparse.Namespace) -> int:
 
 
 def edge(args: argparse.Namespace) -> int:
-    """`edgeveil edge`."""
     if not args.config:
         raise UsageError("no site file given", where="edgeveil edge", fix="add --config FILE")
     sites = [load_edge(path) for path in args.config]
     folders = [site.state_dir for site in sites]
-    twice = next((str(f) for f in folders if folders.count(f) > 1), None)
-    if twice:
-        fix = "give each device a state_dir of its own"
-        raise UsageError("two devices share this state folder", where=twice, fix=fix)
+    for folder in folders:
+        if folders.count(folder) > 1:
+            fix = "give each device a state_dir of its own"
+            raise UsageError("two devices share this state folder", where=str(folder), fix=fix)
     from edgeveil_edge.main import run
 
     return run(sites)
 
 
 def control(args: argparse.Namespace) -> int:
-    """`edgeveil edge status | pause`, by the socket of the running device."""
     from edgeveil_edge.control import ask
 
     state_dir = load_edge(args.config).state_dir
     if getattr(args, "page", False):
         url = ask(state_dir, "page")["url"]
         return answer(args, [url], {"url": url})
-    resumes = getattr(args, "end", False)
-    found = ask(state_dir, "resume" if resumes else args.command.split()[1])
+    found = ask(state_dir, "resume" if getattr(args, "end", False) else args.command.split()[1])
     return answer(args, _standing(found), found)
 
 
@@ -126,7 +121,6 @@ def _standing(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def keys(args: argparse.Namespace) -> int:
-    """`edgeveil keys`: make keys or tokens, print where their public part or the token is."""
     from edgeveil.config.cloud import CloudSite
     from edgeveil.config.edge import EdgeSite
     from edgeveil.config.proxy import ProxySite
@@ -141,25 +135,28 @@ def keys(args: argparse.Namespace) -> int:
         return _device_keys(args)
     if not isinstance(site, CloudSite | ProxySite):
         raise UsageError("a broker has no keys of its own", where=str(args.config))
-    if args.token:
-        return _token(args, site.state_dir)
     names = ("cloud", "releases") if isinstance(site, CloudSite) else ("proxy",)
-    files = [_signing_key(site.state_dir, name, names[0], args.next) for name in names]
+    made = _token(args, site.state_dir) if args.token else _signing_keys(args, site, names)
+    files = [str(path) for path in made]
     return answer(args, files, {"files": files})
 
 
-def _signing_key(state_dir: Path, name: str, role: str, following: bool) -> str:
+def _signing_keys(
+    args: argparse.Namespace, site: CloudSite | ProxySite, names: Sequence[str]
+) -> Iterator[Path]:
     from edgeveil.transport.process import make_signing_key
     from edgeveil.trust.believed import next_key
 
-    if following:
-        _own_log(state_dir, role).append("next_key", {"key": name})
-        return str(next_key(state_dir, name))
-    make_signing_key(state_dir, name)
-    return str(state_dir / f"{name}.pub")
+    for name in names:
+        if args.next:
+            _own_log(site.state_dir, names[0]).append("next_key", {"key": name})
+            yield next_key(site.state_dir, name)
+        else:
+            make_signing_key(site.state_dir, name)
+            yield site.state_dir / f"{name}.pub"
 
 
-def _token(args: argparse.Namespace, state_dir: Path) -> int:
+def _token(args: argparse.Namespace, state_dir: Path) -> Iterator[Path]:
     from edgeveil_cloud.http_guard import TOKEN_FILES, Scope, load_or_make_token, rotate_token
 
     scope = Scope[args.token.upper()]
@@ -168,8 +165,7 @@ def _token(args: argparse.Namespace, state_dir: Path) -> int:
         rotate_token(state_dir, scope)
     else:
         load_or_make_token(state_dir, scope)
-    file = str(state_dir / TOKEN_FILES[scope])
-    return answer(args, [file], {"files": [file]})
+    yield state_dir / TOKEN_FILES[scope]
 
 
 def _device_keys(args: argparse.Namespace) -> int:
@@ -199,7 +195,6 @@ def _device_keys(args: argparse.Namespace) -> int:
 
 
 def personalise(args: argparse.Namespace) -> int:
-    """`edgeveil edge personalise`."""
     from edgeveil_edge.personal import personalise as learn
     from edgeveil_edge.personal import told
     from edgeveil_edge.predict import RELEASES
@@ -210,7 +205,6 @@ def personalise(args: argparse.Namespace) -> int:
 
 
 def log(args: argparse.Namespace) -> int:
-    """`edgeveil log`: the audit log of a cloud, a proxy, a site or the root."""
     entries = list(_audit_entries(args.place, args.key))
     lines = []
     for one in entries:
@@ -223,18 +217,15 @@ def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
     from edgeveil.audit_log import AUDIT_FILE, read_audit
 
     if place.is_dir():
+        from edgeveil.trust.metadata import root_keys
+        from edgeveil_tools.site.fleet_site import signers
         from edgeveil_tools.site.trust_folder import BUNDLE_FILE, TrustFolder
 
         if (place / BUNDLE_FILE).exists():
-            from edgeveil.trust.metadata import root_keys
-
-            trusted = TrustFolder(place, lambda _path: None).trusted()
-            signers = frozenset(key for root in trusted.roots for key in root_keys(root)[0])
-        else:
-            from edgeveil_tools.site import fleet_site
-
-            signers = frozenset(fleet_site.signers(place, key))
-        return read_audit(place / AUDIT_FILE, signers)
+            roots = TrustFolder(place, lambda _path: None).trusted().roots
+            known = frozenset(one for raw in roots for one in root_keys(raw)[0])
+            return read_audit(place / AUDIT_FILE, known)
+        return read_audit(place / AUDIT_FILE, signers(place, key))
     from edgeveil.config.cloud import CloudSite
     from edgeveil.config.proxy import ProxySite
     from edgeveil.config.site_files import load_site
@@ -255,23 +246,20 @@ def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
 
 
 def backup(args: argparse.Namespace) -> int:
-    """`edgeveil backup`."""
     from edgeveil.config.site_files import load_site
-    from edgeveil_tools.site.state_backup import back_up, backed_up
+    from edgeveil_tools.site.state_backup import back_up
 
-    made = back_up(backed_up(load_site(args.config)), args.out)
+    made = back_up(load_site(args.config), args.out)
     line = f"{len(made.files)} files of {made.role} {made.owner} are in {args.out}"
     return answer(args, [line], {"role": made.role, "owner": made.owner, "files": len(made.files)})
 
 
 def restore(args: argparse.Namespace) -> int:
-    """`edgeveil restore`."""
     from edgeveil.config.site_files import load_site
-    from edgeveil_tools.site.state_backup import backed_up
     from edgeveil_tools.site.state_backup import restore as put_back
 
     done = put_back(
-        backed_up(load_site(args.config)),
+        load_site(args.config),
         args.archive,
         replace=args.replace,
         nothing_since=args.nothing_since,
@@ -280,10 +268,9 @@ def restore(args: argparse.Namespace) -> int:
     lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
     if done.role == "proxy":
         lines += [
-            "Its registry may have forgotten who was revoked: revoke them again, then let the",
-            "root vouch for it: edgeveil trust rotate DIR registry LINEAGE, with the lineage that",
-            "edgeveil proxy devices prints. Jobs under masks that were under way pause or fail:",
-            "submit them anew.",
+            "Revoke again who was revoked since, then let the root vouch for its registry:",
+            "edgeveil trust rotate DIR registry LINEAGE, as `edgeveil proxy devices` prints it.",
+            "Jobs under masks that were under way pause or fail: submit them anew.",
         ]
     return answer(args, lines, {"role": done.role, "owner": done.owner, "made": str(done.made)})
 
@@ -336,9 +323,8 @@ def _make_claims(args: argparse.Namespace) -> int:
         if name in devices:
             what = f"{name} is device {devices[name]} already"
             raise UsageError(what, fix="give a new box a new name")
-    _own_log(site.state_dir, "proxy").append(
-        "claims", {"names": args.names, "valid_h": args.valid_h}
-    )
+    said = {"names": args.names, "valid_h": args.valid_h}
+    _own_log(site.state_dir, "proxy").append("claims", said)
     with _claim_book(site) as book:
         made = [(name, claim_text(key)) for name, key in book.add(args.names, 3600 * args.valid_h)]
     lines = [f"{name},{text}" for name, text in made]
@@ -350,7 +336,6 @@ def _make_claims(args: argparse.Namespace) -> int:
 
 
 def devices(args: argparse.Namespace) -> int:
-    """`edgeveil proxy devices`: the lineage, devices and claims of a registry."""
     site = _proxy_site(args.config)
     with _registry(site) as registry:
         lineage, entries = registry.lineage, registry.devices(revoked=args.all)
@@ -395,18 +380,14 @@ def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
         status = get_json(own_address(site.http), "/status")
     except OSError:
         return {}
-    shown = ("refused", "cooling_down_s", "cool_downs")
+    found, shown = status.get("refused_by_device", []), ("refused", "cooling_down_s", "cool_downs")
     try:
-        return {
-            one["device"]: {key: one[key] for key in shown}
-            for one in status.get("refused_by_device", [])
-        }
+        return {one["device"]: {key: one[key] for key in shown} for one in found}
     except (KeyError, TypeError):  # whatever answers at that port, it is not this proxy
         return {}
 
 
 def revoke(args: argparse.Namespace) -> int:
-    """`edgeveil proxy revoke`: devices by id, unused claims by name."""
     site = _proxy_site(args.config)
     log, lines = _own_log(site.state_dir, "proxy"), []
     with _registry(site) as registry:

@@ -16,6 +16,7 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
+    ROLES,
     Delegated,
     RoleKey,
     TrustedMetadata,
@@ -24,10 +25,7 @@ from edgeveil.trust.metadata import (
     root_keys,
 )
 from edgeveil_tools.cli.common import answer
-from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder, save_root_key
-
-_ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
-_SITE = "site"
+from edgeveil_tools.site.trust_folder import Missing, Passphrase, TrustFolder, save_root_key
 
 
 def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
@@ -60,43 +58,33 @@ def _typed(question: str) -> bytes:
             warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
             return getpass.getpass(question).encode()
     except (EOFError, OSError):
-        raise UsageError(
-            "a passphrase is asked for, and there is no terminal to give it",
-            fix="pass --passphrase-file FILE, or --no-passphrase where the keys have none",
-        ) from None
+        what = "a passphrase is asked for, and there is no terminal to give it"
+        fix = "pass --passphrase-file FILE, or --no-passphrase where the keys have none"
+        raise UsageError(what, fix=fix) from None
 
 
 def _open(args: argparse.Namespace) -> TrustFolder:
-    return TrustFolder(args.dir, asks(args))
+    new = args.command == "trust init"
+    return TrustFolder(args.dir, asks(args, new=new), root_days=args.root_days, days=args.days)
 
 
 def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
     if not 1 <= args.threshold <= args.keys <= 16:
-        raise UsageError(
-            f"{args.threshold} of {args.keys} keys cannot sign",
-            where="--threshold",
-            fix="make 1 to 16 keys, and ask for 1 up to all of them",
-        )
+        what = f"{args.threshold} of {args.keys} keys cannot sign"
+        fix = "make 1 to 16 keys, and ask for 1 up to all of them"
+        raise UsageError(what, where="--threshold", fix=fix)
     return [SigningKey.generate() for _ in range(args.keys)]
 
 
 def init(args: argparse.Namespace) -> int:
-    roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in _ROLES}
-    made = TrustFolder.init(
-        args.dir,
-        _new_keys(args),
-        args.threshold,
-        roles,
-        {},
-        asks(args, new=True),
-        site=VerifyKey.load(args.site) if args.site else None,
-        root_days=args.root_days,
-        days=args.days,
-    )
-    trusted = made.trusted()
+    folder = _open(args)
+    roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in ROLES}
+    site = VerifyKey.load(args.site) if args.site else None
+    folder.init(_new_keys(args), args.threshold, roles, site=site)
+    trusted = folder.trusted()
     lines = [
         *_lines(trusted),
-        f"\nHand {made.bundle_file} to every party (trust_file in its site file).",
+        f"\nHand {folder.bundle_file} to every party (trust_file in its site file).",
         f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.",
     ]
     return answer(args, lines, _plain(trusted))
@@ -104,33 +92,28 @@ def init(args: argparse.Namespace) -> int:
 
 def rotate(args: argparse.Namespace) -> int:
     """`edgeveil trust rotate`: whatever the root vouches for, and its own keys."""
-    folder = _open(args)
+    folder, value = _open(args), args.value
     if args.what == "root":
         return _rotate_root(args, folder)
-    if args.value is None:
+    if value is None:
         raise UsageError("names no value", where=args.what, fix="add the KEY.pub or lineage")
-    if args.what == "registry":
-        if not re.fullmatch(r"[0-9a-f]{32}", args.value):
-            fix = "copy the one that `edgeveil proxy devices` prints"
-            raise UsageError("is no lineage of 32 hexadecimal digits", where=args.value, fix=fix)
-        return _told(args, folder, folder.set_lineage(args.value, cell=args.cell, days=args.days))
-    place = {"cell": args.cell, "days": args.days}
-    if args.value == "none":
-        return _told(args, folder, folder.revoke_role(args.what, **place))
-    return _told(
-        args, folder, folder.rotate_role(args.what, VerifyKey.load(Path(args.value)), **place)
-    )
+    if args.what != "registry":
+        key = None if value == "none" else VerifyKey.load(Path(value))
+        return _told(args, folder, folder.rotate_role(args.what, key, cell=args.cell))
+    if not re.fullmatch(r"[0-9a-f]{32}", value):
+        fix = "copy the one that `edgeveil proxy devices` prints"
+        raise UsageError("is no lineage of 32 hexadecimal digits", where=value, fix=fix)
+    return _told(args, folder, folder.set_lineage(value, cell=args.cell))
 
 
 def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
-    days = {"root_days": args.root_days, "days": args.days}
     if args.without:
         keys, threshold = root_keys(folder.trusted().roots[-1])
         left = [key for key in keys if key.fingerprint() != args.without]
         if len(left) == len(keys):
             fix = "see edgeveil trust show"
             raise UsageError("is no key of the root", where=args.without, fix=fix)
-        done = folder.new_root(left, min(threshold, len(left)), "recover", **days)
+        done = folder.new_root(left, min(threshold, len(left)), "recover")
         return _told(args, folder, done)
     made = _new_keys(args)
     folder.secret_keys()  # a wrong passphrase is told before anything is written
@@ -138,46 +121,41 @@ def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
         path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
         save_root_key(path, key, asks(args))
     public = [key.public() for key in made]
-    return _told(args, folder, folder.new_root(public, args.threshold, "rotate", **days))
+    return _told(args, folder, folder.new_root(public, args.threshold, "rotate"))
 
 
 def sign(args: argparse.Namespace) -> int:
-    """`edgeveil trust sign`."""
     folder = _open(args)
     if args.renew:
-        done = folder.renew(root_days=args.root_days, days=args.days)
-        return _told(args, folder, done)
+        return _told(args, folder, folder.renew())
     for line in _pending_lines(folder):  # nobody signs what they have not seen
         print(line, file=sys.stderr if args.json else sys.stdout)
     return _told(args, folder, folder.sign())
 
 
-def _told(args: argparse.Namespace, folder: TrustFolder, done: Published) -> int:
-    file = folder.bundle_file
-    lines = [f"In effect. Hand {file} to cloud and proxy; devices get it from them."]
-    if not done.in_effect:
-        lines = [
-            f"{name}: {count} more signature{'s' * (count > 1)} needed"
-            for name, count in done.missing.items()
-        ]
+def _told(args: argparse.Namespace, folder: TrustFolder, missing: Missing) -> int:
+    lines = [
+        f"{n}: {count} more signature{'s' * (count > 1)} needed" for n, count in missing.items()
+    ]
+    if missing:
         lines.append(f"Copy {folder.folder} to who holds the other keys: edgeveil trust sign DIR")
-    return answer(args, lines, {"in_effect": done.in_effect, "missing": dict(done.missing)})
+    else:
+        file = folder.bundle_file
+        lines.append(f"In effect. Hand {file} to cloud and proxy; devices get it from them.")
+    return answer(args, lines, {"in_effect": not missing, "missing": missing})
 
 
 def show(args: argparse.Namespace) -> int:
-    """`edgeveil trust show`."""
     folder = TrustFolder(args.dir, lambda _path: None) if args.dir.is_dir() else None
     found = TrustBundle.load(folder.bundle_file if folder else args.dir).verified()
-    return answer(
-        args, [*_lines(found), *(_pending_lines(folder) if folder else ())], _plain(found)
-    )
+    lines = [*_lines(found), *(_pending_lines(folder) if folder else ())]
+    return answer(args, lines, _plain(found))
 
 
 def _pending_lines(folder: TrustFolder) -> list[str]:
     """What awaits signatures, line by line beside what is in effect."""
     root, said = folder.pending()
-    held = folder.trusted() if folder.bundle_file.exists() else None
-    now = [*_root_lines(held.roots[-1]), *_delegated_lines(held.delegated)] if held else []
+    now = _lines(folder.trusted()) if folder.bundle_file.exists() else []
     wanted = [
         *(_root_lines(root) if root else now[:1]),
         *(_delegated_lines(said) if said else now[1:]),
@@ -231,7 +209,7 @@ def _delegated_lines(said: Delegated | None) -> list[str]:
         return []
     unseen = "the first one that is seen"
     lines = [f"delegations {said.version}, until {said.expires:%Y-%m-%d}"]
-    for name, one in [*said.roles.items(), *([(_SITE, said.site)] if said.site else [])]:
+    for name, one in [*said.roles.items(), *([("site", said.site)] if said.site else [])]:
         lines.append(f"  {name:<15} {one.key.fingerprint()}  epoch {one.epoch}")
     lines.append(f"  registry        {said.lineage or unseen}")
     for name, cell in said.cells.items():

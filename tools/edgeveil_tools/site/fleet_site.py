@@ -400,8 +400,7 @@ class FleetSite:
         proxies = {cell: self._proxy_key(cell) for cell in plan.cell_names}
         # Where every cell has a name, nobody speaks for the one without.
         unnamed = proxies.pop("", None) or SigningKey.generate().public()
-        TrustFolder.init(
-            scratch,
+        TrustFolder(scratch, self._passphrase).init(
             [SigningKey.generate() for _ in range(plan.root.keys)],
             plan.root.threshold,
             {
@@ -409,8 +408,7 @@ class FleetSite:
                 "cloud-releases": VerifyKey.load(state / "releases.pub"),
                 "proxy-rosters": unnamed,
             },
-            {domain: self._record.authorities[domain][0] for domain in plan.domains},
-            self._passphrase,
+            authorities={domain: self._record.authorities[domain][0] for domain in plan.domains},
             cells=proxies,
             site=self._site_key().public(),
         )
@@ -426,12 +424,12 @@ class FleetSite:
         self.awaits_root = True
         if any((folder.folder / "pending").glob("*.json")):
             return
-        published = folder.extend(
+        missing = folder.extend(
             {cell: self._proxy_key(cell) for cell in new},
             {domain: self._record.authorities[domain][0] for domain in domains},
             self._site_key().public(),
         )
-        self.awaits_root = not published.in_effect
+        self.awaits_root = bool(missing)
 
     def _proxy_key(self, cell: str) -> VerifyKey:
         return VerifyKey.load(self.bundles / of_cell("proxy", cell) / STATE / "proxy.pub")

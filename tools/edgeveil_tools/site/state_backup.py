@@ -23,12 +23,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgeveil.config.cloud import CloudSite
-from edgeveil.config.edge import EdgeSite
-from edgeveil.config.proxy import ProxySite
+from edgeveil.config.broker import BrokerSite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import CryptoError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
@@ -37,6 +36,9 @@ from edgeveil.storage import copy_database, sync_folder
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 from edgeveil_tools.site.bundles import inside
+
+if TYPE_CHECKING:
+    from edgeveil.config.site_files import Site
 
 FORMAT = 1
 MANIFEST, STATE = "manifest.json", "state"
@@ -47,8 +49,6 @@ _LEFT_OUT = re.compile(
     rf"^{re.escape(LOCK_FILE)}$|^\.|\.before-|\.sqlite-(wal|shm|journal)$|^health\.probe$"
 )
 _KEYS = {"cloud": "cloud.key", "proxy": "proxy.key", "edge": "identity.key"}
-
-BackedUp = CloudSite | ProxySite | EdgeSite
 
 
 class BackupError(EdgeVeilError):
@@ -67,21 +67,17 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     files: dict[str, str]
 
 
-def backed_up(site: object) -> BackedUp:
-    """The site of a role that has a state of its own. Raises UsageError for a broker's."""
-    if isinstance(site, (CloudSite, ProxySite, EdgeSite)):
-        return site
-    fix = "name the site file of the cloud, the proxy or a device"
-    raise UsageError("keeps no state", where="broker", fix=fix)
+def _state_of(site: Site) -> tuple[str, Path]:
+    """Role and state folder of a site file. Raises UsageError for a broker's."""
+    if isinstance(site, BrokerSite):
+        fix = "name the site file of the cloud, the proxy or a device"
+        raise UsageError("keeps no state", where="broker", fix=fix)
+    return type(site).__name__.removesuffix("Site").lower(), site.state_dir
 
 
-def _role(site: BackedUp) -> str:
-    return type(site).__name__.removesuffix("Site").lower()
-
-
-def back_up(site: BackedUp, archive: Path) -> BackupManifest:
+def back_up(site: Site, archive: Path) -> BackupManifest:
     """Write the archive, mode 0600; the process may run. UsageError, BackupError, OSError."""
-    role, state = _role(site), site.state_dir
+    role, state = _state_of(site)
     if archive.exists():
         raise UsageError("is there already", where=str(archive), fix="name a new file")
     owner = _owner(state, role)
@@ -154,7 +150,7 @@ def _digest(path: Path) -> str:
 
 
 def restore(
-    site: BackedUp,
+    site: Site,
     archive: Path,
     *,
     replace: bool = False,
@@ -168,7 +164,7 @@ def restore(
     BackupError: damaged, of another party or role, older than the ledger in place, or not vouched
     for where no ledger is; UsageError: the process runs, or the folder is in use.
     """
-    role, state = _role(site), site.state_dir
+    role, state = _state_of(site)
     state.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(state) as scratch:
         used = _is_used(state)

@@ -13,14 +13,19 @@ A change makes new documents, signs them with the secret keys at hand, and takes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from tuf.api.metadata import Metadata
 
 from edgeveil.audit_log import AUDIT_FILE, AuditLog
@@ -29,7 +34,6 @@ from edgeveil.errors import CryptoError, UsageError
 from edgeveil.storage import open_to_others, write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
-    ROLES,
     CellProxy,
     Delegated,
     RoleKey,
@@ -53,40 +57,35 @@ BUNDLE_FILE = "trust.json"
 _DELEGATIONS = "delegations.json"
 PROXY_ROLE, SITE_ROLE = "proxy-rosters", "site"
 
-Documents = list[tuple[str, Metadata[Any]]]
 Passphrase = Callable[[Path], bytes | None]
 """Asks for the passphrase of one key file; None: the key is not encrypted."""
 
 
-@dataclass(frozen=True)
-class Published:
-    """A change: in effect, or how many further signatures each document needs."""
-
-    missing: Mapping[str, int]
-
-    @property
-    def in_effect(self) -> bool:
-        """Whether it is in `trust.json`."""
-        return not self.missing
+Missing = dict[str, int]
+"""How many further signatures each document of a change needs; empty: it is in effect."""
 
 
 class TrustFolder:
-    """One root's folder. Every change raises TrustError, UsageError, CryptoError or OSError."""
+    """One root's folder; delegations that it makes hold for `days`, roots for `root_days`. Every
+    change raises TrustError, UsageError, CryptoError or OSError."""
 
     def __init__(
-        self, folder: Path, passphrase: Passphrase, now: Callable[[], datetime] = now_utc
+        self,
+        folder: Path,
+        passphrase: Passphrase,
+        *,
+        root_days: int = ROOT_DAYS,
+        days: int = DELEGATION_DAYS,
     ) -> None:
-        self.folder, self._passphrase, self._now = folder, passphrase, now
+        self.folder, self._passphrase = folder, passphrase
+        self._root_days, self._days = timedelta(days=root_days), timedelta(days=days)
         self.bundle_file = folder / BUNDLE_FILE
 
     def trusted(self) -> TrustedMetadata:
         """The metadata of the newest `trust.json`, expired or not."""
         if not self.bundle_file.exists():
-            raise UsageError(
-                "holds no trust.json",
-                where=str(self.folder),
-                fix="make a root: edgeveil trust init",
-            )
+            fix = "make a root: edgeveil trust init"
+            raise UsageError("holds no trust.json", where=str(self.folder), fix=fix)
         return TrustBundle.load(self.bundle_file).verified()
 
     def delegated(self) -> Delegated:
@@ -103,54 +102,42 @@ class TrustFolder:
 
     # --- changes ---
 
-    @classmethod
     def init(
-        cls,
-        folder: Path,
+        self,
         keys: Sequence[SigningKey],
         threshold: int,
         roles: Mapping[str, VerifyKey],
-        authorities: Mapping[str, str],
-        passphrase: Passphrase,
         *,
+        authorities: Mapping[str, str] = MappingProxyType({}),
         cells: Mapping[str, VerifyKey] = MappingProxyType({}),
         site: VerifyKey | None = None,
-        root_days: int = ROOT_DAYS,
-        days: int = DELEGATION_DAYS,
-        now: Callable[[], datetime] = now_utc,
-    ) -> TrustFolder:
+    ) -> None:
         """Make the root and its first delegations; `cells` are their proxies' keys, `site` is the
         key that moves devices between them."""
-        made = cls(folder, passphrase, now)
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError("is not empty", where=str(folder), fix="name a new folder")
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise UsageError("is not empty", where=str(self.folder), fix="name a new folder")
         _check_apart(roles, cells)
-        public = [key.public() for key in keys]
-        root = make_root(1, public, threshold, now() + timedelta(days=root_days))
+        ends = now_utc() + self._root_days
+        root = make_root(1, [key.public() for key in keys], threshold, ends)
         for name in ("keys", "metadata", "pending"):
-            (folder / name).mkdir(mode=0o700, parents=True)
+            (self.folder / name).mkdir(mode=0o700, parents=True)
         said = Delegated(
             1,
-            now() + timedelta(days=days),
+            now_utc() + self._days,
             {name: RoleKey(key) for name, key in roles.items()},
             authorities=authorities,
             cells={name: CellProxy(RoleKey(key)) for name, key in cells.items()},
             site=RoleKey(site) if site else None,
         )
         for number, key in enumerate(keys, 1):
-            save_root_key(folder / "keys" / f"root-{number}.key", key, passphrase)
-        documents: Documents = [("1.root.json", root), (_DELEGATIONS, make_delegations(said))]
-        made._publish(documents, keys, "init", {"threshold": threshold, "keys": len(keys)})
-        return made
+            save_root_key(self.folder / "keys" / f"root-{number}.key", key, self._passphrase)
+        what = {"threshold": threshold, "keys": len(keys)}
+        self._publish(root, make_delegations(said), keys, "init", what)
 
-    def rotate_role(
-        self, role: str, key: VerifyKey, *, cell: str = "", days: int = DELEGATION_DAYS
-    ) -> Published:
-        """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key."""
-        held = self.delegated()
-        if role not in (*ROLES, SITE_ROLE):
-            known = ", ".join((*ROLES, SITE_ROLE))
-            raise UsageError(f"there is no role '{role}'", fix=f"name one of {known}")
+    def rotate_role(self, role: str, key: VerifyKey | None, *, cell: str = "") -> Missing:
+        """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key. None:
+        nobody speaks for it until then, as its key becomes one that nobody has."""
+        held, key = self.delegated(), key or SigningKey.generate().public()
         if cell and role != PROXY_ROLE:
             raise UsageError(f"{role} is of no cell", where=f"--cell {cell}", fix="leave it out")
         before = held.site if role == SITE_ROLE else held.roles[role]
@@ -159,179 +146,130 @@ class TrustFolder:
         if before is not None and before.key == key:
             raise UsageError("has this key already", where=role, fix="make a new key first")
         new = RoleKey(key, before.epoch + 1 if before else 0)
-        roles, cells = dict(held.roles), dict(held.cells)
-        changed: dict[str, Any] = {}
+        changed: dict[str, Any] = {"roles": held.roles, "cells": held.cells}
         if role == SITE_ROLE:
-            changed["site"] = new
+            changed = {"site": new}
         elif cell:
-            cells[cell] = CellProxy(new, held.cells[cell].lineage)
-            changed["cells"] = cells
+            changed["cells"] = {**held.cells, cell: CellProxy(new, held.cells[cell].lineage)}
         else:
-            roles[role] = new
-            changed["roles"] = roles
-        _check_apart(
-            {name: one.key for name, one in roles.items()},
-            {name: one.rosters.key for name, one in cells.items()},
-        )
+            changed["roles"] = {**held.roles, role: new}
         what = {"role": role, "key": key.fingerprint(), **({"cell": cell} if cell else {})}
-        return self._delegate("rotate", what, days, **changed)
-
-    def revoke_role(self, role: str, *, cell: str = "", days: int = DELEGATION_DAYS) -> Published:
-        """Nobody speaks for `role` until it is rotated: its key becomes one that nobody has."""
-        return self.rotate_role(role, SigningKey.generate().public(), cell=cell, days=days)
+        return self._delegate("rotate", what, **changed)
 
     def extend(
         self,
         cells: Mapping[str, VerifyKey],
         authorities: Mapping[str, str] = MappingProxyType({}),
         site: VerifyKey | None = None,
-        *,
-        days: int = DELEGATION_DAYS,
-    ) -> Published:
+    ) -> Missing:
         """Further cells with their proxies' keys, further authorities (PEM), and who moves devices,
         where nobody did."""
         held = self.delegated()
-        named = [cell for cell in cells if cell in held.cells]
-        if named:
-            fix = f"edgeveil trust rotate DIR proxy-rosters KEY.pub --cell {named[0]}"
-            raise UsageError("the root names this cell already", where=named[0], fix=fix)
-        roles = {name: one.key for name, one in held.roles.items()}
-        known = {name: one.rosters.key for name, one in held.cells.items()}
-        _check_apart(roles, {**known, **cells})
         changed: dict[str, Any] = {
-            "cells": {**held.cells, **{n: CellProxy(RoleKey(key)) for n, key in cells.items()}},
+            "cells": {**{n: CellProxy(RoleKey(key)) for n, key in cells.items()}, **held.cells},
             "authorities": {**authorities, **held.authorities},
         }
         if site is not None and held.site is None:
             changed["site"] = RoleKey(site)
         what = {"cells": sorted(cells), "authorities": sorted(authorities)}
-        return self._delegate("extend", what, days, **changed)
+        return self._delegate("extend", what, **changed)
 
-    def set_lineage(
-        self, lineage: str, *, cell: str = "", days: int = DELEGATION_DAYS
-    ) -> Published:
+    def set_lineage(self, lineage: str, *, cell: str = "") -> Missing:
         """Rosters of this registry alone are believed, of the cell's."""
         if not cell:
-            return self._delegate("recover", {"registry": lineage}, days, lineage=lineage)
+            return self._delegate("recover", {"registry": lineage}, lineage=lineage)
         held = self.delegated()
-        proxy = CellProxy(held.proxy_of(cell).rosters, lineage)
-        what = {"registry": lineage, "cell": cell}
-        return self._delegate("recover", what, days, cells={**held.cells, cell: proxy})
+        cells = {**held.cells, cell: CellProxy(held.proxy_of(cell).rosters, lineage)}
+        return self._delegate("recover", {"registry": lineage, "cell": cell}, cells=cells)
 
-    def renew(self, *, root_days: int = ROOT_DAYS, days: int = DELEGATION_DAYS) -> Published:
+    def renew(self) -> Missing:
         """The same for longer: a new root and new delegations."""
-        keys, threshold = root_keys(self.trusted().roots[-1])
-        return self.new_root(keys, threshold, "renew", root_days=root_days, days=days)
+        return self.new_root(*root_keys(self.trusted().roots[-1]), "renew")
 
-    def new_root(
-        self,
-        keys: Sequence[VerifyKey],
-        threshold: int,
-        action: str,
-        *,
-        root_days: int = ROOT_DAYS,
-        days: int = DELEGATION_DAYS,
-    ) -> Published:
+    def new_root(self, keys: Sequence[VerifyKey], threshold: int, action: str) -> Missing:
         """The root is held by these keys from now on; signed by those before, and by these."""
         self._check_nothing_pending()
-        trusted = self.trusted()
-        held = self.delegated()
-        version = trusted.root_version + 1
-        root = make_root(version, keys, threshold, self._now() + timedelta(days=root_days))
-        said = next_delegations(held, self._now() + timedelta(days=days))
-        documents: Documents = [
-            (f"{version}.root.json", root),
-            (_DELEGATIONS, make_delegations(said)),
-        ]
+        version = self.trusted().root_version + 1
+        root = make_root(version, keys, threshold, now_utc() + self._root_days)
+        said = make_delegations(next_delegations(self.delegated(), now_utc() + self._days))
         what = {"root": version, "keys": len(keys)}
-        return self._publish(documents, self.secret_keys(), action, what)
+        return self._publish(root, said, self.secret_keys(), action, what)
 
-    def sign(self) -> Published:
+    def sign(self) -> Missing:
         """Add the signatures of the keys at hand to what is pending."""
-        names = sorted(path.name for path in (self.folder / "pending").glob("*.json"))
-        if not names:
-            raise UsageError(
-                "nothing is pending", where=str(self.folder), fix="make a change first"
-            )
-        pending = [
-            (name, read_document((self.folder / "pending" / name).read_bytes())) for name in names
-        ]
-        pending.sort(key=lambda one: one[0] == _DELEGATIONS)
-        return self._publish(pending, self.secret_keys(), "sign", {"documents": names})
+        found = {
+            path.name: read_document(path.read_bytes())
+            for path in sorted((self.folder / "pending").glob("*.json"))
+        }
+        if not found:
+            fix = "make a change first"
+            raise UsageError("nothing is pending", where=str(self.folder), fix=fix)
+        what, said = {"documents": [*found]}, found.pop(_DELEGATIONS)
+        root = next(iter(found.values()), None)
+        return self._publish(root, said, self.secret_keys(), "sign", what)
 
     def pending(self) -> tuple[bytes | None, Delegated | None]:
-        """What awaits signatures: a root, the newest of them, and delegations."""
-        roots, said = [], None
-        for path in (self.folder / "pending").glob("*.json"):
-            if path.name == _DELEGATIONS:
-                said = read_delegations(path.read_bytes())
-            else:
-                roots.append(path.read_bytes())
-        newest = max(roots, key=lambda raw: read_document(raw).signed.version, default=None)
-        return newest, said
-
-    # --- inside ---
-
-    def _delegate(
-        self, action: str, what: Mapping[str, Any], days: int, **changed: Any
-    ) -> Published:
-        self._check_nothing_pending()
-        held, ends = self.delegated(), self._now() + timedelta(days=days)
-        said = next_delegations(held, ends, **changed)
-        documents: Documents = [(_DELEGATIONS, make_delegations(said))]
-        return self._publish(documents, self.secret_keys(), action, what)
+        """What awaits signatures: a root, and delegations."""
+        raw = {path.name: path.read_bytes() for path in (self.folder / "pending").glob("*.json")}
+        said = raw.pop(_DELEGATIONS, None)
+        return next(iter(raw.values()), None), read_delegations(said) if said else None
 
     def secret_keys(self) -> list[SigningKey]:
         """The root's secret keys at hand."""
         files = sorted((self.folder / "keys").glob("*.key"))
         return [load_root_key(path, self._passphrase) for path in files]
 
+    # --- inside ---
+
+    def _delegate(self, action: str, what: Mapping[str, Any], **changed: Any) -> Missing:
+        self._check_nothing_pending()
+        said = next_delegations(self.delegated(), now_utc() + self._days, **changed)
+        _check_apart(
+            {name: one.key for name, one in said.roles.items()},
+            {name: one.rosters.key for name, one in said.cells.items()},
+        )
+        return self._publish(None, make_delegations(said), self.secret_keys(), action, what)
+
     def _publish(
         self,
-        documents: Documents,
+        root: Metadata[Any] | None,
+        said: Metadata[Any],
         signers: Sequence[SigningKey],
         action: str,
         what: Mapping[str, Any],
-    ) -> Published:
+    ) -> Missing:
         """Sign and log; put in effect what has enough signatures, else leave all of it pending."""
-        before = self.trusted() if self.bundle_file.exists() else None
-        roots = [document for name, document in documents if name != _DELEGATIONS]
-        wanted: dict[str, list[tuple[tuple[VerifyKey, ...], int]]] = {}
-        newest = before.roots[-1] if before else None
-        for name, document in documents:
-            holders = [newest] if newest else []
-            if document in roots:
-                holders.append(document_bytes(document))
-            elif roots:
-                holders = [document_bytes(roots[-1])]
-            wanted[name] = [root_keys(raw) for raw in holders]
-            allowed = {key for keys, _ in wanted[name] for key in keys}
+        before = self.trusted().roots if self.bundle_file.exists() else ()
+        new = (document_bytes(root),) if root else ()
+        documents = {_DELEGATIONS: (said, new or before[-1:])}
+        if root:
+            documents = {f"{root.signed.version}.root.json": (root, before[-1:] + new), **documents}
+        missing, raw = {}, {}
+        for name, (document, roots) in documents.items():
+            holders = [root_keys(raw) for raw in roots]
+            allowed = {key for keys, _ in holders for key in keys}
             for signer in signers:
                 if signer.public() in allowed:
                     sign_document(document, signer)
-        missing = {}
-        for name, document in documents:
-            signed = signed_by(document_bytes(document))
-            lacks = (t - sum(key_id(k) in signed for k in keys) for keys, t in wanted[name])
-            most = max(0, *lacks) if wanted[name] else 0
-            if most:
-                missing[name] = most
-        place = self.folder / ("pending" if missing else "metadata")
-        if not missing:
-            raw = [document_bytes(document) for document in roots]
-            kept = before.roots if before else ()
-            bundle = TrustBundle((*kept, *raw), document_bytes(documents[-1][1]))
-            # As every party will: raises TrustError before anything is written.
-            TrustedMetadata(bundle.roots[0]).take(bundle.roots[1:], bundle.delegations, self._now())
-        for name, document in documents:
-            write_durably(place / name, document_bytes(document), mode=0o644)
+            raw[name] = document_bytes(document)
+            signed = signed_by(raw[name])
+            lacks = max(t - sum(key_id(key) in signed for key in keys) for keys, t in holders)
+            if lacks > 0:
+                missing[name] = lacks
+        roots = (*before, *(one for name, one in raw.items() if name != _DELEGATIONS))
+        bundle = TrustBundle(roots, raw[_DELEGATIONS])
+        if not missing:  # as every party will: raises TrustError before anything is written
+            TrustedMetadata(roots[0]).take(roots[1:], bundle.delegations, now_utc())
+        for name, content in raw.items():
+            place = self.folder / ("pending" if missing else "metadata") / name
+            write_durably(place, content, mode=0o644)
         if not missing:
             write_durably(self.bundle_file, bundle.to_text().encode(), mode=0o644)
             for path in (self.folder / "pending").glob("*.json"):
                 path.unlink()
         if signers:
-            AuditLog(self.folder / AUDIT_FILE, signers[0], self._now).append(action, what)
-        return Published(missing)
+            AuditLog(self.folder / AUDIT_FILE, signers[0]).append(action, what)
+        return missing
 
     def _check_nothing_pending(self) -> None:
         """A further change would take the place of one that awaits signatures, unseen."""
@@ -343,52 +281,38 @@ class TrustFolder:
 
 def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
     """Refuse a proxy with a key of the cloud's, or of another cell."""
-    proxies = {
-        PROXY_ROLE: roles[PROXY_ROLE],
-        **{f"cell {name}": key for name, key in cells.items()},
-    }
+    proxies = {PROXY_ROLE: roles[PROXY_ROLE], **{f"cell {n}": key for n, key in cells.items()}}
+    fix = "name the key of the proxy's own: edgeveil keys"
     for name, key in proxies.items():
         if key in (roles["cloud-jobs"], roles["cloud-releases"]):
-            raise UsageError(
-                "is the cloud's key too; who hides senders must not be who reads uploads",
-                where=name,
-                fix="name the proxy's own key: edgeveil keys",
-            )
+            what = "is the cloud's key too; who hides senders must not be who reads uploads"
+            raise UsageError(what, where=name, fix=fix)
         if list(proxies.values()).count(key) > 1:
-            raise UsageError(
-                "is another cell's key too; what one says would count for the other",
-                where=name,
-                fix="name the key of this cell's own proxy: edgeveil keys",
-            )
+            what = "is another cell's key too; what one says would count for the other"
+            raise UsageError(what, where=name, fix=fix)
 
 
 def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
     """PKCS#8 in PEM, encrypted with the passphrase; mode 0600."""
     secret = passphrase(path)
-    how: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if secret is not None:
-        how = serialization.BestAvailableEncryption(secret)
-    raw = key.library_key().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how
-    )
+    how = NoEncryption() if secret is None else BestAvailableEncryption(secret)
+    raw = key.library_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
     write_durably(path, raw, mode=0o600)
 
 
 def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
     """Raises CryptoError for another kind of key, a wrong passphrase, or a file open to others."""
-    where, fix = str(path), "give the passphrase that it was made with"
+    where = str(path)
     with path.open("rb") as file:
         if open_to_others(file.fileno()):
-            raise CryptoError(
-                "other users of this machine may read this secret key",
-                where=where,
-                fix=f"chmod 600 {path}",
-            )
+            what = "other users of this machine may read this secret key"
+            raise CryptoError(what, where=where, fix=f"chmod 600 {path}")
         raw = file.read()
     secret = passphrase(path) if b"ENCRYPTED" in raw else None
     try:
-        found = serialization.load_pem_private_key(raw, secret)
+        found = load_pem_private_key(raw, secret)
     except (ValueError, TypeError):
+        fix = "give the passphrase that it was made with"
         raise CryptoError("the key cannot be decrypted", where=where, fix=fix) from None
     if not isinstance(found, Ed25519PrivateKey):
         raise CryptoError("is no Ed25519 key", where=where, fix="use a key that trust init made")
