@@ -132,9 +132,7 @@ class SqliteFile:
         except _FAULTS as error:
             why = "its disk is full" if self._lacks_room(error) else error
             raise self._error(
-                f"{self._name} cannot be {what}: {why}",
-                where=str(self._path),
-                fix=self._fix(error),
+                f"{self._name} cannot be {what}: {why}", where=str(self._path), fix=self._fix(error)
             ) from error
 
     def _make(self) -> None:

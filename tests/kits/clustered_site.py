@@ -18,11 +18,7 @@ class ClusteredSite(LiveSite):
     """Cloud, proxy and devices; each link has the addresses of all nodes, its own first."""
 
     def __init__(
-        self,
-        folder: Path,
-        devices: int = 5,
-        cluster: Start = NatsCluster,
-        silence_s: float = 600,
+        self, folder: Path, devices: int = 5, cluster: Start = NatsCluster, silence_s: float = 600
     ) -> None:
         super().__init__(folder, devices=devices)
         self._silence_s = silence_s

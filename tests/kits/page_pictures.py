@@ -65,11 +65,7 @@ def filled(cloud: PagedCloud) -> dict[str, str]:
     paused = cloud.job("meters", "running")
     cloud.store.set_status(paused, "paused", f"{_PAUSED}{paused}")
     cloud.job("cameras", "queued")
-    return {
-        "jobs": "jobs",
-        "job": f"job/{running}",
-        "fleet": "fleet",
-    }
+    return {"jobs": "jobs", "job": f"job/{running}", "fleet": "fleet"}
 
 
 def draw(window: Browser, path: Path, tallest: int) -> int:

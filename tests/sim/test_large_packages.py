@@ -8,14 +8,7 @@ from random import Random
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    BlobPart,
-    Need,
-    Offer,
-    decode,
-    decode_header,
-    encode,
-)
+from edgeveil.protocol.messages import BlobPart, Need, Offer, decode, decode_header, encode
 from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
 from edgeveil.protocol.transfer import NEED_LIMIT
 from tests.sim.lossy_fleet import LossyFleet, Sizes

@@ -107,13 +107,7 @@ def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
     answers = [e.data["answers"] for e in events if "answers" in e.data]
     assert [e.type for e in events if "answers" in e.data] == ["round_repeated", "job_paused"]
     assert answers == 2 * [
-        {
-            "selected": 6,
-            "uploaded": 5,
-            "declined": 0,
-            "absent": 1,
-            "void": {"not_finite": groups},
-        }
+        {"selected": 6, "uploaded": 5, "declined": 0, "absent": 1, "void": {"not_finite": groups}}
     ]
 
 
@@ -147,9 +141,7 @@ def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Pa
     assert waited == [False, False, False, True, False]  # it is tried again, once
 
 
-def test_a_job_whose_devices_were_revoked_pauses_and_says_so(
-    stopped: tuple[Fleet, str],
-) -> None:
+def test_a_job_whose_devices_were_revoked_pauses_and_says_so(stopped: tuple[Fleet, str]) -> None:
     fleet, job = stopped
     for box in fleet.devices[2:]:
         fleet.proxy.registry.revoke(box.id)

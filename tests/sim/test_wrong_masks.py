@@ -29,16 +29,7 @@ from edgeveil.protocol.tensors import masked_segment
 from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import Fleet
 from tests.sim.hostile import Attacker
-from tests.sim.test_secure_sums import (
-    LIMITS,
-    STREAMED,
-    Books,
-    books,
-    check_exact,
-    job,
-    said,
-    state,
-)
+from tests.sim.test_secure_sums import LIMITS, STREAMED, Books, books, check_exact, job, said, state
 
 __all__ = ["books"]
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import argparse
 import json
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.config.explain import Schema
 from edgeveil.config.file import only_block, parsed, read
 from edgeveil.config.site_files import SITES, kind_of, load_policy, load_site, site_of
-from edgeveil.data.check import DataReport, check_records
+from edgeveil.data.check import check_records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import (
     ConfigError,
@@ -63,8 +63,7 @@ _MOST_CLASSES = 64  # that are counted one by one; a number has thousands
 
 @dataclass
 class CheckedFile:
-    """What was found in one file: `lines` for a person, `fields` for JSON, `code` the exit code
-    where there are problems."""
+    """What was found in one file: `lines` for a person, `fields` for JSON, `code` to exit with."""
 
     path: Path
     kind: str = ""
@@ -72,13 +71,6 @@ class CheckedFile:
     lines: list[str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     code: int = ConfigError.exit_code
-
-    def shown(self) -> Iterator[str]:
-        """Lines for a person."""
-        if not self.problems:
-            yield f"{self.path}: ok ({self.kind})"
-        yield from self.problems
-        yield from self.lines
 
 
 def command(args: argparse.Namespace) -> int:
@@ -103,7 +95,8 @@ def command(args: argparse.Namespace) -> int:
     for one in (checked[path] for path in dict.fromkeys(args.files)):
         plan = one.fields.pop("plan", None)
         if not args.json:
-            print("\n".join(one.shown()), flush=True)
+            verdict = one.problems or [f"{one.path}: ok ({one.kind})"]
+            print("\n".join([*verdict, *one.lines]), flush=True)
         if args.estimate and plan is not None:
             failed |= _estimate(one, args)
     found = list(checked.values())
@@ -225,7 +218,7 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
     found = prospect(one.path, say, devices=args.devices, seeds=args.seeds)
-    one.fields["estimate"] = found.plain()
+    one.fields["estimate"] = {**vars(found), "gain": found.gain}
     if not args.json:
         print("\n".join(prospect_lines(found)))
     return bool(found.failure)
@@ -234,9 +227,7 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 # --- files ---
 
 
-def load(
-    path: Path,
-) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
+def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
     """Read a file of any kind; returns one of `KINDS` with it, of a job what its file says and its
     plan. ConfigError."""
     kind = kind_of(parsed(read(path), str(path)).value)
@@ -265,8 +256,7 @@ def validate(
 ) -> list[ConfigProblem]:
     """Return every problem of a configuration file of any kind. A job is also played on made-up
     records within `limits` (`site_limits`; None: the usual ones), and the records that its
-    `local_run` names, or those of the file `data`, are read where they are there. Whether keys of a
-    site exist is for its process to see."""
+    `local_run` names, or those of the file `data`, are read where they are there."""
     try:
         _, found = load(Path(path))
         if isinstance(found, tuple):
@@ -278,9 +268,8 @@ def validate(
 
 
 def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[str]:
-    """Return what learning would drop or clip of the job's records, where their file is there, or
-    of those of the file `data`; for the console of who has them. ConfigError where the job cannot
-    learn from them."""
+    """Return what learning would drop or clip of the records of the job, or of the file `data`;
+    for their owner's console. ConfigError where the job cannot learn from them."""
     from edgeveil_tools.local.data import check_data, run_on
 
     run, key = job.local_run, "local_run.data"
@@ -305,9 +294,9 @@ def rehearse(
     limits: BroadcastLimits | None = None,
     needed: bool = True,
 ) -> None:
-    """Play the job on made-up records; ConfigError `file:line key: why, fix` where it would fail.
-    `limits`: of its cloud, None the usual ones; `devices`: their half too. Without the cloud's
-    libraries ModuleNotFoundError, or nothing unless `needed`."""
+    """Play the job on made-up records; ConfigError where it would fail. `limits`: of its cloud,
+    None the usual ones; `devices`: their half too. Without the cloud's libraries
+    ModuleNotFoundError, or nothing unless `needed`."""
     try:
         from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
     except ModuleNotFoundError:
@@ -334,9 +323,8 @@ def usual_limits() -> BroadcastLimits:
 
 
 def site_limits(paths: Iterable[Path], devices: int = 0) -> BroadcastLimits | None:
-    """Return what the cloud and proxy of these files take of a round, with their brokers' quotas
-    for `devices` (0: as many as a round has at least); None without a sound file, or the cloud's
-    libraries."""
+    """Return what the cloud and proxy of these files take of a round of `devices` (0: the least);
+    None without a sound file, or the cloud's libraries."""
     from edgeveil.config.cloud import CloudSite
     from edgeveil.config.proxy import ProxySite
 
@@ -369,7 +357,16 @@ def schema(kind: str) -> Schema:
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     if kind == "job":
         return {**dialect, **local_job_schema()}
-    inner = _inner_schema(kind)
+    if kind in SITES:
+        inner = site_of(kind).model_json_schema()
+    elif kind == "policy":
+        from edgeveil.config.policy import Policy
+
+        inner = Policy.model_json_schema()
+    else:
+        from edgeveil_tools.site.fleet_plan import FleetPlan
+
+        inner = FleetPlan.model_json_schema()
     definitions = inner.pop("$defs", {})
     return {
         **dialect,
@@ -382,18 +379,6 @@ def schema(kind: str) -> Schema:
     }
 
 
-def _inner_schema(kind: str) -> Schema:
-    if kind in SITES:
-        return site_of(kind).model_json_schema()
-    if kind == "policy":
-        from edgeveil.config.policy import Policy
-
-        return Policy.model_json_schema()
-    from edgeveil_tools.site.fleet_plan import FleetPlan
-
-    return FleetPlan.model_json_schema()
-
-
 # --- prices ---
 
 
@@ -401,10 +386,9 @@ def _inner_schema(kind: str) -> Schema:
 class JobPrice:
     """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
 
-    `inference_per_round` is the ε of one upload of inferences, None where it has no noise. `notes`
-    are what a person should read of it; `exchanges` has a row for each exchange with the
-    price up to it, which is progress and no guarantee for a job that ends there: phase, round, both
-    ε, None where unproven, and with shared noise `collusion`, training's if all others collude.
+    `inference_per_round` is the ε of one upload of inferences, None where it has no noise;
+    `exchanges` has a row for each exchange with the price so far: phase, round, both ε (None where
+    unproven), with shared noise `collusion`, training's if all others collude.
     """
 
     training: Guarantee
@@ -426,19 +410,14 @@ def price(job: str | Path | Job) -> JobPrice:
     ConfigError, PrivacyError."""
     plan = plan_of(job)
     quote, rows = plan.quote(), []
-    shared = quote.training.if_colluding is not None
     for exchange in plan.exchanges:
         so_far = plan.quote(exchange.index)
-        alone = so_far.training.collusion_epsilon if so_far.training.proven else None
-        rows.append(
-            {
-                "phase": exchange.phase,
-                "round": exchange.number,
-                "training": so_far.training.epsilon if so_far.training.proven else None,
-                **({"collusion": alone} if shared else {}),
-                "inference": so_far.inference.epsilon if so_far.inference.proven else None,
-            }
-        )
+        training, inference = so_far.training, so_far.inference
+        row = {"phase": exchange.phase, "round": exchange.number}
+        row["training"] = training.epsilon if training.proven else None
+        if quote.training.if_colluding is not None:
+            row["collusion"] = training.collusion_epsilon if training.proven else None
+        rows.append({**row, "inference": inference.epsilon if inference.proven else None})
     said = {f"training: {quote.training}", f"inference: {quote.inference}"}
     notes = tuple(note for note in job_notes(plan) if note not in said)
     return JobPrice(quote.training, quote.inference, plan.softmax_epsilon, rows, notes)
@@ -467,8 +446,7 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
-    """Read the device's records as its site file and the job say; returns lines about them, and
-    problems. Writes nothing. ConfigError, DataError or UsageError."""
+    """Lines about the device's records, read as its site file and the job say, and problems."""
     from edgeveil_tools.local.data import column_problems, input_range, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE
@@ -477,14 +455,11 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
     schema = None if job is None else job.data.schema_
     training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
-    report = check_records(
-        training,
-        evaluation,
-        classes=None if job is None else job.data.classes,
-        input_shape=None if job is None else job.data.input_shape,
-        input_range=input_range(job),
-        anomaly=job is not None and job.anomaly,
-    )
+    asked: dict[str, Any] = {}
+    if job is not None:
+        asked = {"classes": job.data.classes, "input_shape": job.data.input_shape}
+        asked |= {"input_range": input_range(job), "anomaly": job.anomaly}
+    report = check_records(training, evaluation, **asked)
     problems = report.problems + places(site.data, schema)
     problems += [] if schema is None else column_problems(site.data, schema)
     held, most = len(training) + len(evaluation), site.policy.max_records
@@ -493,18 +468,14 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
             f"these are {held} records, policy.max_records lets the box hold {most}: the others are"
             " left out, and one record more or less then changes two"
         )
-    return list(_report_lines(report, exact_split=started)), problems
-
-
-def _report_lines(report: DataReport, *, exact_split: bool) -> Iterator[str]:
-    about = "" if exact_split else "about "
-    yield f"{report.records} records of shape {report.shape}, {report.usable} usable"
-    yield f"split: {about}{report.training} training, {about}{report.evaluation} evaluation"
-    if len(report.histogram) <= _MOST_CLASSES:
-        by = ", ".join(
-            f"{'none' if label < 0 else label}: {count}"
-            for label, count in sorted(report.histogram.items())
-        )
-        yield f"usable records by class: {by or 'none'}"
+    about, by_class = "" if started else "about ", sorted(report.histogram.items())
+    lines = [
+        f"{report.records} records of shape {report.shape}, {report.usable} usable",
+        f"split: {about}{report.training} training, {about}{report.evaluation} evaluation",
+    ]
+    if len(by_class) <= _MOST_CLASSES:
+        by = ", ".join(f"{'none' if label < 0 else label}: {n}" for label, n in by_class)
+        lines.append(f"usable records by class: {by or 'none'}")
     if report.not_learned:
-        yield f"{report.not_learned} of them are labelled anomalous: not learned from"
+        lines.append(f"{report.not_learned} of them are labelled anomalous: not learned from")
+    return lines, problems

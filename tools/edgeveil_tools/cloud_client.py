@@ -62,15 +62,13 @@ class CloudAway(UsageError):  # noqa: N818 - the state's name
 class Cloud:
     """A running cloud at `url`: `http://127.0.0.1:8701`, `https://HOST:PORT` or `unix:PATH`.
 
-    `token` is a secret of its HTTP control: the text itself, or the path of one of the token files
-    in the cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`; None where
-    the cloud knows this client by its certificate, `cert_file` with `key_file` (PEM), over https.
+    `token` is a secret of its HTTP control: the text, or the path of one of the token files in the
+    cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`; None where the
+    cloud knows this client by its certificate, `cert_file` with `key_file` (PEM), over https.
     `ca_file` vouches for the cloud's own certificate; None: the system's authorities do. Over plain
-    HTTP the token goes to this machine alone, or anywhere with `insecure_http`; there and at a Unix
-    socket only after what answers has proved that it knows the token. What only reads is asked
-    again for `patience_s` while nothing answers: a cloud may restart. Each method raises UsageError
-    or ConfigError with the fix, CloudAway among them where nothing answers. Methods may be called
-    from several threads.
+    HTTP the token goes to this machine alone, or anywhere with `insecure_http`, and only to who has
+    proved to know it. Reads are repeated for `patience_s` while nothing answers. Each method raises
+    UsageError or ConfigError with the fix, CloudAway where nothing answers; all are thread-safe.
 
         cloud = Cloud("http://127.0.0.1:8701", Path("site/state/cloud/http.token"))
         job = cloud.submit("configs/jobs/quickstart.yaml")
@@ -93,18 +91,13 @@ class Cloud:
         self._address = HttpAddress.parse(url, ca_file, cert_file, key_file)
         self.url = self._address.url
         if self._address.is_readable_on_the_way and token is not None and not insecure_http:
-            raise UsageError(
-                "the token would cross the network unencrypted",
-                where=url,
-                fix="use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
-                " listen may have the token: EDGEVEIL_INSECURE_HTTP=1 (insecure_http=True)",
-            )
+            fix = "use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
+            fix += " listen may have the token: EDGEVEIL_INSECURE_HTTP=1 (insecure_http=True)"
+            what = "the token would cross the network unencrypted"
+            raise UsageError(what, where=url, fix=fix)
         if token is None and cert_file is None:
-            raise UsageError(
-                "neither a token nor a certificate is given",
-                where=url,
-                fix="pass --token-file, or EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE over https://",
-            )
+            fix = "pass --token-file, or EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE over https://"
+            raise UsageError("neither a token nor a certificate is given", where=url, fix=fix)
         self._token = None if token is None else _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
@@ -112,8 +105,7 @@ class Cloud:
         problem of the file."""
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
-        backbones = read_artifacts(plan.job)
-        return self.submit_yaml(submitted(plan.job), backbones.values())
+        return self.submit_yaml(submitted(plan.job), read_artifacts(plan.job).values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
         """Queue a job's text with the `backbones` (ONNX) that it names by digest; ConfigError holds
@@ -126,29 +118,27 @@ class Cloud:
 
     def job(self, job: str) -> JsonObject:
         """One job with its committed exchanges, by id."""
-        return self._json("GET", f"/jobs/{quote(job, safe='')}", holds=_OF_A_JOB)
+        return self._json("GET", _at("jobs", job), holds=_OF_A_JOB)
 
     def content(self, job: str) -> bytes:
         """The job itself, as canonical JSON: `Job.from_canonical` reads it."""
-        path = f"/jobs/{quote(job, safe='')}/job.json"
-        return self._request("GET", path, None, TIMEOUT_S, "application/json")
+        return self._request("GET", _at("jobs", job, "/job.json"))
 
     def cancel(self, job: str) -> JsonObject:
         """Cancel a job that has not ended; returns it."""
-        return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")
+        return self._json("POST", _at("jobs", job, "/cancel"))
 
     def resume(self, job: str) -> JsonObject:
         """Let a paused job go on at the round where it stood; returns it."""
-        return self._json("POST", f"/jobs/{quote(job, safe='')}/resume")
+        return self._json("POST", _at("jobs", job, "/resume"))
 
     def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> JsonRows:
         """Events after number `after`; waits up to `wait_s` for the first."""
         if not 0 <= wait_s <= MAX_WAIT_S:
-            raise UsageError(
-                f"must be seconds from 0 to {MAX_WAIT_S:g}, got {wait_s}", where="wait_s"
-            )
-        path = f"/jobs/{quote(job, safe='')}/events?after={after}&wait_s={wait_s:g}"
-        return self._rows(path, "events", ("seq", "type"), timeout_s=TIMEOUT_S + wait_s)
+            what = f"must be seconds from 0 to {MAX_WAIT_S:g}, got {wait_s}"
+            raise UsageError(what, where="wait_s")
+        path = _at("jobs", job, f"/events?after={after}&wait_s={wait_s:g}")
+        return self._rows(path, "events", ("seq", "type"), TIMEOUT_S + wait_s)
 
     def watch(self, job: str, poll_s: float = POLL_S) -> Iterator[JsonObject]:
         """Yield all events of a job from its beginning until it has ended; a pause ends nothing."""
@@ -174,7 +164,7 @@ class Cloud:
 
     def model(self, job: str, kind: str = "onnx") -> bytes:
         """The final model's file, `onnx` or `safetensors`."""
-        path = f"/jobs/{quote(job, safe='')}/model.{kind}"
+        path = _at("jobs", job, f"/model.{kind}")
         return self._request("GET", path, None, UPLOAD_S, "application/octet-stream")
 
     def fetch(self, job: str, out: str | Path | None = None) -> Path:
@@ -183,11 +173,8 @@ class Cloud:
         path = Path(out) if out is not None else Path(f"{job}.onnx")
         kind = path.suffix.removeprefix(".")
         if kind not in MODEL_KINDS:
-            raise UsageError(
-                f"a model is no '{path.suffix}' file",
-                where="--out",
-                fix="end it in .onnx (for edgeveil predict) or .safetensors (weights alone)",
-            )
+            fix = "end it in .onnx (for edgeveil predict) or .safetensors (weights alone)"
+            raise UsageError(f"a model is no '{path.suffix}' file", where="--out", fix=fix)
         content = self.model(job, kind)
         with writing(path, "name a file that you may write to with --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,19 +200,18 @@ class Cloud:
 
     def release(self, job: str) -> JsonObject:
         """The release of one job."""
-        return self._json("GET", f"/releases/{quote(job, safe='')}", holds=_OF_A_RELEASE)
+        return self._json("GET", _at("releases", job), holds=_OF_A_RELEASE)
 
     def withdraw(self, job: str) -> JsonObject:
         """Have all devices leave the release of this job; returns it."""
-        path = f"/releases/{quote(job, safe='')}/withdraw"
-        return self._json("POST", path, holds=_OF_A_RELEASE)
+        return self._json("POST", _at("releases", job, "/withdraw"), holds=_OF_A_RELEASE)
 
     def promote(self, job: str) -> JsonObject:
         """Bring the release of this job to all devices now; returns it."""
-        return self._json("POST", f"/releases/{quote(job, safe='')}/promote", holds=_OF_A_RELEASE)
+        return self._json("POST", _at("releases", job, "/promote"), holds=_OF_A_RELEASE)
 
     def _rows(
-        self, path: str, key: str, holds: Sequence[str], *, timeout_s: float = TIMEOUT_S
+        self, path: str, key: str, holds: Sequence[str], timeout_s: float = TIMEOUT_S
     ) -> JsonRows:
         rows = self._json("GET", path, holds=(key,), timeout_s=timeout_s)[key]
         if not isinstance(rows, list) or not all(_holds(row, holds) for row in rows):
@@ -241,7 +227,7 @@ class Cloud:
         holds: Sequence[str] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> JsonObject:
-        found = _mapping(self._request(method, path, body, timeout_s, "application/json"))
+        found = _mapping(self._request(method, path, body, timeout_s))
         if found is None or not _holds(found, holds):
             raise self._no_cloud()
         return found
@@ -252,7 +238,12 @@ class Cloud:
         )
 
     def _request(
-        self, method: str, path: str, body: bytes | None, timeout_s: float, content_type: str
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        timeout_s: float = TIMEOUT_S,
+        content_type: str = "application/json",
     ) -> bytes:
         """One request; a GET is tried again while the cloud is away, for `patience_s`."""
         end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
@@ -276,22 +267,16 @@ class Cloud:
             answer = connection.getresponse()
             content = answer.read()
         except ssl.SSLCertVerificationError as error:
-            raise UsageError(
-                f"its certificate is not to be trusted: {error.verify_message}",
-                where=self.url,
-                fix=clock_advice(error)
-                or "name the authority that vouches for the cloud by EDGEVEIL_CA_FILE, and the host"
-                " that stands in its certificate",
-            ) from error
+            what = f"its certificate is not to be trusted: {error.verify_message}"
+            fix = "name its authority by EDGEVEIL_CA_FILE, and the host as in its certificate"
+            raise UsageError(what, where=self.url, fix=clock_advice(error) or fix) from error
         except (OSError, HTTPException) as error:
             if isinstance(error, _NO_HTTP) and not isinstance(error, RemoteDisconnected):
                 raise self._no_cloud() from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise CloudAway(
-                f"the cloud does not answer ({reason})",
-                where=self.url,
-                fix="start it with edgeveil cloud --config FILE, or pass --cloud URL",
-            ) from error
+            what = f"the cloud does not answer ({reason})"
+            fix = "start it with edgeveil cloud --config FILE, or pass --cloud URL"
+            raise CloudAway(what, where=self.url, fix=fix) from error
         finally:
             connection.close()
         if answer.status >= 400:
@@ -316,12 +301,9 @@ class Cloud:
         wanted = proof(token, nonce).encode()
         given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
         if not any(hmac.compare_digest(one, wanted) for one in given):
-            raise UsageError(
-                "what answers there does not know the token, which was not sent",
-                where=self.url,
-                fix="pass a token file of this cloud's state_dir as it is now; if it is one,"
-                " something else holds the port",
-            )
+            what = "what answers there does not know the token, which was not sent"
+            fix = "pass a token file of this cloud's state_dir; or something else holds the port"
+            raise UsageError(what, where=self.url, fix=fix)
 
     def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
         found = _mapping(content) or {}
@@ -369,7 +351,12 @@ class HttpAddress:
         if kind not in ("http", "https") or not _HOST.fullmatch(host) or parts.username is not None:
             fix = "use http://127.0.0.1:8701, https://HOST:8701 or unix:PATH"
             raise UsageError("is no address of a cloud", where=_shown(url), fix=fix)
-        context = _client_context(ca_file, cert_file, key_file) if kind == "https" else None
+        context = None
+        if kind == "https":
+            try:
+                context = client_context(ca_file, cert_file, key_file)
+            except BrokerError as error:
+                raise UsageError(error.what, where=error.where, fix=error.fix) from error
         return cls(url.rstrip("/"), host, port, quote(parts.path.rstrip("/")), tls=context)
 
     @property
@@ -397,13 +384,8 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _client_context(
-    ca_file: Path | None, cert_file: Path | None, key_file: Path | None
-) -> ssl.SSLContext:
-    try:
-        return client_context(ca_file, cert_file, key_file)
-    except BrokerError as error:
-        raise UsageError(error.what, where=error.where, fix=error.fix) from error
+def _at(kind: str, job: str, more: str = "") -> str:
+    return f"/{kind}/{quote(job, safe='')}{more}"
 
 
 def _shown(url: str) -> str:
@@ -416,11 +398,8 @@ def _token(token: str | Path) -> str:
             raise UsageError("is no token of a cloud", where="token", fix="pass its http.token")
         return token.strip()
     if not token.is_file():
-        raise UsageError(
-            "no such token file",
-            where=str(token),
-            fix="name a file *.token in the cloud's state_dir; its first start makes them",
-        )
+        fix = "name a file *.token in the cloud's state_dir; its first start makes them"
+        raise UsageError("no such token file", where=str(token), fix=fix)
     return read_token(token)
 
 

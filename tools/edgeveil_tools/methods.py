@@ -30,25 +30,8 @@ from edgeveil_tools.cli.common import answer
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
-_OWN_STATUS = "–"
-TABLES: tuple[PartTable[Any], ...] = (
-    METHODS,
-    STAGES,
-    AGGREGATIONS,
-    MODELS,
-    FEATURES,
-    PARTITIONS,
-    SOURCES,
-)
-
-
-@dataclass(frozen=True)
-class Said:
-    """Description of a preset, to which no plug-in can add."""
-
-    source: str
-    summary: str
-    privacy: PrivacyStatus | None = None
+_OWN_TABLES = METHODS, STAGES, AGGREGATIONS, MODELS, FEATURES, PARTITIONS, SOURCES
+TABLES: tuple[PartTable[Any], ...] = _OWN_TABLES
 
 
 @dataclass(frozen=True)
@@ -75,8 +58,8 @@ def entries() -> list[Entry]:
     """All names, family by family, as their tables list them."""
     parts = [_of_part(table[name]) for table in TABLES for name in table]
     return parts + [
-        Entry("preset", name, said.summary, said.source, said.privacy)
-        for name, said in PRESETS_SAID.items()
+        Entry("preset", name, summary, source, privacy)
+        for name, (source, summary, privacy) in PRESETS_SAID.items()
     ]
 
 
@@ -91,7 +74,6 @@ def command(args: argparse.Namespace) -> int:
 
 
 def _listed(found: list[Entry]) -> Iterator[str]:
-    """Entries by family, and the plug-ins that could not join."""
     width = min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
     family = ""
     for entry in found:
@@ -104,8 +86,7 @@ def _listed(found: list[Entry]) -> Iterator[str]:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Play the laws of its family on each named part; 1 where one is broken, else 0. UsageError for
-    an unknown name."""
+    """Play the laws of its family on each named part; 1 where one is broken, else 0."""
     from edgeveil.parts.laws import check as verdicts
 
     names = args.names[1:]
@@ -139,7 +120,7 @@ def _parts(name: str) -> list[Part]:
 
 def digests(args: argparse.Namespace) -> int:
     """Print what an owner writes to allow each named plug-in, or `module:function` of a model;
-    imports none of them. UsageError for a name that no installed plug-in has."""
+    imports none of them."""
     names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
@@ -159,17 +140,16 @@ def digests(args: argparse.Namespace) -> int:
                 found[one.distribution] = plugins.digest(one.distribution)
             except UsageError as error:
                 raise UsageError(f"{one} {error.what}", fix=error.fix) from error
-    lines = []
-    for title, kind, named in (
-        ("policy.allowed_plugins:", "distribution", found),
-        ("policy.allowed_python_models:", "function", models),
+    lines, allowed = [], []
+    for key, kind, named in (
+        ("allowed_plugins", "distribution", found),
+        ("allowed_python_models", "function", models),
     ):
-        lines += [title] * bool(named)
+        lines += [f"policy.{key}:"] * bool(named)
         for name, digest in named.items():
             text = f'"{name}"' if ":" in name else name
             lines.append(f"  - {{{kind}: {text}, sha256: {digest}}}")
-    allowed = [{"distribution": name, "sha256": digest} for name, digest in found.items()]
-    allowed += [{"function": name, "sha256": digest} for name, digest in models.items()]
+            allowed.append({kind: name, "sha256": digest})
     return answer(args, lines, {"allowed": allowed})
 
 
@@ -209,7 +189,7 @@ def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
 
 
 def _shown(entry: Entry, width: int) -> str:
-    status = entry.privacy or _OWN_STATUS
+    status = entry.privacy or "–"
     if entry.note:
         status += f" ({entry.note})"
     lines = [f"  {entry.name}"]
@@ -232,50 +212,50 @@ _DELM = "Cao et al. 2023 (DELM)"
 _INFERENCE = "protected inference results of horizontal federated learning"
 _OPEN = "for owners who accept unprotected updates"
 
-PRESETS_SAID: dict[str, Said] = {
-    "delm_basic": Said(
+PRESETS_SAID: dict[str, tuple[str, str, PrivacyStatus]] = {
+    "delm_basic": (
         f"{_DELM}, basic scheme",
         "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250; see `fm`.",
         "claimed",
     ),
-    "delm_enhanced": Said(
+    "delm_enhanced": (
         f"{_DELM}, enhanced scheme",
         "delm_basic with 50 uploads a layer, drawn by divergence; ε₃ = 2. For 50 devices.",
         "claimed",
     ),
-    "delm_top_k": Said(
+    "delm_top_k": (
         f"{_DELM}, for trusted users",
         "delm_basic with the 50 uploads a layer that diverge least. For 50 devices.",
         "claimed",
     ),
-    "anonymous_fl": Said(
+    "anonymous_fl": (
         "Zhao et al. 2021, anonymous federated learning; the clip is ours",
         "Random download share, Gaussian noise on the update, largest values uploaded.",
         "proven",
     ),
-    "laplace_inference": Said(
+    "laplace_inference": (
         f"{_INFERENCE}; with its sensitivity 1 the guarantee printed is 2ε",
         "Silhouette score of noised inferences each round, ε = 230260; trained by fm.",
         "proven",
     ),
-    "pso_dp_fl": Said(
+    "pso_dp_fl": (
         "Zhang, Wu and Dong (PSO-DP), alg. 2",
         "A local swarm of N = 3 particles, w = 0.1; one clip and noise on the update.",
         "proven",
     ),
-    "ldp_fl": Said(
+    "ldp_fl": (
         "Sun, Qian and Chen 2021 (LDP-FL); proven with `composition: sequential`",
         "FedAvg whose weights travel as two values, ε counted once for all of them.",
         "claimed",
     ),
-    "fedavg": Said("McMahan et al. 2017", f"FedAvg without noise, {_OPEN}.", "none"),
-    "fedprox": Said("Li et al. 2020", f"FedProx, μ = 0.01, without noise, {_OPEN}.", "none"),
-    "secprobe": Said(
+    "fedavg": ("McMahan et al. 2017", f"FedAvg without noise, {_OPEN}.", "none"),
+    "fedprox": ("Li et al. 2020", f"FedProx, μ = 0.01, without noise, {_OPEN}.", "none"),
+    "secprobe": (
         f"Zhao et al. 2019 (SecProbe), as {_DELM} has it",
         "FedAvg over 50 updates that do well on the cloud's records, drawn at ε₃ = 1.",
         "none",
     ),
-    "stc": Said(
+    "stc": (
         "Sattler et al. 2020",
         "FedAvg of sparse ternary updates, 1 % of the values, with error feedback.",
         "none",

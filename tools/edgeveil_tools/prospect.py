@@ -1,7 +1,7 @@
 """`edgeveil check JOB --estimate`: accuracy and cost of a job, before privacy budget is spent.
 
-Simulates the job with growing fleets on public records, or on made-up ones of the job's form: no
-device is asked, and no owner's record is read.
+Simulates the job on public records, or on made-up ones of the job's form: no device is asked, and
+no owner's record is read.
 """
 
 from __future__ import annotations
@@ -36,35 +36,16 @@ from edgeveil_tools.local.run import play
 from edgeveil_tools.result import Result
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
-WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices
-LARGEST_FLEET = 2560  # devices that are simulated
-LARGEST_POOL = 400_000  # records of all of them
-WITHIN_S = 60.0  # a larger fleet is simulated only before so long
+NOTICEABLE = 0.02  # accuracy beyond guessing
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
 _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
 
 
-@dataclass(frozen=True)
-class FleetOutcome:
-    """Accuracy of the models of a fleet of `devices`, by seed."""
-
-    devices: int
-    accuracies: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean over the seeds."""
-        return float(np.mean(self.accuracies))
-
-
 @dataclass
 class Prospect:
-    """Estimate of one job.
-
-    `without_noise` is None where no reference can be trained; `failure` says why the job did not
-    complete, `stopped` why no larger fleet could be played.
-    """
+    """Estimate of one job: accuracy of the models by seed, of guessing, and of learning without
+    noise (None where no reference can be trained); `failure` says why the job did not complete."""
 
     job: str
     devices: int
@@ -72,64 +53,35 @@ class Prospect:
     measured_on: str
     guessing: float
     without_noise: float | None
-    fleets: list[FleetOutcome]
+    accuracies: list[float]
     privacy: Mapping[str, Any]
     notes: Sequence[str]
-    traffic: Mapping[str, float]
+    round: Mapping[str, float]
     failure: str = ""
-    stopped: str = ""
     seconds: float = 0.0
     verdict: list[str] = field(default_factory=list)
 
-    def gain(self, accuracy: float) -> float | None:
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the seeds."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def gain(self) -> float | None:
         """Share of what learning without noise gains over guessing; None where unknown."""
         best = self.without_noise
-        if best is None or best <= self.guessing:
+        if best is None or best <= self.guessing or not self.accuracies:
             return None
-        return (accuracy - self.guessing) / (best - self.guessing)
-
-    @property
-    def may_improve(self) -> bool:
-        """Whether to simulate a larger fleet: none is of use yet, or the last one still gained."""
-        if self.without_noise is not None:
-            return self.useful_from is None
-        *before, last = self.fleets
-        return not before or last.mean >= before[-1].mean + WORTH_A_LOOK
-
-    @property
-    def useful_from(self) -> int | None:
-        """Devices of the smallest simulated fleet that is of use; None where none was."""
-        gains = ((one.devices, self.gain(one.mean)) for one in self.fleets)
-        return next((n for n, gain in gains if gain is not None and gain >= USEFUL), None)
-
-    def plain(self) -> dict[str, Any]:
-        """The same as JSON."""
-        fleets = [
-            {
-                "devices": one.devices,
-                "accuracies": list(one.accuracies),
-                "gain": self.gain(one.mean),
-            }
-            for one in self.fleets
-        ]
-        found = {name: value for name, value in vars(self).items() if name != "traffic"}
-        found |= {"useful_from_devices": self.useful_from, "round": dict(self.traffic)}
-        return {**found, "fleets": fleets, "seconds": round(self.seconds, 1)}
+        return (self.mean - self.guessing) / (best - self.guessing)
 
 
 def prospect(
-    path: Path,
-    say: Callable[[str], None],
-    *,
-    devices: int | None = None,
-    seeds: int = 3,
-    larger: bool = True,
+    path: Path, say: Callable[[str], None], *, devices: int | None = None, seeds: int = 3
 ) -> Prospect:
     """Simulate the job of the file `path` on public or made-up records, with each seed.
 
-    `devices` of the fleet, None: those of its local_run; `larger`: fleets of growing size too, to
-    find from which on the job is of use. Raises ConfigError, UsageError or DataError for a job
-    that cannot be played.
+    `devices` of the fleet, None: those of its local_run. Raises ConfigError, UsageError or
+    DataError for a job that cannot be played.
     """
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=devices, simulate=True))
@@ -144,45 +96,35 @@ def prospect(
     records = stand_in(job, run)
     with tempfile.TemporaryDirectory(prefix="edgeveil-plan-") as folder:
         fleets = FleetsOnPaper(job, run, records, Path(folder))
-        base: list[float] = []
+        reached: list[float] = []
         for seed in range(1, seeds + 1):
             say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
             result = fleets.play(run.devices, seed)
             if result is None:
                 break
-            base.append(fleets.accuracy(result))
-        failure = fleets.failure
+            reached.append(fleets.accuracy(result))
+        failure, ideal = fleets.failure, None
         if not failure and has_reference(job):
             say("learning without noise, to compare with")
-        found = Prospect(
-            job=job.job,
-            devices=run.devices,
-            nominal_records=job.data.nominal_records,
-            measured_on=records.told,
-            guessing=records.guessing,
-            without_noise=None if failure else fleets.without_noise(),
-            fleets=[FleetOutcome(run.devices, tuple(base))] if base else [],
-            privacy=summary_of(plan, len(plan.exchanges), None)["privacy"],
-            notes=price(job).notes,
-            traffic={
-                "upload_bytes": plan.upload_bytes,
-                "rounds": plan.rounds,
-                "preparatory": len(plan.of_method) - plan.rounds,
-            },
-            failure=failure,
-        )
-        more = run.devices * 2
-        while larger and base and more <= min(LARGEST_FLEET, LARGEST_POOL // found.nominal_records):
-            if time.monotonic() - begun_s > WITHIN_S or not found.may_improve:
-                break
-            say(f"simulating {more:,} devices")
-            result = fleets.play(more, 1)
-            if result is None:
-                found.stopped = f"{more:,} devices: {fleets.failure}"
-                break
-            found.fleets.append(FleetOutcome(more, (fleets.accuracy(result),)))
-            more *= 2
-    found.seconds = time.monotonic() - begun_s
+            ideal = fleets.without_noise()
+    found = Prospect(
+        job=job.job,
+        devices=run.devices,
+        nominal_records=job.data.nominal_records,
+        measured_on=records.told,
+        guessing=records.guessing,
+        without_noise=ideal,
+        accuracies=reached,
+        privacy=summary_of(plan, len(plan.exchanges), None)["privacy"],
+        notes=price(job).notes,
+        round={
+            "upload_bytes": plan.upload_bytes,
+            "rounds": plan.rounds,
+            "preparatory": len(plan.of_method) - plan.rounds,
+        },
+        failure=failure,
+        seconds=round(time.monotonic() - begun_s, 1),
+    )
     found.verdict = verdict(found, plan)
     return found
 
@@ -316,24 +258,20 @@ class FleetsOnPaper:
         wanted = devices * self._job.data.nominal_records
         drawn, path = self._records.draw(wanted, np.random.default_rng(seed)), out / "records.npz"
         np.savez(path, x=drawn.x, y=drawn.y)
+        job = self._of_size(devices, path, 0.2 if reference else 0.0)
+        options = Overrides(devices=devices, seed=seed, simulate=True)
         try:
-            played = play(
-                self._of_size(devices, path, 0.2 if reference else 0.0),
-                out,
-                Overrides(devices=devices, seed=seed, simulate=True),
-                reference=reference,
-                report=False,
-            )
+            result, failure = play(job, out, options, reference=reference, report=False)
         except ConfigError as error:  # a limit that a fleet of this size passes
             self.failure = "; ".join(error.problems)
             return None
         path.unlink()
-        if isinstance(played.failure, KeyboardInterrupt):
-            raise played.failure
-        if played.failure is not None:
-            self.failure = str(played.failure)
+        if isinstance(failure, KeyboardInterrupt):
+            raise failure
+        if failure is not None:
+            self.failure = str(failure)
             return None
-        return played.result
+        return result
 
     def accuracy(self, result: Result) -> float:
         """Accuracy of a run's model on the test records."""
@@ -342,10 +280,7 @@ class FleetsOnPaper:
         return float(np.mean(np.argmax(found, axis=1) == test.y))
 
     def without_noise(self) -> float | None:
-        """Accuracy of the same features and rounds without noise; None where the job's method has
-        no reference."""
-        if not has_reference(self._job):
-            return None
+        """Accuracy of the same features and rounds without noise; None where that failed."""
         devices = self._run.devices
         if self._job.privacy.noise == "local":  # from more records: what there is to be learned
             devices = max(devices, min(200, 20_000 // self._job.data.nominal_records))
@@ -389,16 +324,14 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     """The sentences that a person should read before the job is submitted."""
     if found.failure:
         return [f"The job does not come to its end even in a simulation: {found.failure}"]
-    if not found.fleets:
+    if not found.accuracies:
         return []
-    base = found.fleets[0]
-    gain = found.gain(base.mean)
-    epsilon = plan.job.privacy.epsilon
-    who = f"{base.devices:,} devices of {found.nominal_records} records"
+    gain, epsilon = found.gain, plan.job.privacy.epsilon
+    who = f"{found.devices:,} devices of {found.nominal_records} records"
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
-    reached, guessing = _text(base.mean), _text(found.guessing)
+    reached, guessing = _text(found.mean), _text(found.guessing)
     if gain is None:
-        if base.mean - found.guessing <= WORTH_A_LOOK:
+        if found.mean - found.guessing <= NOTICEABLE:
             return [f"{who}{at} learn nothing: {reached}, guessing {guessing}."]
         return [f"{who}{at} reach {reached}; guessing is {guessing}."]
     level = next(word for least, word in _LEVELS if gain >= least)
@@ -408,15 +341,8 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     ]
     if gain >= USEFUL:
         return lines
-    useful, largest = found.useful_from, found.fleets[-1]
-    if useful is not None:
-        lines.append(f"From about {useful:,} devices on it is of use ({_text(largest.mean)}).")
-    elif len(found.fleets) > 1:
-        lines.append(
-            f"Even {largest.devices:,} devices reach {_text(largest.mean)} and no more;"
-            " no larger fleet was simulated."
-        )
-    helps = ["fewer rounds or features", "more records a device (data.nominal_records)"]
+    helps = ["more devices (--devices N)", "fewer rounds or features"]
+    helps.append("more records a device (data.nominal_records)")
     if plan.job.privacy.noise == "local":
         helps.insert(0, "shared noise (privacy.noise: shared, aggregation.secure: true)")
     if epsilon is not None:
@@ -443,19 +369,14 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
         yield f"{name:<16} {words}"
     for note in found.notes:
         yield f"  note: {note}"
-    if found.fleets:
+    if found.accuracies:
         yield f"Accuracy, on {found.measured_on}"
         yield f"  guessing            {_text(found.guessing)}"
-        for of in found.fleets:
-            low, high = min(of.accuracies), max(of.accuracies)
-            between = f"  ({_text(low)} to {_text(high)})" if low < high else ""
-            gain = found.gain(of.mean)
-            bar = "" if gain is None else "  " + "█" * round(20 * min(1.0, max(0.0, gain)))
-            yield f"  {of.devices:>7,} devices     {_text(of.mean)}{between}{bar}"
+        low, high = min(found.accuracies), max(found.accuracies)
+        between = f"  ({_text(low)} to {_text(high)})" if low < high else ""
+        yield f"  {found.devices:>7,} devices     {_text(found.mean)}{between}"
         yield f"  without noise       {_text(found.without_noise)}"
-        if found.stopped:
-            yield f"  not larger: {found.stopped}"
-    traffic = found.traffic
+    traffic = found.round
     yield (
         f"{traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
         f" in each a device uploads at most {byte_text(traffic['upload_bytes'])}"

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import (
@@ -49,7 +49,6 @@ MEASURED_ON = {
     False: "records held back from the run's own: exact figures of these, which no guarantee"
     " covers",
 }
-HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
 _SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
 _MEAN = ("mean", "uploads", "noise_deviation")
@@ -103,16 +102,6 @@ class RunEvents:
         """After the last committed round."""
         return self.rounds[-1]["accuracy"] if self.rounds else None
 
-    @property
-    def rmse(self) -> float | None:
-        """The same of a label that is a number."""
-        return leading_of(RMSE, self.rounds[-1]) if self.rounds else None
-
-    @property
-    def auc(self) -> float | None:
-        """The same where what is normal is learned."""
-        return leading_of(AUC, self.rounds[-1]) if self.rounds else None
-
 
 PlainTable = list[dict[str, Any]]
 
@@ -153,8 +142,7 @@ class Result:
     @property
     def accuracy(self) -> float | None:
         """Of the final model on the test records, in 0..1; None where nothing was tested."""
-        found: float | None = self.content["final"]["accuracy"]
-        return found
+        return cast("float | None", self.content["final"]["accuracy"])
 
     @property
     def rmse(self) -> float | None:
@@ -169,14 +157,7 @@ class Result:
     @property
     def reference_accuracy(self) -> float | None:
         """Of the noise-free reference, where one was trained."""
-        found: float | None = self.content["reference"]["accuracy"]
-        return found
-
-    @property
-    def reference_rmse(self) -> float | None:
-        """The same of a label that is a number: RMSE, in its unit."""
-        found: float | None = self.content["reference"].get("rmse")
-        return found
+        return cast("float | None", self.content["reference"]["accuracy"])
 
     @property
     def privacy(self) -> dict[str, Any]:
@@ -202,11 +183,7 @@ class Result:
         shared = any("collusion" in row["epsilon"] for row in self._exchanges)
         told = ("training", *["collusion"] * shared, "inference")
         return [
-            {
-                "phase": row.get("phase", "train"),
-                "round": row.get("round", 0),
-                **{key: row["epsilon"].get(key) for key in told},
-            }
+            {**_place(row), **{key: row["epsilon"].get(key) for key in told}}
             for row in self._exchanges
         ]
 
@@ -215,11 +192,8 @@ class Result:
         """Per exchange: how many answers were counted, how many devices declined, the bytes."""
         return [
             {
-                "phase": row.get("phase", "train"),
-                "round": row.get("round", 0),
-                "uploads": row["uploads"],
-                "declined": row["declined"],
-                "attempt": row["attempt"],
+                **_place(row),
+                **{key: row[key] for key in ("uploads", "declined", "attempt")},
                 **{f"{hop}_bytes": count for hop, count in row["bytes"].items()},
             }
             for row in self._exchanges
@@ -229,8 +203,7 @@ class Result:
         """One of TABLES by its name. Raises UsageError for another."""
         if name not in self.TABLES:
             raise UsageError(f"no table '{name}'", fix=f"name one of {', '.join(self.TABLES)}")
-        found: PlainTable = getattr(self, name)
-        return found
+        return cast("PlainTable", getattr(self, name))
 
     @property
     def events(self) -> PlainTable:
@@ -266,6 +239,10 @@ class Result:
         return f"<Result of {self.job}: {self.status}, {name} {told}>"
 
 
+def _place(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"phase": row.get("phase", "train"), "round": row.get("round", 0)}
+
+
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Blocks within a row become keys `block_key`; a list or block in one, which fits
     no cell, goes."""
@@ -293,8 +270,7 @@ def build(
 
     Args:
         record: the job's events.
-        privacy: price of all exchanges that devices were asked for: of a job that did not
-            complete, the last ones may have been answered though nothing of it was committed.
+        privacy: price of all exchanges that devices were asked for, committed or not.
         reference: the noise-free figure by round.
         published: whether the records are those of a published set.
         simulated: whether no party was played.
@@ -306,35 +282,36 @@ def build(
     last = rounds[-1] if rounds else None
     led, by_sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
     no_more: dict[str, Any] = {"shuffle": [], "aggregation": {}, "seen": [], "engine": None}
-    found = {
-        **no_more,
-        **facts,
-        "reason": facts["reason"] or record.reason,
-        "rounds": record.rounds,
-        "phases": record.phases,
-        "evaluations": record.evaluations,
-        "final": {
-            "accuracy": record.accuracy,
-            "figures": final.get("figures"),
-            "measured_on": MEASURED_ON[published],
-            "federated": _last(record.evaluations, "federated"),
-            **({"cluster_scores": by_sums} if by_sums else {}),
-        },
-        "reference": {
-            "accuracy": last if led == ACCURACY else None,
-            **({} if led == ACCURACY else {led.lower(): last}),
-            "rounds": rounds,
-            "note": UNPROTECTED if rounds and not published else "",
-        },
-        "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
-        "simulated": simulated,
-        "encryption": "off" if simulated else "on",
-        "note": SIMULATED if simulated else "",
-        "seconds": round(facts["seconds"], 3),
-        "versions": versions(),
-    }
-    plain: dict[str, Any] = finite(found)
-    return plain
+    whole = finite(
+        {
+            **no_more,
+            **facts,
+            "reason": facts["reason"] or record.reason,
+            "rounds": record.rounds,
+            "phases": record.phases,
+            "evaluations": record.evaluations,
+            "final": {
+                "accuracy": record.accuracy,
+                "figures": final.get("figures"),
+                "measured_on": MEASURED_ON[published],
+                "federated": _last(record.evaluations, "federated"),
+                **({"cluster_scores": by_sums} if by_sums else {}),
+            },
+            "reference": {
+                "accuracy": last if led == ACCURACY else None,
+                **({} if led == ACCURACY else {led.lower(): last}),
+                "rounds": rounds,
+                "note": UNPROTECTED if rounds and not published else "",
+            },
+            "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
+            "simulated": simulated,
+            "encryption": "off" if simulated else "on",
+            "note": SIMULATED if simulated else "",
+            "seconds": round(facts["seconds"], 3),
+            "versions": versions(),
+        }
+    )
+    return cast("dict[str, Any]", whole)
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
@@ -357,12 +334,8 @@ def privacy_of(
 def progress_text(result: Mapping[str, Any]) -> str:
     """How far a run came: `15 rounds after 1 preparatory exchange`."""
     rounds, phases = len(result["rounds"]), len(result["phases"])
-    text = f"{rounds} round{'' if rounds == 1 else 's'}"
-    return (
-        f"{text} after {phases} preparatory exchange{'' if phases == 1 else 's'}"
-        if phases
-        else text
-    )
+    after = f" after {phases} preparatory exchange{'s' * (phases != 1)}" if phases else ""
+    return f"{rounds} round{'s' * (rounds != 1)}{after}"
 
 
 def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -415,23 +388,18 @@ def figures_text(figures: Mapping[str, Any]) -> str:
     """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`; of a number
     `MAE 41.2, R² 0.474`, of anomalies `average precision 0.913`."""
     if "average_precision" in figures:
-        shown = [("average precision", "average_precision"), ("detection rate", "detection_rate")]
-        shown.append(("false alarm rate", "false_alarm_rate"))
-        told = [(name, figures[key]) for name, key in shown if key in figures]
-        return ", ".join(f"{name} {share_text(value)}" for name, value in told)
+        shown = ("average_precision", "detection_rate", "false_alarm_rate")
+        told = [f"{k.replace('_', ' ')} {share_text(figures[k])}" for k in shown if k in figures]
+        return ", ".join(told)
     if "rmse" in figures:
         return f"MAE {figures['mae']:.4g}, R² {share_text(figures['r2'])}"
-    named = (
-        ("balanced accuracy", figures["balanced_accuracy"]),
-        ("macro-F1", figures["macro_f1"]),
-        ("AUC", figures["auc"]),
-        ("calibration error", figures["calibration"]["error"]),
-    )
-    return ", ".join(f"{name} {share_text(value)}" for name, value in named)
+    named = {"balanced accuracy": figures["balanced_accuracy"], "macro-F1": figures["macro_f1"]}
+    named |= {"AUC": figures["auc"], "calibration error": figures["calibration"]["error"]}
+    return ", ".join(f"{name} {share_text(value)}" for name, value in named.items())
 
 
 def share_text(value: float | None) -> str:
-    """An accuracy, or that there is none."""
+    """An accuracy, or `unknown`."""
     return "unknown" if value is None else f"{value:.3f}"
 
 

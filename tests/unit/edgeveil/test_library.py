@@ -13,11 +13,7 @@ import pytest
 import yaml
 
 import edgeveil
-from edgeveil.errors import (
-    DataError,
-    MissingExtraError,
-    UsageError,
-)
+from edgeveil.errors import DataError, MissingExtraError, UsageError
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {

@@ -51,9 +51,7 @@ def test_text_lines_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert line[8:] == " info    edgeveil.proxy: held round=4"
 
 
-def test_what_a_library_puts_into_all_records_stays_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_library_puts_into_all_records_stays_out(capsys: pytest.CaptureFixture[str]) -> None:
     class Marked(logging.LogRecord):
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)  # type: ignore[arg-type]

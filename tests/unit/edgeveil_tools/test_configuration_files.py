@@ -142,11 +142,7 @@ def test_a_mutated_file_loads_or_is_explained(tmp_path_factory, data, name):
 
 VALUES = st.recursive(
     st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(10**20), 10**20),
-        st.floats(),
-        st.text(max_size=20),
+        st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=20)
     ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=4,

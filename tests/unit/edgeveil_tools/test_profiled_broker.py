@@ -73,11 +73,7 @@ WAYS = {
         lambda client, n: [client.publishes(SMALL + 2 * n, 1, "/".join("t" * n))],
         "levels",
     ),
-    "topic_bytes": (
-        SLOWLY,
-        lambda client, n: [client.subscribes("t" * n)],
-        "a topic of",
-    ),
+    "topic_bytes": (SLOWLY, lambda client, n: [client.subscribes("t" * n)], "a topic of"),
     "client_id_bytes": (SLOWLY, lambda client, n: [client.logs_in("c" * n)], "a client id of"),
 }
 LIMITED = [

@@ -12,7 +12,6 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.prospect import (
     MADE_UP_ACCURACY,
-    FleetOutcome,
     Prospect,
     prospect,
     stand_in,
@@ -34,17 +33,15 @@ def job_file(folder: Path, **changes: object) -> Path:
 
 
 def looked_at(path: Path, **options: object) -> Prospect:
-    return prospect(path, lambda _line: None, **{"seeds": 1, "larger": False, **options})
+    return prospect(path, lambda _line: None, **{"seeds": 1, **options})
 
 
-def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(
-    tmp_path: Path,
-) -> None:
+def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(tmp_path: Path) -> None:
     found = looked_at(job_file(tmp_path, privacy__epsilon=0.2, data__nominal_records=22))
     assert "learn nothing" in found.verdict[0]
     assert "20 devices of 22 records at ε = 0.2" in found.verdict[0]
     assert found.without_noise is not None
-    assert found.without_noise > found.fleets[0].mean + 0.4
+    assert found.without_noise > found.mean + 0.4
 
 
 @pytest.mark.parametrize(
@@ -53,8 +50,7 @@ def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(
 def test_a_fleet_no_better_than_guessing_is_told_that_it_learns_nothing(
     reached: float, told: str
 ) -> None:
-    fleets = [FleetOutcome(20, (reached,))]
-    found = Prospect("job", 20, 30, "records of nobody", 0.4, 0.9, fleets, {}, (), {})
+    found = Prospect("job", 20, 30, "records of nobody", 0.4, 0.9, [reached], {}, (), {})
     first, *_ = verdict(found, compile_job(load_job(QUICK)))
     assert f"learn {told}: {reached:.3f}, where guessing is 0.400" in first
 
@@ -62,7 +58,7 @@ def test_a_fleet_no_better_than_guessing_is_told_that_it_learns_nothing(
 def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(QUICK), "--seeds", "1", "--estimate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
-    assert found["useful_from_devices"] == 20
+    assert found["gain"] > 0.8
     assert len(found["verdict"]) == 1
     assert found["privacy"]["training"]["epsilon"] == pytest.approx(8, rel=1e-3)
     assert found["privacy"]["inference"]["status"] == "proven"
@@ -72,7 +68,7 @@ def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]
 def test_own_records_are_never_read() -> None:
     found = looked_at(Path("configs/jobs/own_data.yaml"))  # its file does not exist
     assert "made-up records" in found.measured_on
-    assert found.fleets
+    assert found.accuracies
 
 
 @pytest.mark.parametrize("shape", [[64], [28, 28], [3, 8, 8]])
@@ -120,4 +116,4 @@ def test_made_up_rows_are_what_the_schema_makes(tmp_path: Path) -> None:
     assert drawn.x.shape == (500, 3 + 2 + 4)
     assert (drawn.x[:, :3].sum(axis=1) == 1).all() and (drawn.x[:, 5:].sum(axis=1) == 1).all()
     assert -1 <= drawn.x[:, 3:5].min() < 0 < drawn.x[:, 3:5].max() <= 1
-    assert looked_at(path).fleets
+    assert looked_at(path).accuracies

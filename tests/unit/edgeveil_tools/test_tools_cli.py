@@ -228,13 +228,7 @@ def test_schema_is_json(kind, capsys):
     assert json.loads(capsys.readouterr().out)["type"] == "object"
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        ["--devices", "0"],
-        ["--devices", "x"],
-    ],
-)
+@pytest.mark.parametrize("extra", [["--devices", "0"], ["--devices", "x"]])
 def test_a_site_that_cannot_be_is_refused(tmp_path, extra, capsys):
     assert cli.main(["site", "init", str(tmp_path / "s"), "--local", *extra]) == 2
     assert capsys.readouterr().err

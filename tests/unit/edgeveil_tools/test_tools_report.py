@@ -15,8 +15,9 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.cli import main
 from edgeveil_tools.report.page import report_view, write_report
-from edgeveil_tools.result import HOPS, Result, RunEvents, build, privacy_of
+from edgeveil_tools.result import Result, RunEvents, build, privacy_of
 
+HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 JOB = Path(__file__).parents[3] / "configs" / "jobs" / "digits_secure.yaml"
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(

@@ -152,9 +152,4 @@ def test_every_use_is_an_extra_with_a_purpose():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert set(doctor.USES) - {"lab"} == set(extras) - {
-        "dev",
-        "all",
-        "fuzz",
-        "s3-tests",
-    }
+    assert set(doctor.USES) - {"lab"} == set(extras) - {"dev", "all", "fuzz", "s3-tests"}

@@ -36,11 +36,7 @@ def files(tmp_path):
         proxy = {"edge_broker": broker(2), "cloud_broker": broker(1), **limits}
         proxy["cloud_key_file"] = "cloud.pub"
         paths = []
-        for name, value in (
-            ("job", JOB),
-            ("cloud", {"cloud": cloud}),
-            ("proxy", {"proxy": proxy}),
-        ):
+        for name, value in (("job", JOB), ("cloud", {"cloud": cloud}), ("proxy", {"proxy": proxy})):
             paths.append(tmp_path / f"{name}.yaml")
             paths[-1].write_text(yaml.safe_dump(value, sort_keys=False))
         return paths

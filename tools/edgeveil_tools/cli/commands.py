@@ -95,7 +95,7 @@ COMMANDS = (
         "cli.learning:check",
         arg("files FILE", "without one: what this machine has and lacks", Path, nargs="*"),
         arg("--schema", "print the JSON Schema of a kind of file", choices=_KINDS),
-        arg("--estimate", "simulate jobs: accuracy, cost, from which fleet on it is of use"),
+        arg("--estimate", "simulate jobs: accuracy and cost"),
         arg("--devices N", "of the fleet", int),
         arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
         arg("--show", "print jobs whole, with what presets and defaults give"),

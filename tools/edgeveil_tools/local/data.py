@@ -43,26 +43,18 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     for what, records in (("training", pool), ("test", test)):
         shape = tuple(records.x.shape[1:])
         if shape != job.data.input_shape:
-            raise UsageError(
-                f"is {list(job.data.input_shape)}, the {what} records of {_called(data)} have"
-                f" {list(shape)}",
-                where="data.input_shape",
-                fix=f"write input_shape: {list(shape)}",
-            )
+            text = f"is {list(job.data.input_shape)}, the {what} records of {_called(data)} have"
+            fix = f"write input_shape: {list(shape)}"
+            raise UsageError(f"{text} {list(shape)}", where="data.input_shape", fix=fix)
     if brings_its_test(data.source) and len(pool) < run.devices:
-        raise UsageError(
-            f"{len(pool)} records cannot be dealt to {run.devices} devices",
-            where="local_run.devices",
-            fix=f"play at most {len(pool)}",
-        )
+        text, fix = f"{len(pool)} records cannot be dealt to", f"play at most {len(pool)}"
+        raise UsageError(f"{text} {run.devices} devices", where="local_run.devices", fix=fix)
     scored = build_rule(job.aggregation).validation_records
     if scored and len(test) <= scored:
-        raise UsageError(
-            f"{scored} records score uploads and others test the model, but there are {len(test)}",
-            where="aggregation.validation_records",
-            fix="ask for fewer, or raise local_run."
-            + ("test_records" if brings_its_test(data.source) else "test_share"),
-        )
+        text = f"{scored} records score uploads and others test the model, but there are"
+        more = "test_records" if brings_its_test(data.source) else "test_share"
+        key, fix = "aggregation.validation_records", f"ask for fewer, or raise local_run.{more}"
+        raise UsageError(f"{text} {len(test)}", where=key, fix=fix)
     if brings_its_test(data.source):
         return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
     return _own(job, run, data, pool, test)
@@ -145,37 +137,29 @@ def _folder(name: str) -> Path:
     for folder in folders:
         if not files.missing(folder):
             return folder.absolute()
-    raise UsageError(
-        f"{name} is neither in {folders[0]} nor in {folders[1]}",
-        where="data.source",
-        fix=f"name the folder that holds {', '.join(files.names)} with --data DIR",
-    )
+    what = f"{name} is neither in {folders[0]} nor in {folders[1]}"
+    fix = f"name the folder that holds {', '.join(files.names)} with --data DIR"
+    raise UsageError(what, where="data.source", fix=fix)
 
 
 def _form(job: Job, own: DataFiles) -> Images:
     """What pictures become where the file does not say: records of the job's shape, of a class for
     each folder that is there as the run starts."""
-    form = own.images or _shape(job)
+    form = own.images
+    if form is None:
+        *colours, height, width = (0, *job.data.input_shape)
+        if colours not in ([0], [0, 3]) or max(height, width) > MAX_SIDE:
+            what = f"pictures are [height, width] or [3, height, width], at most {MAX_SIDE} a side"
+            fix = "write input_shape: [28, 28]"
+            raise UsageError(what, where="data.input_shape", fix=fix)
+        form = Images(size=(height, width), colours="rgb" if len(colours) > 1 else "grey")
     if form.classes is not None or own.path is None:
         return form
     names = [folder.name for folder in class_folders(own.path)]
     if not names:
-        raise DataError(
-            "holds no folders", where=str(own.path), fix="put each class's pictures into a folder"
-        )
+        fix = "put each class's pictures into a folder"
+        raise DataError("holds no folders", where=str(own.path), fix=fix)
     return form.model_copy(update={"classes": tuple(names)})
-
-
-def _shape(job: Job) -> Images:
-    *colours, height, width = (0, *job.data.input_shape)
-    if colours not in ([0], [0, 3]) or max(height, width) > MAX_SIDE:
-        raise UsageError(
-            "pictures are [height, width] or [3, height, width], at most"
-            f" {MAX_SIDE} a side, not {list(job.data.input_shape)}",
-            where="data.input_shape",
-            fix="write input_shape: [28, 28]",
-        )
-    return Images(size=(height, width), colours="rgb" if len(colours) > 1 else "grey")
 
 
 def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records) -> list[str]:
@@ -183,11 +167,9 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
     classes, schema = job.data.classes, job.data.schema_
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
     if largest >= classes and not job.anomaly:
-        raise DataError(
-            f"has the label {largest}, data.classes is {classes}",
-            where=_first(data, classes, schema),
-            fix=f"correct the labels, which count from 0, or write classes: {largest + 1}",
-        )
+        what = f"has the label {largest}, data.classes is {classes}"
+        fix = f"correct the labels, which count from 0, or write classes: {largest + 1}"
+        raise DataError(what, where=_first(data, classes, schema), fix=fix)
     report = check_records(
         pool,
         test,
@@ -196,19 +178,20 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
         input_range=input_range(job),
         anomaly=job.anomaly,
     )
-    if report.usable:
-        told = places(data, schema) if report.usable < report.records else []
-        by_column = [] if schema is None else column_problems(data, schema)
-        told = _labels(job, data, pool, test) + by_column + told
-        return _sizes(run, pool, test) + report.problems + told
-    raise DataError(
-        "no record can be learned from",
-        where=(places(data, schema) or [_called(data)])[0],
-        fix=f"give each record numbers and a label of 0 to {classes - 1}"
-        if schema is None
-        else "correct data.schema.label: its column, and the classes or the range as the file has"
-        " them",
-    )
+    if not report.usable:
+        fix = f"give each record numbers and a label of 0 to {classes - 1}"
+        if schema is not None:
+            fix = "correct data.schema.label: its column, its classes or range as the file has them"
+        where = (places(data, schema) or [_called(data)])[0]
+        raise DataError("no record can be learned from", where=where, fix=fix)
+    sizes = []  # they refuse nothing, since one record more would flip that
+    if not len(test):
+        sizes.append("no record is held back: the models will not be tested")
+    if len(pool) < run.devices:
+        sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
+    told = places(data, schema) if report.usable < report.records else []
+    by_column = [] if schema is None else column_problems(data, schema)
+    return sizes + report.problems + _labels(job, data, pool, test) + by_column + told
 
 
 def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
@@ -219,29 +202,16 @@ def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[st
     schema, labels = job.data.schema_, np.concatenate([pool.y, test.y])
     normal = "0" if schema is None else ", ".join(map(repr, schema.label.normal))
     if not learned_from(pool.y).any():
-        raise DataError(
-            f"every record is labelled, and none as normal, which is {normal}: nothing is learned",
-            where=_called(data),
-            fix="give normal records the label 0"
-            if schema is None
-            else "write into data.schema.label.normal what the file calls it",
-        )
+        what = f"every record is labelled, and none as normal, which is {normal}: nothing is"
+        fix = "write into data.schema.label.normal what the file calls it"
+        fix = "give normal records the label 0" if schema is None else fix
+        raise DataError(f"{what} learned", where=_called(data), fix=fix)
     if not (labels >= NORMAL).any():
         column = "" if schema is None else f" in column {schema.label.column!r}"
         return [f"no record has a label{column}: all are learned from, and no model is tested"]
     if not (labels == NORMAL).any():
         return [f"no label is normal, which is {normal}: all that there are count as anomalous"]
     return []
-
-
-def _sizes(run: LocalRun, pool: Records, test: Records) -> list[str]:
-    """What sizes mean for the run; they refuse nothing, since one record more would flip that."""
-    told = []
-    if not len(test):
-        told.append("no record is held back: the models will not be tested")
-    if len(pool) < run.devices:
-        told.append(f"{len(pool)} records for {run.devices} devices: some have none")
-    return told
 
 
 def _first(data: DataSource, classes: int, schema: DataSchema | None) -> str:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,13 +30,20 @@ from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import has_reference, train
-from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, RunStopped, unheard
+from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, unheard
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
 from edgeveil_tools.simulation.workers import HERE, RAY_KEY, ProcessWorkers, RayWorkers, Workers
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_processes, provision
+from edgeveil_tools.site.provision import (
+    CellPorts,
+    Ports,
+    Site,
+    SitePlan,
+    broker_processes,
+    provision,
+)
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
@@ -51,8 +60,13 @@ _HOPS = {
 }
 
 
-class LocalFleet:
-    """Everything that runs for one job. `run` once, then `stop`, then `result`."""
+class LocalFleet(ABC):
+    """Everything that runs for one job: `play` once, then `stop`, then `result`."""
+
+    @staticmethod
+    def of(job: Job, run: LocalRun, *places: Any, **options: Any) -> LocalFleet:
+        """A simulation where `run` asks for one, else processes; further arguments: the class's."""
+        return (Simulation if run.simulate else FleetProcesses)(job, run, *places, **options)
 
     def __init__(
         self,
@@ -68,30 +82,27 @@ class LocalFleet:
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
         self.log = RunLog(job, run, out, hear, stop)
+        self.progress, self.view = self.log.progress, self.log.progress.view
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
         self.memory = MemoryPeak(self.children)
         self._wants_reference = reference and has_reference(job)
         self.reference: list[float] = []
-        self._players = Simulation(self) if run.simulate else FleetProcesses(self)
 
-    @property
-    def progress(self) -> RunReporter:
-        """What a person sees."""
-        return self.log.progress
-
-    def run(self) -> None:
+    @abstractmethod
+    def play(self) -> None:
         """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
-        self._players.play()
 
+    @abstractmethod
     def stop(self) -> None:
-        """End what is under way, and let nothing of it stay but its logs."""
-        self._players.stop()
+        """End what is under way and keep its logs; may be called at any moment."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Its part of `RunLog.result`."""
 
     def keep_models(self, onnx: bytes, safetensors: bytes) -> None:
         """The final model, where the run's other files go."""
-        if self.settings.simulate:  # nobody may take it for protected who has the file alone
-            onnx = described(onnx, {"edgeveil.note": SIMULATED})
         write_whole(self.out / "model.onnx", onnx)
         write_whole(self.out / "model.safetensors", safetensors)
 
@@ -113,117 +124,100 @@ class LocalFleet:
             reason,
             memory_peak_bytes=self.memory.peak_bytes or None,
             reference=self.reference,
-            **self._players.facts(),
+            **self.facts(),
         )
 
 
-# --- processes over brokers ---
-
-
-class FleetProcesses:
+class FleetProcesses(LocalFleet):
     """Two brokers, a cloud, a proxy and workers that host the devices, each a process."""
 
-    def __init__(self, run: LocalFleet) -> None:
-        self._run = run
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._brokers: dict[str, BrokerProcess] = {}
-        self._broker_name, self._protocol = "", 5
-        self._proxy_urls: list[str] = []
+        self._protocol = 5
         self._hops: dict[str, int] = {}
-        self._stop = threading.Event()
+        self._ended = threading.Event()
 
     def play(self) -> None:
-        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
-        run, job = self._run, self._run.job
-        site = self._provision()
-        self._start_brokers(site)
-        self._start_processes(site)
-        self._wait_for_devices(site)
+        site = provision(self._whole_site())
+        self._start(site)
         client = Cloud(site.plan.url, site.token_file)
-        submitted_id = client.submit_yaml(submitted(job), read_artifacts(job).values())
-        self._follow(client, submitted_id)
-        run.log.require_completed(submitted_id)
-        run.keep_models(*(client.model(submitted_id, kind) for kind in ("onnx", "safetensors")))
+        self._wait_for_devices(client)
+        job = client.submit_yaml(submitted(self.job), read_artifacts(self.job).values())
+        self._follow(client, job)
+        self.log.require_completed(job)
+        self.keep_models(*(client.model(job, kind) for kind in ("onnx", "safetensors")))
         self._look()
-        run.train_reference()
+        self.train_reference()
 
     def stop(self) -> None:
-        """End everything, the brokers last; may be called at any moment."""
-        self._stop.set()
-        self._run.children.stop()
+        self._ended.set()
+        self.children.stop()
         for domain, broker in self._brokers.items():
             broker.stop()
             with suppress(OSError):
-                raw = (self._run.folder / f"broker-{domain}" / "broker.log").read_bytes()
-                (self._run.out / "logs" / f"broker-{domain}.log").write_bytes(raw)
+                log = self.folder / f"broker-{domain}" / "broker.log"
+                shutil.copyfile(log, self.out / "logs" / f"broker-{domain}.log")
 
     def facts(self) -> dict[str, Any]:
-        """Its part of `RunLog.result`."""
-        return {"broker": self._broker_name, "protocol": self._protocol, "bytes": self._hops}
+        name = self._brokers["cloud"].name if self._brokers else ""
+        return {"broker": name, "protocol": self._protocol, "bytes": self._hops}
 
     # --- start ---
 
-    def _provision(self) -> Site:
-        run = self._run.settings
-        edge, cloud, cloud_http, proxy_http, *blobs = free_ports(6)
-        ports = Ports(
-            edge, cloud, cloud_http, proxy_http, proxy_blobs=blobs[0], cloud_blobs=blobs[1]
-        )
-        upload_bytes = self._run.log.plan.upload_bytes
-        cells = {name: CellPorts(*free_ports(3)) for name in run.cell_names}
-        engine = choose_engine(run.broker)
+    def _whole_site(self) -> SitePlan:
+        a, b, c, d, proxy_blobs, cloud_blobs = free_ports(6)
+        upload_bytes = self.log.plan.upload_bytes
+        cells = {name: CellPorts(*free_ports(3)) for name in self.settings.cell_names}
+        engine = choose_engine(self.settings.broker)
         self._protocol = 4 if engine == "amqtt" else 5
-        plan = replace(
-            self._run.site,
-            ports=ports,
+        return replace(
+            self.site,
+            ports=Ports(a, b, c, d, proxy_blobs=proxy_blobs, cloud_blobs=cloud_blobs),
             cells=cells,
             engine=engine,
             protocol=self._protocol,
             upload_bytes=upload_bytes,
             blobs=upload_bytes >= LEAST_BYTES and not cells,
         )
+
+    def _start(self, site: Site) -> None:
+        plan, shown = site.plan, []
         pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
         self._proxy_urls = [f"http://{place(plan.host, port)}" for port in pages]
-        return provision(plan)
-
-    def _start_brokers(self, site: Site) -> None:
-        plan, shown = site.plan, []
         self._brokers = broker_processes(plan)
         for domain, broker in self._brokers.items():
             broker.start()
-            self._run.children.count(f"broker-{domain}", broker.pid)
+            self.children.count(f"broker-{domain}", broker.pid)
             shown.append(f"{domain} side {place(plan.host, broker.port)}")
-        self._broker_name = self._brokers["cloud"].name
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
-        self._run.progress.note(f"Brokers: {self._broker_name} ({how}), {', '.join(shown)}")
-
-    def _start_processes(self, site: Site) -> None:
-        self._run.children.start("cloud", ["cloud", "--config", str(site.cloud)])
+        self.progress.note(f"Brokers: {self._brokers['cloud'].name} ({how}), {', '.join(shown)}")
+        self.children.start("cloud", ["cloud", "--config", str(site.cloud)])
         for config in site.proxies.values():
-            self._run.children.start(config.stem, ["proxy", "--config", str(config)])
-        workers = min(self._run.settings.workers or WORKERS, len(site.edges))
+            self.children.start(config.stem, ["proxy", "--config", str(config)])
+        workers = min(self.settings.workers or WORKERS, len(site.edges))
         for number in range(workers):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
-            self._run.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
+            self.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
         what = f"{workers} workers with {len(site.edges)} devices"
         proxies = "a proxy" if len(site.proxies) == 1 else f"{len(site.proxies)} proxies"
-        self._run.progress.doing(f"starting a cloud, {proxies} and {what}")
+        self.progress.doing(f"starting a cloud, {proxies} and {what}")
 
-    def _wait_for_devices(self, site: Site) -> None:
+    def _wait_for_devices(self, client: Cloud) -> None:
         """Until all devices are online at the proxy and known to the cloud."""
-        wanted = self._run.settings.devices
+        wanted, known = self.settings.devices, 0
         timeout_s = START_S + START_PER_DEVICE_S * wanted
         deadline = time.monotonic() + timeout_s
-        known = 0
         while time.monotonic() < deadline:
             self._look()
             with suppress(OSError, EdgeVeilError):
-                known = int(Cloud(site.plan.url, site.token_file).status().get("enrolled", 0))
-            if self._run.progress.view.online >= wanted and known >= wanted:
+                known = int(client.status().get("enrolled", 0))
+            if self.view.online >= wanted and known >= wanted:
                 return
             time.sleep(_LOOK_S)
-        online, logs_dir = self._run.progress.view.online, self._run.out / "logs"
+        logs_dir = self.out / "logs"
         raise JobFailed(
-            f"after {timeout_s:.0f} s {online} of {wanted} devices are online"
+            f"after {timeout_s:.0f} s {self.view.online} of {wanted} devices are online"
             f" and {known} are known to the cloud",
             fix=f"See the logs in {logs_dir}; the proxy's ends:\n{tail(logs_dir / 'proxy.log')}",
         )
@@ -233,24 +227,22 @@ class FleetProcesses:
     def _follow(self, client: Cloud, job: str) -> None:
         """Take the job's events until its last one, and look after everything meanwhile."""
         found: queue.Queue[dict[str, Any] | EdgeVeilError] = queue.Queue()
-        reader = threading.Thread(
-            target=self._read, args=(client, job, found), daemon=True, name="events"
-        )
-        reader.start()
-        while not self._run.log.record.ended:
+        arguments = client, job, found
+        threading.Thread(target=self._read, args=arguments, daemon=True, name="events").start()
+        while not self.log.record.ended:
             with suppress(queue.Empty):
                 event = found.get(timeout=_LOOK_S)
                 while True:
                     if isinstance(event, EdgeVeilError):
-                        self._run.children.check()  # a dead cloud says more than a refused call
+                        self.children.check()  # a dead cloud says more than a refused call
                         raise event
-                    self._run.log.take(event)
+                    self.log.take(event)
                     event = found.get_nowait()
             self._look()
 
     def _read(self, client: Cloud, job: str, found: queue.Queue[Any]) -> None:
         after = 0
-        while not self._stop.is_set():
+        while not self._ended.is_set():
             try:
                 events = client.events(job, after, _WAIT_S)
             except EdgeVeilError as error:
@@ -260,19 +252,16 @@ class FleetProcesses:
                 after = int(event["seq"])
                 found.put(event)
 
-    # --- looking after ---
-
     def _look(self) -> None:
         """Check the children, the proxy's status and the memory."""
-        self._run.children.check()
+        self.children.check()
         for domain, broker in self._brokers.items():
             if not broker.running():
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
-        view = self._run.progress.view
-        view.memory_bytes = self._run.memory.look()
+        self.view.memory_bytes = self.memory.look()
         with suppress(OSError):
             pages = [get_json(url, "/status") for url in self._proxy_urls]
-            view.online = sum(int(page.get("online", 0)) for page in pages)
+            self.view.online = sum(int(page.get("online", 0)) for page in pages)
             self._hops = {
                 hop: sum(int(page.get("bytes", {}).get(key, 0)) for page in pages)
                 for key, hop in _HOPS.items()
@@ -280,91 +269,74 @@ class FleetProcesses:
             rounds = [page.get("round") or {} for page in pages]
             for what in ("uploads", "declined"):
                 counts = [int(one[what]) for one in rounds if what in one]
-                setattr(view, what, sum(counts) if counts else getattr(view, what))
-        self._run.log.look()
+                setattr(self.view, what, sum(counts) if counts else getattr(self.view, what))
+        self.log.look()
 
 
-# --- rounds alone ---
-
-
-class Simulation:
+class Simulation(LocalFleet):
     """The same rounds without parties, brokers and encryption; all chance comes from the seed."""
 
-    def __init__(self, run: LocalFleet) -> None:
-        self._run = run
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._workers: Workers | None = None
-        self._rounds: SimulatedRounds | None = None
         self._events, self._next_look_s = 0, 0.0
         self._seconds: float | None = None
         self._declined = ""
 
     def play(self) -> None:
-        """From records to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
-        run = self._run
         from threadpoolctl import threadpool_limits
 
         # The last bits of a product depend on how many threads compute it.
-        with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
+        with threadpool_limits(1), _log_file(self.out / "logs" / "simulation.log"):
             self._play()
-        self._seconds = run.progress.elapsed_s
-        run.train_reference()
+        self._seconds = self.progress.elapsed_s
+        self.train_reference()
 
     def stop(self) -> None:
-        """End everything; may be called at any moment."""
         if self._workers is not None:
             self._workers.stop()
 
     def facts(self) -> dict[str, Any]:
-        """Its part of `RunLog.result`."""
-        ray = self._run.settings.ray_address is not None
-        count = self._workers.count if self._workers else 0
-        return {
-            "broker": "none (simulated)",
-            "protocol": None,
-            "bytes": {},
-            "seconds": self._seconds,
-            "simulated": True,
-            "engine": {"name": "ray" if ray else "processes", "workers": count},
+        engine = {
+            "name": "processes" if self.settings.ray_address is None else "ray",
+            "workers": self._workers.count if self._workers else 0,
         }
+        told = {"broker": "none (simulated)", "protocol": None, "simulated": True}
+        return {**told, "bytes": {}, "seconds": self._seconds, "engine": engine}
 
     def _play(self) -> None:
-        run, job, settings = self._run, self._run.job, self._run.settings
-        run.progress.doing(f"making {settings.devices} devices")
+        job, settings = self.job, self.settings
+        self.progress.doing(f"making {settings.devices} devices")
         dealt(job, settings)  # read once, before workers share it
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
-        fleet = SimulatedFleet(run.site, job.canonical(), carried, KEPT_BYTES)
+        fleet = SimulatedFleet(self.site, job.canonical(), carried, KEPT_BYTES)
         count = min(settings.workers or os.cpu_count() or 1, settings.devices)
         address = settings.ray_address
         workers = self._workers = (
             ProcessWorkers(fleet, count) if address is None else RayWorkers(fleet, count, address)
         )
         where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
-        run.progress.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
+        self.progress.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
         for number, pid in enumerate(workers.pids, start=1):
-            run.children.count(f"worker-{number}", pid)
+            self.children.count(f"worker-{number}", pid)
         rounds = self._rounds = SimulatedRounds(
-            job,
-            run.site,
-            workers,
-            tell=self._tell,
-            say=self._hear,
-            look=self._look,
+            job, self.site, workers, tell=self._tell, say=self._hear, look=self._look
         )
-        run.progress.view.online = settings.devices
+        self.view.online = settings.devices
         model = rounds.play()
         # What a device told its owner may quote a record: of own records, for this console alone.
         published = is_published(job, settings)
         if self._declined and not published:
-            run.progress.note(self._declined)
-        run.log.require_completed(job.job, self._declined if published else "")
-        if model is not None:
-            run.keep_models(*model)
+            self.progress.note(self._declined)
+        self.log.require_completed(job.job, self._declined if published else "")
+        if model is not None:  # nobody may take it for protected who has the file alone
+            self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1
-        named = {"seq": self._events, "job": self._run.job.job, "time": time.time()}
-        self._run.log.take({**named, "type": kind, "data": dict(data)})
+        named = {"seq": self._events, "job": self.job.job, "time": time.time()}
+        self.log.take({**named, "type": kind, "data": dict(data)})
 
     def _hear(self, number: int, line: str) -> None:
         """A line for an owner; the first reason to decline is kept."""
@@ -374,13 +346,12 @@ class Simulation:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_look_s or self._rounds is None:
+        if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_ROUNDS_S
-        view = self._run.progress.view
-        view.memory_bytes = self._run.memory.look()
-        view.uploads, view.declined = self._rounds.uploads, self._rounds.declined
-        self._run.log.look()
+        self.view.memory_bytes = self.memory.look()
+        self.view.uploads, self.view.declined = self._rounds.uploads, self._rounds.declined
+        self.log.look()
 
 
 def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:

@@ -119,10 +119,8 @@ def load_job(path: str | Path) -> LocalJob:
 def load_local_job(path: Path, *, accept_unprotected: bool = False) -> tuple[LocalJob, Plan]:
     """A job file with its `local_run`, and the plan; `accept_unprotected`: as with the block that a
     refusal names. ConfigError with all problems, also why the run's own devices would decline."""
-    folder = path.absolute().parent
-    return parse_local_job(
-        read(path), str(path), folder=folder, accept_unprotected=accept_unprotected
-    )
+    options: Any = {"folder": path.absolute().parent, "accept_unprotected": accept_unprotected}
+    return parse_local_job(read(path), str(path), **options)
 
 
 def parse_local_job(
@@ -135,15 +133,10 @@ def parse_local_job(
     """The same from YAML text, `where` standing for the file's name in problems."""
     tree = job_tree(text, where)
     if accept_unprotected:
-        _accept_unprotected(tree.value)
+        block = tree.value.setdefault("privacy", {})
+        if isinstance(block, dict):  # else the loader tells
+            block["accept_unproven"] = True
     return judged(LocalJob, _judge, tree, where, folder=folder, schema=local_job_schema)
-
-
-def _accept_unprotected(job: dict[str, Any]) -> None:
-    """Write the consent to a job without proven privacy into its plain values."""
-    block = job.setdefault("privacy", {})
-    if isinstance(block, dict):  # else the loader tells
-        block["accept_unproven"] = True
 
 
 def local_job_schema() -> Schema:
@@ -166,19 +159,14 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
     try:
         plan = compile_job(job, known)
     except ImpossibleMixError as error:
-        raise ImpossibleMixError([*map(_with_option, error.mixes), *found]) from None
+        option = {"privacy.accept_unproven": ", or run it with --accept-unprotected"}
+        told = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
+        raise ImpossibleMixError([*told, *found]) from None
     if run is not None and run.policy is not None:
         found = found or list(_policy_mixes(plan, run))
     if found:
         raise ImpossibleMixError(found)
     return plan
-
-
-def _with_option(mix: Mix) -> Mix:
-    """The mix; where consent is missing also the option that gives it."""
-    if mix.paths[0] != "privacy.accept_unproven":
-        return mix
-    return Mix(mix.paths, f"{mix.text}, or run it with --accept-unprotected")
 
 
 def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
@@ -209,8 +197,16 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"{trainers} training devices, so no round could ever close; raise local_run.devices "
             "or lower round.min_batch",
         )
-    if run.cells > 1:
-        yield from _cell_mixes(job, run)
+    if run.cells > 1 and run.simulate:
+        text = "a simulation has one cell; leave cells out, or set simulate: false"
+        yield Mix(("local_run.cells", "local_run.simulate"), text)
+    of_a_cell = trainers // run.cells
+    if trainers >= job.round.min_batch > of_a_cell:
+        yield Mix(
+            ("round.min_batch", "local_run.cells"),
+            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and each of "
+            f"{run.cells} cells has {of_a_cell} training devices; play more devices or fewer cells",
+        )
     yield from _source_mixes(job, run)
     split = run.partition
     if job.data.target is not None and needs_classes(split):
@@ -232,23 +228,6 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         )
 
 
-def _cell_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
-    """Cells that could never hand over a batch."""
-    if run.simulate:
-        yield Mix(
-            ("local_run.cells", "local_run.simulate"),
-            "a simulation has one cell; leave cells out, or set simulate: false",
-        )
-    trainers = run.devices - run.infer_only
-    of_a_cell = trainers // run.cells
-    if trainers >= job.round.min_batch > of_a_cell:
-        yield Mix(
-            ("round.min_batch", "local_run.cells"),
-            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and each of "
-            f"{run.cells} cells has {of_a_cell} training devices; play more devices or fewer cells",
-        )
-
-
 def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     """Records that cannot be read, or files that are not."""
     source = run.data.source or job.data.source
@@ -265,25 +244,17 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield from unread_mixes(run.data, source, "local_run.data", named)
         yield from dealing_mixes(run.partition, source, "local_run.partition", named)
         yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
-        yield from _fold_mixes(run, source, named)
-        yield from _test_file_mixes(run)
-
-
-def _fold_mixes(run: LocalRun, source: str, source_key: str) -> Iterator[Mix]:
-    if run.test_folds is None:
-        return
-    if run.test_share is not None:
-        text = f"{run.test_folds} folds are shares of 1/{run.test_folds}; leave test_share out"
-        yield Mix(("local_run.test_folds", "local_run.test_share"), text)
-    for mix in held_back_mixes(source, None, 1 / run.test_folds, "local_run", source_key):
-        yield Mix(("local_run.test_folds", source_key), mix.text)
-
-
-def _test_file_mixes(run: LocalRun) -> Iterator[Mix]:
-    for key in ("test_share", "test_folds"):
-        for mix in test_file_mixes(run.data.test_path, getattr(run, key), "local_run"):
-            text = mix.text.replace("test_share", key)
-            yield Mix(("local_run.data.test_path", f"local_run.{key}"), text)
+        folds = run.test_folds
+        if folds is not None and run.test_share is not None:
+            text = f"{folds} folds are shares of 1/{folds}; leave test_share out"
+            yield Mix(("local_run.test_folds", "local_run.test_share"), text)
+        if folds is not None:
+            for mix in held_back_mixes(source, None, 1 / folds, "local_run", named):
+                yield Mix(("local_run.test_folds", named), mix.text)
+        for key in ("test_share", "test_folds"):
+            for mix in test_file_mixes(run.data.test_path, getattr(run, key), "local_run"):
+                text = mix.text.replace("test_share", key)
+                yield Mix(("local_run.data.test_path", f"local_run.{key}"), text)
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,6 @@ from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet, refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
-from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.site.brokers import choose_engine
@@ -147,12 +146,7 @@ _LOOK_S = 0.1
 
 
 @needs_extra("tools")
-def _run(
-    job: str | Path | Job,
-    simulate: bool | None,
-    options: RunOptions,
-    stop: threading.Event | None = None,
-) -> Result:
+def _run(job: Any, simulate: bool | None, options: RunOptions, stop: Any = None) -> Result:
     if unknown := options.keys() - RunOptions.__annotations__.keys():
         raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
     given: dict[str, Any] = {**options}
@@ -166,20 +160,13 @@ def _run(
             raise RunStopped("the run was stopped")
         _say(hear, "waiting for another run of this program")
     try:
-        played = play(job, Path(out) if out else None, overrides, hear=hear, stop=stop, **given)
+        where = Path(out) if out else None
+        result, failure = play(job, where, overrides, hear=hear, stop=stop, **given)
     finally:
         _ONE_RUN.release()
-    if played.failure is not None:
-        raise played.failure
-    return played.result
-
-
-@dataclass(frozen=True)
-class PlayedRun:
-    """A run that has ended, `failure` being what ended it early."""
-
-    result: Result
-    failure: EdgeVeilError | KeyboardInterrupt | None
+    if failure is not None:
+        raise failure
+    return result
 
 
 def play(
@@ -196,9 +183,9 @@ def play(
     command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
-) -> PlayedRun:
-    """The run of `run`; no failure after its start is raised. `stop`, set from another thread, ends
-    it as a failed one."""
+) -> tuple[Result, EdgeVeilError | KeyboardInterrupt | None]:
+    """The run of `run`: its result, and what ended it early, which is raised only before its start.
+    `stop`, set from another thread, ends it as a failed one."""
     if out is not None:
         require_unused(out, force=force)
     for target in track:
@@ -222,21 +209,18 @@ def play(
     prepare(out)
     with writing(out):
         write_whole(out / "job.yaml", whole_job(loaded, settings))
-    record_dir = _recording(out, settings) if record else None
+    record_dir = (out / "recording").absolute() if record else None
+    if record_dir is not None:  # how the records were dealt: settings and paths, no record
+        shutil.rmtree(record_dir, ignore_errors=True)
+        record_dir.mkdir(mode=0o700, parents=True)
+        text = json.dumps(settings.model_dump(mode="json"), indent=2)
+        (record_dir / "run.json").write_text(f"{text}\n", "utf-8")
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep) as site:
-        fleet = LocalFleet(
-            loaded,
-            settings,
-            site,
-            out,
-            hear,
-            stop,
-            reference=published if reference is None else reference,
-            record_dir=record_dir,
-        )
-        plan = fleet.log.plan
-        for note in plan.notes:
+        trained = published if reference is None else reference
+        places: dict[str, Any] = {"reference": trained, "record_dir": record_dir}
+        fleet = LocalFleet.of(loaded, settings, site, out, hear, stop, **places)
+        for note in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {note}")
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
@@ -247,7 +231,14 @@ def play(
             }
             name = f"{loaded.job}-seed-{settings.seed}"
             fleet.log.tracking = Tracking(track, name, plain, fleet.log.planned)
-        failure = _played(fleet)
+        failure: EdgeVeilError | KeyboardInterrupt | None = None
+        try:
+            with signals(_interrupt):
+                fleet.play()
+        except (EdgeVeilError, KeyboardInterrupt) as error:
+            failure = error
+        finally:
+            fleet.stop()
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
@@ -257,8 +248,8 @@ def play(
         "job_sha256": loaded.digest().hex(),
         "command": command,
     }
-    found = fleet.result("interrupted" if interrupted else str(failure or ""))
-    result = Result({**found, "run": run_facts}, out)
+    told = fleet.result("interrupted" if interrupted else str(failure or ""))
+    result = Result({**told, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
     try:
@@ -272,57 +263,31 @@ def play(
     finally:
         if fleet.log.tracking is not None:
             fleet.progress.doing("handing over to tracking")
-            for line in _handed_over(fleet.log.tracking, result, interrupted=interrupted):
+            content = result.content
+            found = {
+                "final.accuracy": result.accuracy,
+                "reference.accuracy": content["reference"]["accuracy"],
+                "reference.rmse": content["reference"].get("rmse"),
+                "run.seconds": content["seconds"],
+                "run.memory_peak_bytes": content["memory_peak_bytes"],
+            }
+            lines = fleet.log.tracking.close(
+                "cancelled" if interrupted else result.status,
+                {**result.privacy, "note": content["note"]},
+                found,
+                [out / name for name in _KEPT_BY_TRACKERS],
+                _INTERRUPTED_S if interrupted else CLOSE_S,
+            )
+            for line in lines:
                 fleet.progress.note(line)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
         failure = JobFailed(str(failure))
-    return PlayedRun(result, failure)
+    return result, failure
 
 
 def _say(hear: Listener, what: str) -> None:
     """Tell what goes on before and after the job."""
     hear(RunProgress(0, 0, 0, doing=what, kind="look"))
-
-
-def _played(fleet: LocalFleet) -> EdgeVeilError | KeyboardInterrupt | None:
-    """Run to the end; what ended it early, if anything. No process of it is left."""
-    try:
-        with signals(_interrupt):
-            fleet.run()
-    except (EdgeVeilError, KeyboardInterrupt) as stop:
-        return stop
-    finally:
-        fleet.stop()
-    return None
-
-
-def _handed_over(tracking: Tracking, result: Result, *, interrupted: bool) -> list[str]:
-    """Hand the outcome to the trackers; returns lines to show."""
-    content = result.content
-    found = {
-        "final.accuracy": result.accuracy,
-        "reference.accuracy": result.reference_accuracy,
-        "reference.rmse": result.reference_rmse,
-        "run.seconds": content["seconds"],
-        "run.memory_peak_bytes": content["memory_peak_bytes"],
-    }
-    return tracking.close(
-        "cancelled" if interrupted else result.status,
-        {**result.privacy, "note": content["note"]},
-        found,
-        [result.folder / name for name in _KEPT_BY_TRACKERS],
-        _INTERRUPTED_S if interrupted else CLOSE_S,
-    )
-
-
-def _recording(out: Path, settings: LocalRun) -> Path:
-    """DIR/recording, emptied but for how the records were dealt: settings and paths, no record."""
-    folder = (out / "recording").absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True)
-    text = json.dumps(settings.model_dump(mode="json"), indent=2)
-    (folder / "run.json").write_text(f"{text}\n", "utf-8")
-    return folder
 
 
 # --- the folder ---
@@ -353,14 +318,12 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def signals(
-    handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
-) -> Iterator[None]:
-    """These signals go to `handler` meanwhile; only in the main thread, which alone may say so."""
+def signals(handler: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM go to `handler` meanwhile; in the main thread alone, which may set it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(n, signal.signal(n, handler)) for n in numbers]
+    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
@@ -392,20 +355,20 @@ def run_local(
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
     with display:
-        played = play(path, out, overrides, hear=display, **how)
-    if isinstance(played.failure, KeyboardInterrupt):
+        result, failure = play(path, out, overrides, hear=display, **how)
+    if isinstance(failure, KeyboardInterrupt):
         display.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED
-    if played.failure is not None:
-        raise played.failure
+    if failure is not None:
+        raise failure
     if as_json:
-        plain = {"command": "run", "ok": True, **played.result.content}
+        plain = {"command": "run", "ok": True, **result.content}
         print(json.dumps(plain, allow_nan=False), flush=True)
     if not brief:
-        display.lines(summary(played.result.content))
+        display.lines(summary(result.content))
         display.note(f"Files: {out}/ with {', '.join(FILES)}")
-        display.note(f"Look at {played.result.report}")
+        display.note(f"Look at {result.report}")
         own = local_job(path, overrides)[1].data.path
         records = "RECORDS" if own is None else os.path.relpath(own)
-        display.note(f"Next: edgeveil predict {played.result.model} {records}")
+        display.note(f"Next: edgeveil predict {result.model} {records}")
     return 0

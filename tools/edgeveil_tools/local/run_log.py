@@ -16,6 +16,7 @@ from edgeveil.evaluation.figures import (
     AUC,
     RMSE,
     evaluation_text,
+    leading_of,
     leading_text,
 )
 from edgeveil.jobs import Job, compile_job
@@ -92,16 +93,13 @@ class RunStopped(EdgeVeilError):  # noqa: N818 - the state's name
 class RunReporter:
     """Keeps a RunProgress and tells it to a listener whenever it changes."""
 
-    def __init__(
-        self, view: RunProgress, hear: Listener, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.view, self._hear = view, hear
-        self._now_s, self._started_s = now_s, now_s()
+    def __init__(self, view: RunProgress, hear: Listener) -> None:
+        self.view, self._hear, self._started_s = view, hear, time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the beginning."""
-        return self._now_s() - self._started_s
+        return time.monotonic() - self._started_s
 
     def note(self, line: str) -> None:
         """A line that stays."""
@@ -197,19 +195,20 @@ class RunLog:
         elif event["type"] == "exchange_committed":
             view.committed, view.round = self.record.committed, len(self.record.rounds)
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
-            view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
-            view.auc = self.record.auc
+            last = self.record.rounds[-1] if self.record.rounds else {}
+            view.accuracy, view.figures = last.get("accuracy"), last.get("figures")
+            view.rmse, view.auc = leading_of(RMSE, last), leading_of(AUC, last)
             view.evaluating = data["phase"] in EVALUATIONS
-            view.figures = self.record.rounds[-1].get("figures") if self.record.rounds else None
             if view.evaluating:
                 view.federated = evaluation_text(data)
             spent, quote = data.get("epsilon", {}), self._whole
-            view.training_epsilon = spent.get("training") if quote.training.proven else None
-            view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
-            view.collusion_epsilon = spent.get("collusion") if quote.training.proven else None
+            training = spent if quote.training.proven else {}
+            inference = spent if quote.inference.proven else {}
             view.training_unit, view.inference_unit = quote.training.unit, quote.inference.unit
-            of_record = spent.get("inference_record") if quote.inference.proven else None
-            view.inference_record_epsilon = of_record
+            view.training_epsilon = training.get("training")
+            view.collusion_epsilon = training.get("collusion")
+            view.inference_epsilon = inference.get("inference")
+            view.inference_record_epsilon = inference.get("inference_record")
             if lost := data.get("discarded"):
                 at, cost = self.record.committed, lost["price"]["training"]
                 self.progress.note(

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError
 from edgeveil.evaluation.figures import (
     ACCURACY,
     RMSE,
@@ -40,12 +40,9 @@ from edgeveil_tools.result import (
 
 COMPARISON = "comparison.html"
 TABLES = ("table.md", "table.json")
-MOST_RUNS = 400
-_MOST_JOB_BYTES = 1 << 20
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo", "brown", "grey")
 _OF_RUN = ("devices", "infer_only", "broker", "simulated")
-_SEED = "local_run.seed"
-_NO_DIFFERENCE = (_SEED, "local_run.workers", "local_run.ray_address")
+_NO_DIFFERENCE = ("local_run.seed", "local_run.workers", "local_run.ray_address")
 _COSTS = (
     "Each figure stands beside both guarantees, each with its δ, unit and status; neither ε alone"
     " is “the” ε. Only guarantees of the same unit can be compared."
@@ -59,9 +56,6 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
     """`edgeveil report`: write the page of one run again, or one that compares several. UsageError
     for a folder without a result, or a page that cannot be written."""
     found = [one for folder in folders for one in _results(folder)]
-    if len(found) > MOST_RUNS:
-        what = f"{len(found)} runs are too many for one page"
-        raise UsageError(what, fix=f"name {MOST_RUNS} at most")
     results = [Result.load(folder) for folder in found]
     page = out or (results[0].report if len(results) == 1 else Path(COMPARISON))
     rows = compared(results)
@@ -193,8 +187,6 @@ def _settings(result: Result) -> dict[str, str]:
     found = {key: _text(result.content.get(key)) for key in _OF_RUN}
     path = result.folder / "job.yaml"
     try:
-        if path.stat().st_size > _MOST_JOB_BYTES:
-            raise DataError("is too large for a job file", where=str(path))
         job = yaml.safe_load(path.read_bytes())
     except FileNotFoundError:
         return {**found, "folder": str(result.folder)}
@@ -261,10 +253,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
             section("accuracy", f"{name[0].upper()}{name[1:]} by round", [_curves(rows)]),
             section("runs", "Runs", [costs], before=notes),
             section(
-                "settings",
-                "Settings that differ",
-                [settings if apart else None],
-                before=[said(told)],
+                "settings", settings["label"], [settings if apart else None], before=[said(told)]
             ),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ MOST_CLASSES = 60
 def draw_report(
     result: Result, events: Sequence[Mapping[str, Any]], dealing: tuple[Job, LocalRun] | None
 ) -> None:
-    """Write the page of a run that has just ended, with who holds what where `dealing` says how
-    its records were dealt. Raises UsageError where it cannot be written."""
+    """Write the page of a run that has just ended, with who holds what where `dealing` says so."""
     held = None
     if dealing is not None and dealing[0].data.target is None:
         published = result.content["final"]["measured_on"] == MEASURED_ON[True]
@@ -41,8 +39,7 @@ def draw_report(
 
 
 def draw_again(result: Result, path: Path) -> None:
-    """Write the page from the files of its run. Who holds what, which only the run itself could
-    count, is taken from the page that it drew. Raises UsageError."""
+    """Write the page from its run's files; who holds what comes from the page that it drew."""
     try:
         events = result.events
     except (OSError, ValueError) as error:
@@ -102,10 +99,9 @@ def report_view(
 # --- who holds what ---
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """Records dealt: `counts` (devices, classes), by the labels that the devices see; numbers of
-    the devices of low quality, from 0; the kind of partition."""
+class Holdings(NamedTuple):
+    """Records dealt: `counts` (devices, classes) by the labels that devices see; numbers of the
+    devices of low quality, from 0; the kind of partition."""
 
     counts: NDArray[np.int64]
     low_quality: NDArray[np.int64]
@@ -127,13 +123,8 @@ def holdings(job: Job, run: LocalRun) -> Holdings:
 def held_section(held: Holdings, published: bool) -> Json:
     """The section: records by device and class."""
     what, were = ("public data set", "was") if published else ("records", "were")
-    count = len(held.low_quality)
-    poor = (
-        f" The {count} devices in red hold records of low quality, shown under the wrong classes"
-        " that they carry."
-        if count
-        else ""
-    )
+    poor = "The {} devices in red hold records of low quality, under the wrong classes they carry."
+    poor = f" {poor.format(len(held.low_quality))}" * bool(len(held.low_quality))
     text = (
         f"How the {what} of this run {were} dealt: {held.kind}.{poor} In a real fleet nobody could"
         " draw this: what a device holds never leaves it."
@@ -144,8 +135,7 @@ def held_section(held: Holdings, published: bool) -> Json:
 
 
 def holdings_picture(held: Holdings) -> Json:
-    """Devices from left to right, low quality last where several share a column; classes from
-    below, and above all how many records there are."""
+    """Devices from left to right, low quality last where several share a column; class 0 lowest."""
     devices, classes = held.counts.shape
     poor = np.isin(np.arange(devices), held.low_quality)
     order = np.arange(devices)
