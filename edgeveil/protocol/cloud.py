@@ -35,8 +35,6 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud_reasons import EDGE_LINK, OTHER_KEY, OWN_LINK
 
-# --- what the process asks, work for the host, and what the cloud keeps ----------------------
-
 
 @dataclass(frozen=True)
 class CancelJob:
@@ -145,9 +143,6 @@ def job_of(task: object) -> bytes | None:
     return None
 
 
-# --- rosters ---------------------------------------------------------------------------------
-
-
 class RosterArrival:
     """A cell's roster, as far as it is there. The timer `roster` asks for what is missing."""
 
@@ -206,15 +201,12 @@ class RosterArrival:
         return [*self._cell.ask(self._roster.next_need(timer=True)), again]
 
     def _keep(self, roster: tr.Fetch[m.Roster]) -> list[fx.Effect]:
-        data, header, name = roster.assembly.finish(), roster.header, self._cell.name
+        data, header, name = roster.finish(), roster.header, self._cell.name
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
         told = {"enrolled": len(data) // KEY_BYTES} | ({"cell": name} if name else {})
         held = self._cell.ack(header.blob.digest, "held")
         return [fx.Persist(kept), held, fx.Report("roster", told)]
-
-
-# --- the machine -----------------------------------------------------------------------------
 
 
 class CloudMachine:
@@ -259,7 +251,6 @@ class CloudMachine:
         return courses[0].at if len(courses) == 1 else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        """Take an event; hostile or stale input ends as one `Refuse`."""
         self._now_s = now_s
         try:
             out = self._handle(event)
@@ -335,7 +326,6 @@ class CloudMachine:
     # --- releases beside the jobs ---
 
     def offering(self, cell: str) -> bool:
-        """Whether a release is on its way to this cell."""
         asked = self._publishing is not None and cell in self._publishing.cells
         return asked or self._published[cell].sequence >= 0
 
@@ -356,7 +346,6 @@ class CloudMachine:
 
     @property
     def unreached(self) -> list[str]:
-        """The cells to which a link is down, or whose proxy is still to say something."""
         return [cell for cell in self.keys if self._down[cell] or cell not in self.heard]
 
     def link_down(self, cell: str) -> str:
@@ -390,7 +379,6 @@ class CloudMachine:
             of_it.heard = True
 
     def _here(self, cell: str) -> fx.Effect:
-        """What the proxy answers with its roster."""
         return fx.Send(fx.ProxyAddress(cell), self.signer.note(m.Here(0.0)))
 
     def _course(self, about: Callable[[cj.JobCourse], bool]) -> cj.JobCourse | None:
@@ -422,7 +410,6 @@ class CloudMachine:
     # --- whom it believes, and with which keys it speaks ---
 
     def _tell_trust(self, cell: str) -> list[fx.Effect]:
-        """Before anything that is signed with a new key."""
         return [fx.Send(fx.ProxyAddress(cell), self._metadata)] if self._metadata else []
 
     def _rekeyed(self, own: OwnKeys) -> list[fx.Effect]:
@@ -475,7 +462,6 @@ class CloudMachine:
         raise ProtocolError("unexpected_header")
 
     def _others(self, course: cj.JobCourse, cell: str) -> list[cj.BatchArrival]:
-        """What shares the disk with this job's batch of this cell."""
         of_all = [one for each in self.courses.values() for one in each.cells.values()]
         return [one.arrival for one in of_all if one is not course.cells[cell]]
 

@@ -44,8 +44,6 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
 
-# --- work for the host, its results, and what the cloud keeps --------------------------------
-
 ONE_CELL = ("",)  # of a fleet without named cells
 
 
@@ -92,8 +90,6 @@ class SealRelease:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A manifest without signature and its blob."""
-
     manifest: m.Manifest
     data: bytes
 
@@ -216,16 +212,12 @@ class BatchPart:
 
 @dataclass(frozen=True)
 class BatchDropped:
-    """The batch under way of this job in this cell is not needed any more."""
-
     job_id: bytes = b""
     cell: str = ""
 
 
 @dataclass(frozen=True)
 class ReleaseHeld:
-    """The proxy of this cell holds the release broadcast of this sequence."""
-
     sequence: int
     cell: str = ""
 
@@ -242,8 +234,6 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """Bounds and waits of the cloud."""
-
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20  # a roster
     spool_bytes: int = 1 << 30  # the batches of all jobs
@@ -261,8 +251,6 @@ def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
         return f"{what}/{job_id.hex()}/{cell}"
     return f"{what}/{job_id.hex()}" if job_id else what
 
-
-# --- one cell: what its proxy is offered, and what comes of it -------------------------------
 
 BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
 BATCH_CREDIT_BYTES = 16 << 20
@@ -306,7 +294,6 @@ class OutgoingBroadcast:
         self.shown = tr.ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
 
     def offer(self, what: Broadcast) -> list[fx.Effect]:
-        """Begin with this one, in place of the one before."""
         self.drop()
         self._manifest, self._data = what.manifest, tr.LentData(what.data)
         return self.send(push=what.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
@@ -337,7 +324,6 @@ class OutgoingBroadcast:
 
     @property
     def sequence(self) -> int:
-        """Of the broadcast under way; -1 without one."""
         return self._manifest.sequence if self._manifest else -1
 
     def is_blob(self, digest: bytes) -> bool:
@@ -374,21 +360,18 @@ class BatchArrival:
     def whole_batch(self) -> m.Batch | None:
         """The batch, once every part of it was handed to the host."""
         batch = self._batch
-        return batch.header if batch and batch.assembly.complete else None
+        return batch.header if batch and batch.complete else None
 
     @property
     def batch_bytes(self) -> int:
-        """The disk that the batch needs; 0 without one."""
         return self._batch.header.blob.size_bytes if self._batch else 0
 
     @property
     def claimed_bytes(self) -> int:
-        """The disk that the batch needs, or what is there of its front."""
         under_way = self._batch or self._stream
         return under_way.header.blob.size_bytes if under_way else 0
 
     def knows(self, digest: bytes) -> bool:
-        """Whether parts of this name belong here."""
         under_way = self._batch or self._stream
         if under_way is None:
             return False
@@ -425,7 +408,6 @@ class BatchArrival:
         return [*out, look_again, self.watch()] if new else [*out, look_again]
 
     def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
-        """The proxy says that the batch lies in the store: take it from there."""
         grant = self.grants.get(self._cell.proxy, put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
@@ -433,14 +415,13 @@ class BatchArrival:
         return [fx.Work(TakeBatch(grant.arrival, grant.name, self._cell.name), grant.arrival.at)]
 
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
-        """The batch is on the disk; or what was put there was not it, and it is offered again."""
         batch = self._batch
         if batch is None or batch.header != task.batch:
             # Its round went meanwhile, and what was written since is of no use.
             return [] if batch or self._stream else [self._dropped()]
         self.grants.end(self._cell.job_id)
         if isinstance(result, tr.PutTaken):
-            batch.assembly.fill(b"")
+            batch.fill(b"")
             return []
         return [fx.Refuse(f"beside_{tr.why_not(result)}")]
 
@@ -475,7 +456,7 @@ class BatchArrival:
 
     def look(self) -> list[fx.Effect]:
         batch = self._batch
-        if batch is None or batch.assembly.complete:
+        if batch is None or batch.complete:
             return []
         out = self._cell.ask(batch.next_need(timer=True))
         if not batch.idle_looks and not batch.on_its_way:
@@ -484,14 +465,12 @@ class BatchArrival:
         return [*out, self._cell.set("repair", self._cell.settings.repair_s)]
 
     def acknowledge(self) -> list[fx.Effect]:
-        """The cloud has no more use for the batch; the proxy may forget it."""
         if self._batch is None:
             return []
         told = self._cell.ack(self._batch.header.blob.digest, "held")
         return [*self.drop(), told]
 
     def drop(self) -> list[fx.Effect]:
-        """Forget the batch, here and on the disk."""
         batch = self._batch or self._stream
         self._batch = self._stream = None
         self.grants.end(self._cell.job_id)
@@ -514,9 +493,8 @@ class BatchArrival:
         return tr.Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
     def _put_away(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
-        """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
-        again = part.index in batch.assembly
+        again = part.index in batch
         batch.add(part)
         if again:
             return []
@@ -554,11 +532,9 @@ class MaskArrivals:
 
     @property
     def question(self) -> bytes:
-        """What names the question in the proxy's answers; empty without one."""
         return b"" if self._asked is None else hashlib.sha256(m.encode_inner(self._asked)).digest()
 
     def send(self) -> list[fx.Effect]:
-        """Say it (again), or ask for what is missing of the answer."""
         if self._asked is None or self.masks is not None:
             return []
         cell = self._cell
@@ -571,7 +547,6 @@ class MaskArrivals:
         return [*cell.ask(need), again]
 
     def offer(self, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
-        """An answer is offered (again). One to another question is of no use here."""
         if self._asked is None or header.question != self.question or header.at != self._asked.at:
             return [self._cell.ack(header.blob.digest, "held")]
         limit_bytes = self._cell.settings.blob_bytes
@@ -593,7 +568,7 @@ class MaskArrivals:
         answer = self._answer
         if answer is None or answer.header.blob.digest != part.blob:
             return None
-        if part.index in answer.assembly:
+        if part.index in answer:
             return []
         if answer.add(part):
             return self._whole(answer)
@@ -601,7 +576,7 @@ class MaskArrivals:
 
     def _whole(self, answer: tr.Fetch[m.MaskSums]) -> list[fx.Effect]:
         try:
-            self.masks = answer.assembly.finish()
+            self.masks = answer.finish()
         except ProtocolError:
             self._answer = None
             raise
@@ -609,8 +584,6 @@ class MaskArrivals:
 
 
 class Stand(Enum):
-    """Where a cell stands in the step under way of its job."""
-
     OUT = "out"  # it has no part in it
     OFFERED = "offered"  # its proxy does not hold the broadcast yet
     HELD = "held"  # the proxy holds it; of a round the batch is awaited
@@ -630,19 +603,16 @@ class RepeatedNotes:
         self._wait_s = cell.settings.resend_s
 
     def say(self, key: bytes, body: m.Body) -> list[fx.Effect]:
-        """Send this from now on, in place of the one with the same key."""
         self._open[key] = body, self._signer.note(body)
         self._wait_s = self._cell.settings.resend_s
         return self.send()
 
     def sign_anew(self) -> list[fx.Effect]:
-        """The key that signed them is believed no more."""
         self._open = {k: (body, self._signer.note(body)) for k, (body, _) in self._open.items()}
         self._wait_s = self._cell.settings.resend_s
         return self.send()
 
     def send(self) -> list[fx.Effect]:
-        """Send all of them (again)."""
         if not self._open:
             return []
         cell, wait_s = self._cell, self._wait_s
@@ -686,11 +656,9 @@ class CellCourse:
 
     @property
     def silent(self) -> bool:
-        """Whether a step went on without this cell for its silence, which lasts."""
         return self.reason == SILENT and not self.heard
 
     def offer(self, what: Broadcast) -> list[fx.Effect]:
-        """Begin to offer this to its proxy."""
         self.stand, self.reason, self.shortfall = Stand.OFFERED, "", None
         self.outage = self.link
         self.manifest = what.manifest
@@ -714,12 +682,10 @@ class CellCourse:
         return [*self.masks.ask(asked), self.arrival.watch()]
 
     def come(self) -> list[fx.Effect]:
-        """Mark what was awaited of the cell as complete, and cancel its timers."""
         self.stand = Stand.CAME
         return [self.home.cancel("resend"), self.home.cancel("watchdog")]
 
     def go(self, reason: str) -> list[fx.Effect]:
-        """The step goes on without it."""
         self.stand, self.reason = Stand.GONE, reason
         self.joined = self.heard = False
         return self._drop_all()
@@ -736,7 +702,6 @@ class CellCourse:
         return [self.home.cancel("watchdog"), self.home.cancel("resend")]
 
     def tell(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
-        """Send the record of the round; the proxy may forget the batch."""
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
         self.stand, cell = Stand.OUT, self.home
@@ -756,16 +721,10 @@ class CellCourse:
         return self.masks.knows(digest) or self.arrival.knows(digest)
 
     def asks_about(self, ack: m.Ack) -> bool:
-        """Whether the proxy's word is about this job's broadcast, or its question."""
         return ack.blob == self.masks.question or self.out.is_blob(ack.blob)
 
 
-# --- the job, over all cells -----------------------------------------------------------------
-
-
 class CloudState(Enum):
-    """Where the cloud stands in the job it runs."""
-
     IDLE = "idle"
     SEALING_JOB = "sealing_job"
     ANNOUNCING = "announcing"
@@ -840,7 +799,6 @@ class JobCourse:
 
     @property
     def sealing(self) -> SealRound:
-        """The task of sealing this attempt's model, for the cells that hold the job."""
         joined = tuple(one.cell for one in self.cells.values() if one.joined)
         return SealRound(self.job_id, self.exchange, self.attempt, joined or tuple(self.cells))
 
@@ -894,7 +852,6 @@ class JobCourse:
         return self._end("cancelled", "cancelled by the operator")
 
     def rekeyed(self) -> list[fx.Effect]:
-        """The cloud speaks with another key: what was signed before is believed no more."""
         if not self._may("rekeyed"):
             # Nothing that was signed is needed any more, or it is offered again with the new key.
             self._announce_again = self.state in (_S.ABSORBING, *_ASKING)
@@ -1041,7 +998,6 @@ class JobCourse:
         return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
 
     def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
-        """What cannot be sealed now is tried again after the next round."""
         by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
         out: list[fx.Effect] = []
         for cell in joining:
@@ -1055,13 +1011,11 @@ class JobCourse:
     # --- what a proxy says ---
 
     def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
-        """A proxy that asks for parts is there, however long the broadcast takes."""
         of_it = self.cells[cell]
         out = of_it.out.answer(need, now_s)
         return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
 
     def acknowledged(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
-        """It holds the broadcast, or will not; or it gives no masks."""
         of_it = self.cells[cell]
         if ack.blob == of_it.masks.question:
             what = "check masks" if self.state is _S.CHECKING else "unmask"
@@ -1084,7 +1038,6 @@ class JobCourse:
         return [*out, *self._move()]
 
     def takes(self, cell: str, header: m.Batch) -> bool:
-        """Whether this is the batch, or the front of it, of the attempt under way."""
         of_it = self.cells[cell]
         open_to = of_it.stand in (Stand.OFFERED, Stand.HELD, Stand.GONE)
         asked = of_it.manifest is not None and of_it.manifest.at == self.at
@@ -1124,7 +1077,6 @@ class JobCourse:
         return self._arrived(of_it, of_it.arrival.taken(task, result))
 
     def stream(self, cell: str, arrived: m.Arrived, room_bytes: int) -> list[fx.Effect]:
-        """The front of a batch that is not whole yet. As `BatchArrival.stream`."""
         if arrived.at != self.at or not self._may("batch"):
             return []
         if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
@@ -1132,7 +1084,6 @@ class JobCourse:
         return self.cells[cell].arrival.stream(arrived)
 
     def part(self, cell: str, part: m.BlobPart) -> list[fx.Effect]:
-        """A part of the batch, or of the sums of masks."""
         of_it = self.cells[cell]
         taken = of_it.masks.part(part)
         if taken is None:
@@ -1155,7 +1106,6 @@ class JobCourse:
         return [*out, *cell.come(), *self._move()]
 
     def short(self, cell: str, short: m.Shortfall) -> list[fx.Effect]:
-        """The round ended at the proxy below the floor."""
         of_it = self.cells[cell]
         waits = of_it.stand in (Stand.OFFERED, Stand.HELD)
         if short.at != self.at or not self._may("batch") or not waits:
@@ -1167,7 +1117,6 @@ class JobCourse:
     # --- where the cells stand ---
 
     def _gone(self, cell: CellCourse, reason: str) -> list[fx.Effect]:
-        """The step goes on without it, if there are others."""
         out = cell.go(reason)
         if len(self.cells) > 1:
             which = {"cell": cell.cell} if cell.cell else {}

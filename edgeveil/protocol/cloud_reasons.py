@@ -41,7 +41,6 @@ class RoundAnswers:
         told: Iterable[Batch | Shortfall],
         void: Mapping[str, int] | None = None,
     ) -> RoundAnswers:
-        """Sum up what the proxies of all cells told of one attempt."""
         told = list(told)
         causes = Counter[str]()
         for one in told:
@@ -58,7 +57,6 @@ class RoundAnswers:
 
     @property
     def absent(self) -> int:
-        """Devices that were selected and said nothing before the round was over."""
         return max(0, self.selected - self.uploaded - self.declined)
 
     def ends_job(self, exchange: int) -> bool:
@@ -70,7 +68,6 @@ class RoundAnswers:
         return everybody and (first or lasting >= self.declined)
 
     def to_dict(self) -> dict[str, object]:
-        """For events."""
         return {
             "selected": self.selected,
             "uploaded": self.uploaded,
@@ -94,8 +91,6 @@ class RoundAnswers:
         why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.void.items())
         return f"{told}, {sum(self.void.values())} segments void: {why}"
 
-
-# --- what to do before a paused job is resumed -----------------------------------------------
 
 SILENT = "the proxy did not answer in time"
 OWN_LINK = "the cloud's link to its broker is down"

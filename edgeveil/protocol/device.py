@@ -41,8 +41,6 @@ from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.messages import KNOWS_CHECKS, Hello
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 
-# --- work for the host, its results, and what the device keeps -------------------------------
-
 
 @dataclass(frozen=True)
 class FindStanza:
@@ -145,19 +143,13 @@ class SealingKeyTold:
 
 @dataclass(frozen=True)
 class ReportDue:
-    """A report on this release is due."""
-
     manifest: m.Manifest
 
 
 @dataclass(frozen=True)
 class ReportSettled:
-    """The cloud has the report on the release of this sequence."""
-
     sequence: int
 
-
-# --- blobs on their way ----------------------------------------------------------------------
 
 AT_ONCE = 64  # blobs under way, of a round up to two
 RECORD_LOOKS = 8  # in which nothing came, before a round's record is given up
@@ -246,10 +238,9 @@ class Fetches:
         for one in list(self.under_way.values()) if ask else ():
             if one.header == header and one.beside:
                 out += _asked(one.next_need(timer=False))
-        return out + self._finish(fetch) if fetch and fetch.assembly.complete else out
+        return out + self._finish(fetch) if fetch and fetch.complete else out
 
     def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> list[fx.Effect]:
-        """Ask for a piece alone, which is handed out as if it were the blob."""
         new = tr.Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
         return _asked(need if need and need.indices else None)
@@ -264,7 +255,7 @@ class Fetches:
         if fetch is None:
             return []
         failed = tr.end_fetch(fetch, result)
-        if fetch.assembly.complete and not fetch.idle and not self._stays(fetch.header):
+        if fetch.complete and not fetch.idle and not self._stays(fetch.header):
             return self._finish(fetch)
         return failed
 
@@ -274,7 +265,7 @@ class Fetches:
         if fetch is None or fetch.header != manifest:
             return []
         need = fetch.wake(stanzas)
-        if fetch.assembly.complete:
+        if fetch.complete:
             return self._finish(fetch)
         return [*_asked(need), fx.SetTimer("repair", self._settings.repair_s)]
 
@@ -282,12 +273,12 @@ class Fetches:
         fetch = self.under_way.get(part.blob)
         if fetch is None:
             return []  # parts are broadcast: most are of no interest here
-        again = part.index in fetch.assembly
+        again = part.index in fetch
         if fetch.add(part) and not fetch.idle:
             if not self._stays(fetch.header):
                 return self._finish(fetch)
             if not again:
-                fetch.assembly.finish()  # checks it: what is not the blob is forgotten
+                fetch.finish()  # checks it: what is not the blob is forgotten
             return []
         return _asked(fetch.next_need(timer=False))
 
@@ -312,7 +303,7 @@ class Fetches:
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
     def _finish(self, fetch: tr.Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
-        data, header = fetch.before + fetch.assembly.finish(), fetch.header
+        data, header = fetch.before + fetch.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
         if isinstance(header, m.Manifest) and fetch.blob in header.pieces[:1]:
             return self._complete(header, data, True)
@@ -323,8 +314,6 @@ class Fetches:
 def _asked(need: m.Need | None) -> list[fx.Effect]:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
-
-# --- the machine -----------------------------------------------------------------------------
 
 CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in
 UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
@@ -391,11 +380,9 @@ class DeviceMachine:
         return bool(self._hello) and self._hello_tries > UNHEARD_TRIES
 
     def hears(self, bucket: fx.BucketAddress) -> bool:
-        """Whether it looks for stanzas in this bucket."""
         return any(bucket_of(key, bucket.level) == bucket.index for key in self._sealing)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        """Take an event; hostile or stale input ends as one `Refuse`."""
         self._now_s = now_s
         try:
             out = self._handle(event)
@@ -644,13 +631,11 @@ class DeviceMachine:
     # --- jobs, and rounds ahead of them ---
 
     def _is_ahead(self, header: m.BroadcastHeader) -> bool:
-        """Whether it is a round of a job that is neither known nor of no use here."""
         job_id = header.at.job_id
         known = job_id in self.memory.jobs or job_id in self._foreign
         return header.kind == "round" and not known
 
     def _keep_ahead(self, offer: m.Offer, round_: m.Manifest) -> list[fx.Effect]:
-        """Keep such a round, take what is pushed of its package, and ask for its job."""
         job_id = round_.at.job_id
         self.fetches.make_room(offer, round_, lambda old: self._is_ahead_of(job_id, old))
         before = self._ahead.pop(job_id, None)
@@ -729,7 +714,6 @@ class DeviceMachine:
         return [fx.Persist(ReportDue(release)), *self._report_again()]
 
     def _report_again(self) -> list[fx.Effect]:
-        """Say a report again that was made, or set the timer to its moment."""
         release = self.memory.report_due
         if release is None:
             return []
@@ -775,7 +759,6 @@ class DeviceMachine:
         return [fx.SetTimer("hello", delay_s)]
 
     def _tell_key(self) -> list[fx.Effect]:
-        """Until the proxy has heard of it rounds go on being sealed to the key before."""
         new = self.memory.new_sealing
         if new is None or self._away:
             return []

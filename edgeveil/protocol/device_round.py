@@ -37,8 +37,6 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.sealed import Package, RoundPackage
 
-# --- work for the host, and its results ------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class OpenPackage:
@@ -114,9 +112,6 @@ class NoAnswer:
     cause: str = "fit"
 
 
-# --- what the device keeps -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ManifestMark:
     """The newest manifest of a job, so that an older or a second one is refused. `settled`: the
@@ -143,8 +138,6 @@ class OutboxPut:
 
 @dataclass(frozen=True)
 class OutboxHeld:
-    """The proxy acknowledged the upload."""
-
     at: m.ExchangeId
 
 
@@ -188,8 +181,6 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """Bounds and waits of one device."""
-
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
     fetch_bytes: int = 512 << 20
@@ -200,8 +191,6 @@ class DeviceSettings:
     require_cover: bool = False  # the owner's choice: without cover traffic nothing is answered
     blob_urls: tuple[str, ...] = ()  # prefixes of URLs that blobs may be had from, or put to
 
-
-# --- when an answer leaves -------------------------------------------------------------------
 
 # Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
 # is there only because the work was ended; what comes after is for leaving, spread by chance, so
@@ -256,7 +245,6 @@ class AnswerWindow:
 
     @property
     def due_s(self) -> float:
-        """When work on records must have ended at the latest."""
         return self.begun_s + self.cover_s / 2 * WORK_SHARE if self.cover_s else self.closes_s
 
 
@@ -297,12 +285,7 @@ class CoverTraffic:
         return AnswerWindow(self._begun_s, budget_s, self._span_s, chance, closes_s, needed_s)
 
 
-# --- one job's round -------------------------------------------------------------------------
-
-
 class DeviceState(Enum):
-    """Where a device stands in a job's newest round."""
-
     IDLE = "idle"
     FETCHING = "fetching"
     OPENING = "opening"
@@ -381,7 +364,6 @@ class DeviceRound:
 
     @property
     def at(self) -> m.ExchangeId | None:
-        """The round that the device fetches, works on or has an upload of."""
         item = self.item
         return self.manifest.at if self.manifest else item.at if item else None
 
@@ -425,7 +407,6 @@ class DeviceRound:
         return not here and not (at == seen.at and seen.settled)
 
     def begin(self, manifest: m.Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
-        """Remember the round, drop what is left of the one before, and wait for the package."""
         known = self._memory.seen.get(manifest.at.job_id) == mark
         self._step("manifest")
         self._memory.seen[manifest.at.job_id] = mark
@@ -443,7 +424,7 @@ class DeviceRound:
     # --- results of the host's work ---
 
     def fix_window(self, manifest: m.Manifest, opened: OpenedPackage) -> None:
-        """Fix what the moment of the answer to the package follows from, whatever it will be."""
+        """Fix the moment of the answer, before a record is read and whatever it will be."""
         if manifest == self.manifest:
             self._window = self.cover.window(manifest, opened)
             self._moment = self._window.moment(self._window.begun_s)
@@ -473,7 +454,6 @@ class DeviceRound:
         return window.moment(free_s).allowed_s >= max(window.needed_s, LEAST_WORK_S)
 
     def begin_work(self, free_s: float) -> ComputeAnswer:
-        """Consent and work, from the package's coming on, or from when the box is free."""
         manifest, package, self._package = self.manifest, self._package, None
         if manifest is None or package is None:
             raise ProtocolError("no_work_waits")
@@ -525,7 +505,6 @@ class DeviceRound:
     def answered(
         self, manifest: m.Manifest, answer: object, now_s: float, *, dummies: bool = False
     ) -> list[fx.Effect]:
-        """The host's answer to the package, or its `dummies`."""
         if isinstance(answer, SealedAnswer):
             return self.sealed(manifest, answer, now_s)
         match answer:
@@ -579,7 +558,6 @@ class DeviceRound:
         return [*packets, fx.SetTimer(self._resend, wait_s)]
 
     def resend(self) -> list[fx.Effect]:
-        """The timer: the moment of an answer has come, or the upload was not acknowledged."""
         if self.state is not DeviceState.UPLOADING:
             return []
         if self._waiting is not None:
@@ -605,7 +583,6 @@ class DeviceRound:
         return out if lies else [*out, *self.resend()]
 
     def acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
-        """The proxy holds the upload, or never will."""
         item = self.item
         if item is None or self.state is not DeviceState.UPLOADING:
             return []
@@ -621,11 +598,9 @@ class DeviceRound:
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
     def awaited(self, at: m.ExchangeId) -> OutboxPut | None:
-        """The upload that a record of this round tells something about."""
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
     def committed(self, commit: m.Commit, marks: bytes) -> list[fx.Effect]:
-        """The cloud's record of the round: what it counted."""
         item, late = self.item, self._last
         current = item is not None and item.at == commit.at
         if current:
@@ -688,8 +663,6 @@ def counted(item: OutboxPut, marks: bytes) -> int:
     return sum(mark_at(bisect_left(places, mark, key=mark_at)) == mark for mark in item.marks)
 
 
-# --- the rounds of all jobs ------------------------------------------------------------------
-
 TURN = "turn"
 TURN_SHARE = LEAVE_SHARE / WORK_SHARE  # of the time for work
 
@@ -710,7 +683,6 @@ class DeviceRounds:
         return iter(list(self._rounds.values()))
 
     def of(self, job_id: bytes) -> DeviceRound | None:
-        """The job's, which the machine is about from now on."""
         found = self._rounds.get(job_id)
         self.last = found or self.last
         return found
@@ -753,7 +725,6 @@ class DeviceRounds:
             one.asked(cover)
 
     def key_told(self, key: m.RoundKey) -> None:
-        """Keep the proxy's key of a round that it will offer next, of as many jobs as are known."""
         keys = self.context.round_keys
         keys.pop(key.at.job_id, None)
         keys[key.at.job_id] = key

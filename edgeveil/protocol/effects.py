@@ -1,15 +1,10 @@
 """What machines are told (events), what they answer (effects), and how their states follow.
 
-Theory of operation. A machine holds all that one role decides, and does nothing itself. Its host
-tells it one event after the other, each with the time, and carries out the effects in their order.
-What is slow or random (opening, computing, shuffling) is a `Work` that comes back as `WorkDone`;
-what must survive the process is a `Persist`, durable before the effects behind it. Time is what
-timers and `now_s` say. So the same events give the same effects, in tests, in simulation and in a
-process.
-
-Where a role has states, they and their transitions are a `StateTable`: an event that it does not
-allow raises and changes nothing, and the diagrams in the docs are drawn from it.
-"""
+Theory of operation. A machine decides and does nothing itself. Its host hands it one event after
+the other, each with the time, and carries out the effects in order. What is slow or random is a
+`Work` that comes back as `WorkDone`; what must survive the process is a `Persist`, durable before
+the effects behind it. The same events give the same effects, in tests, simulation and process.
+States are a `StateTable`: an event that it does not allow raises and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.messages import ExchangeId, Message, TrustMetadata
-
-# --- addresses ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,9 +52,6 @@ class CloudAddress:
 Address = DeviceAddress | AllDevices | BucketAddress | ProxyAddress | CloudAddress
 
 
-# --- events ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PeerConnected:
     """The link towards this peer is up (again)."""
@@ -78,8 +68,7 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class PeerSigned:
-    """This peer signs with the key that is pinned for it again; or, with `known` false, with
-    another: its state folder is another than it was, or somebody else speaks."""
+    """This peer signs with its pinned key again, or (`known` false) with another one."""
 
     peer: Address
     known: bool
@@ -129,19 +118,8 @@ class Command:
     what: object
 
 
-Event = (
-    PeerConnected
-    | PeerLost
-    | PeerSilent
-    | PeerSigned
-    | MessageReceived
-    | Timer
-    | WorkDone
-    | Command
-)
-
-
-# --- effects ------------------------------------------------------------------------------
+LinkEvent = PeerConnected | PeerLost | PeerSilent | PeerSigned
+Event = LinkEvent | MessageReceived | Timer | WorkDone | Command
 
 
 @dataclass(frozen=True)
@@ -154,8 +132,7 @@ class Send:
 
 @dataclass(frozen=True)
 class TakeTrust:
-    """Work of any role: verify metadata of the root's, and go forward to it. Outcome `PeerKeys` or
-    `WorkFailed`."""
+    """Work: verify the root's metadata and adopt it. Result `PeerKeys` or `WorkFailed`."""
 
     metadata: TrustMetadata
 
@@ -184,8 +161,7 @@ class Persist:
 
 @dataclass(frozen=True)
 class Work:
-    """Something slow or random, done by the host off the event loop; comes back as `WorkDone`.
-    `at`: the round that it is about, where the machine has several jobs."""
+    """Done by the host off the event loop. `at`: its round, where the machine has several jobs."""
 
     task: object
     at: ExchangeId | None = None
@@ -193,8 +169,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A message was refused: counted by reason, logged at most once a minute and reason. `sender`,
-    where somebody else's word showed what is wrong with it."""
+    """A refused message, counted and logged by reason; `sender`, where another party named it."""
 
     reason: str
     sender: Address | None = None
@@ -202,8 +177,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Report:
-    """Something a person may want to see. Never holds a secret, a sample or a device's name. `at`
-    as in `Work`."""
+    """Something a person may want to see: no secret, no sample, no device's name."""
 
     what: str
     data: Mapping[str, object] = field(default_factory=dict)
@@ -214,19 +188,12 @@ Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report
 
 
 class Machine(Protocol):
-    """A sans-IO state machine."""
+    """A sans-IO state machine: refused input gives `Refuse` effects, never an exception."""
 
     @property
-    def at(self) -> ExchangeId | None:
-        """The job and round that it is about, if any; quick."""
-        ...
+    def at(self) -> ExchangeId | None: ...
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Take an event; refused input gives `Refuse` effects, never an exception."""
-        ...
-
-
-# --- states ------------------------------------------------------------------------------
+    def handle(self, event: Event, now_s: float) -> list[Effect]: ...
 
 
 S = TypeVar("S", bound=Enum)
@@ -252,7 +219,6 @@ class StateTable(Generic[S]):
         return (state, happened) in self.table
 
     def diagram(self) -> str:
-        """The table as a Mermaid state diagram."""
         lines = ["stateDiagram-v2", f"    [*] --> {self.start.value}"]
         lines += [f"    {a.value} --> {b.value}: {how}" for (a, how), b in self.table.items()]
         return "\n".join(lines)

@@ -1,14 +1,9 @@
 """Every message of the wire, its bytes, and who says so.
 
-Five messages travel: `Offer` announces a blob (and carries it when it is small), `BlobPart` carries
-a piece of one, `Need` asks for pieces again, `Note` is a small signed statement, `TrustMetadata`
-what the offline root has signed. Offers and notes have a *header* or *body* in a signed `Envelope`,
-so identity and integrity never depend on the broker.
-
-All validation of form happens here, once: a frame is one version byte and a msgpack array, its size
-is checked before anything is parsed, and an array or string header longer than the frame is refused
-before memory is taken. A *round* is one of preparation, of training or of evaluation.
-"""
+Five messages travel. Offers and notes have a *header* or *body* in a signed `Envelope`, so identity
+and integrity never depend on the broker. All validation of form happens here, once: a frame is one
+version byte and a msgpack array, its size is checked before anything is parsed, and an array or
+string header longer than the frame is refused before memory is taken."""
 
 from __future__ import annotations
 
@@ -46,8 +41,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def parts(self) -> int:
-        """How many parts there are; an empty blob has one empty part."""
-        return max(1, -(-self.size_bytes // self.part_bytes))
+        return max(1, -(-self.size_bytes // self.part_bytes))  # an empty blob has one empty part
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -56,9 +50,6 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     signer: Annotated[str, Meta(pattern=r"^(cloud|proxy|[0-9a-f]{16})\Z")]
     payload: Annotated[bytes, Meta(max_length=1 << 20)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
-
-
-# --- what travels -------------------------------------------------------------------------
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
@@ -104,12 +95,8 @@ class TrustMetadata(msgspec.Struct, frozen=True, array_like=True, tag="trust"):
 Message = Offer | BlobPart | Need | Note | TrustMetadata
 
 
-# --- headers: what an offered blob is -------------------------------------------------------
-
-
 class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
-    """Which round of which job (counted from 1, those of preparation too), and which attempt at
-    it."""
+    """A round of a job, counted from 1 (rounds of preparation too), and the attempt at it."""
 
     job_id: JobId
     exchange: Count
@@ -121,12 +108,9 @@ class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
         return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
-_JOB_DIGITS = 12
-
-
 def short_name(job_id: bytes) -> str:
-    """What lines call a job whose name the process does not know."""
-    return job_id.hex()[:_JOB_DIGITS]
+    """What log lines call a job whose name the process does not know."""
+    return job_id.hex()[:12]
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -212,8 +196,7 @@ def known_number(number: int) -> int:
 
 
 def data_set_tag(name: str) -> bytes:
-    """The tag of a data set in manifests, 16 bytes: the proxy tells by it which release replaces
-    which. It hides no name that is guessed."""
+    """The 16-byte tag of a data set in manifests; it hides no name that is guessed."""
     return hashlib.sha256(context(DATA_SET, name.encode())).digest()[:DATA_SET_TAG_BYTES]
 
 
@@ -295,9 +278,6 @@ class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
 
 Header = Manifest | Upload | Batch | Commit | Roster | MaskSums
 BroadcastHeader = Manifest | Commit  # what the cloud tells all devices
-
-
-# --- bodies: what a note says ----------------------------------------------------------------
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
@@ -519,34 +499,10 @@ class BlobPut(msgspec.Struct, frozen=True, array_like=True, tag="blobput"):
     blob: Digest
 
 
-Body = (
-    NewSealingKey
-    | Ack
-    | Hello
-    | Here
-    | Later
-    | Behind
-    | Cover
-    | RoundKey
-    | Unmask
-    | CheckMasks
-    | Misfits
-    | Arrived
-    | Want
-    | Decline
-    | Shortfall
-    | Close
-    | Bye
-    | ReleaseReport
-    | ReleaseReports
-    | ReleaseStatement
-    | BlobAt
-    | BlobPut
-    | LinkState
-)
-
-
-# --- bytes -----------------------------------------------------------------------------------
+DeviceBody = NewSealingKey | Hello | Want | Decline | Bye | ReleaseReport
+ProxyBody = Later | Behind | Cover | RoundKey | Arrived | Shortfall | ReleaseReports | LinkState
+CloudBody = Unmask | CheckMasks | Misfits | Close | ReleaseStatement
+Body = DeviceBody | ProxyBody | CloudBody | Ack | Here | BlobAt | BlobPut
 
 VERSION = 1
 PART_START = bytes((VERSION, 0x95, 0xA4)) + b"part"  # of a `BlobPart`'s frame: an array of five
@@ -565,8 +521,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes, limit_bytes: int) -> Message:
-    """The message of a frame. Raises ProtocolError `oversized`, `unknown_version` or
-    `malformed`."""
+    """The message; raises ProtocolError `oversized`, `unknown_version` or `malformed`."""
     if len(frame) > limit_bytes:
         raise ProtocolError("oversized", f"{len(frame)} bytes where {limit_bytes} are allowed")
     if not frame or frame[0] != VERSION:
@@ -595,9 +550,6 @@ def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
         # The text of the error may quote the input, so it is not passed on.
         raise ProtocolError("malformed") from None
-
-
-# --- signatures ------------------------------------------------------------------------------
 
 
 class Signer:
@@ -645,15 +597,11 @@ def verified_body(envelope: Envelope, signer: str, key: VerifyKey | None) -> Bod
     return decode_body(envelope)
 
 
-# --- whom a party believes -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PeerKeys:
-    """The keys that a party believes now; None: nobody speaks as this one. `epoch` grows whenever a
-    key of the cloud's is replaced: its numbers begin anew then. `lineage` names the registry whose
-    rosters count (empty: the first one seen). `versions` of root and delegations, zeros where keys
-    are pinned one by one."""
+    """The keys that a party believes; None: nobody speaks as this one. `epoch` grows whenever a key
+    of the cloud's is replaced: its numbers begin anew. `lineage` names the registry whose rosters
+    count (empty: the first seen). `versions` of root and delegations (zeros: pinned keys)."""
 
     cloud: VerifyKey | None = None
     proxy: VerifyKey | None = None
@@ -664,12 +612,10 @@ class PeerKeys:
 
     @classmethod
     def pinned(cls, *, cloud: VerifyKey | None = None, proxy: VerifyKey | None = None) -> PeerKeys:
-        """One key each, for good."""
         return cls(cloud, proxy, cloud)
 
     def cloud_header(self, envelope: Envelope) -> Header:
-        """The header that the cloud signed, a release with its key for these. Raises as
-        `verified_header`."""
+        """Verify a header of the cloud's; a release is signed with the key for releases."""
         if self.cloud == self.releases:
             return verified_header(envelope, "cloud", self.cloud)
         try:
@@ -683,29 +629,22 @@ class PeerKeys:
         return header
 
     def will_take_release(self, job: Manifest) -> bool:
-        """Whether the release of a job that is announced will be signed with the key for these."""
-        said = proof_of_releases(job)
-        return self.releases is not None and verify(
-            self.releases, RELEASE_AHEAD, said, job.release_proof
-        )
+        key, said = self.releases, proof_of_releases(job)
+        return key is not None and verify(key, RELEASE_AHEAD, said, job.release_proof)
 
     def cloud_body(self, envelope: Envelope) -> Body:
-        """The body that the cloud signed, a statement with its key for releases. Raises as
-        `verified_body`."""
+        """Verify a body of the cloud's; a statement is signed with the key for releases."""
         stated = isinstance(decode_body(envelope), ReleaseStatement)
         return verified_body(envelope, "cloud", self.releases if stated else self.cloud)
 
-
-# --- what devices report of a release --------------------------------------------------------
 
 HEALTH = Group("release_health", 64)
 REPORT_BYTES = HEALTH.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
 class ReleaseOutcome(Enum):
-    """What became of a release on one device; its value is what the sealed report says. It follows
-    from the release, the owner's policy and a trial on made-up records, so it costs no ε; who adds
-    an outcome must keep that true."""
+    """What became of a release on one device. It follows from the release, the owner's policy and a
+    trial on made-up records, so it costs no ε; who adds an outcome must keep that true."""
 
     IN_USE = "in_use"
     REFUSED_BY_CHECK = "refused_by_check"
@@ -715,7 +654,6 @@ class ReleaseOutcome(Enum):
 
     @property
     def failed(self) -> bool:
-        """Whether it speaks against the release; an owner's policy does not."""
         return self not in (ReleaseOutcome.IN_USE, ReleaseOutcome.REFUSED_BY_POLICY)
 
     def to_bytes(self) -> bytes:
@@ -723,7 +661,7 @@ class ReleaseOutcome(Enum):
 
     @classmethod
     def from_bytes(cls, padded: bytes) -> ReleaseOutcome | None:
-        """Of an opened report; None for anything else."""
+        """The outcome in an opened report; None for anything else."""
         text = padded.rstrip(b"\0")
         return next((one for one in cls if one.to_bytes() == text), None)
 

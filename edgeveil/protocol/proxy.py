@@ -34,12 +34,7 @@ from edgeveil.protocol.proxy_uploads import Asked, ProxyUploads, TakePut
 class TrustDocuments(Protocol):
     """The root's metadata that this party holds."""
 
-    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
-        """The roots above `root_version`, and the delegations where they are newer, else empty."""
-        ...
-
-
-# --- what the proxy asks of its host, and keeps ----------------------------------------------
+    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,6 @@ class Answered:
 
 @dataclass(frozen=True)
 class AnswersFrom:
-    """From this number on the proxy knows what a device answers."""
-
     device: str
     number: int
 
@@ -96,8 +89,6 @@ class SetAside:
     device: str
 
 
-# --- the pace of hellos ----------------------------------------------------------------------
-
 _LATEST_S = 600.0
 
 
@@ -118,7 +109,6 @@ class HelloRate:
         self._room -= 1
 
     def delay_s(self, now_s: float) -> float:
-        """When one that cannot be heard should come again."""
         self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
         return min(self._next_s - now_s, _LATEST_S)
 
@@ -126,8 +116,6 @@ class HelloRate:
         """For how long those who were put off may still be coming; at most 0 if they are not."""
         return min(self._next_s - now_s, _LATEST_S)
 
-
-# --- the machine -----------------------------------------------------------------------------
 
 _MESSAGE_BYTES = 1024  # of a packet, beside the documents in it
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
@@ -168,11 +156,9 @@ class ProxyMachine:
 
     @property
     def at(self) -> m.ExchangeId | None:
-        """The round that was opened last."""
         return next(reversed(self.rounds.collections), None)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        """Take an event; hostile or stale input ends as one `Refuse`."""
         try:
             return self._handle(event, now_s)
         except ProtocolError as error:
@@ -311,7 +297,6 @@ class ProxyMachine:
 
     @property
     def _all_know(self) -> int:
-        """What the proxy and all admitted devices know."""
         admitted = set(self.registry.admitted())
         earlier = (knows for one, knows in self.memory.earlier.items() if one in admitted)
         least = min(earlier, default=m.KNOWS_CHECKS)

@@ -74,13 +74,9 @@ class ReleaseStated:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """Everything of this job but its release may go; `note` tells devices that come later."""
-
     job_id: bytes
     note: m.Note
 
-
-# --- releases: reports and the statement -----------------------------------------------------
 
 _FRAME_BYTES = 1024  # of a note, beside its reports
 _EACH_BYTES = m.REPORT_BYTES + 8
@@ -168,11 +164,9 @@ class ProxyReleases:
         return [fx.Send(fx.CloudAddress(), note)]
 
     def _all_said(self, reports: _Reports) -> bool:
-        """Whether every device that is there has said what became of the release."""
         return len(reports.waiting) + len(reports.told) >= len(self._context.online)
 
     def _release(self, at: m.ExchangeId) -> m.Manifest | None:
-        """The release of these numbers, if it is kept and asks for reports."""
         for kept in self._context.memory.kept.values():
             header = kept.header
             if isinstance(header, m.Manifest) and header.at == at and m.wants_reports(header):
@@ -232,8 +226,6 @@ class ProxyReleases:
         return None
 
 
-# --- broadcasts ------------------------------------------------------------------------------
-
 UNKNOWN_RELEASE_KEY = "unknown_release_key"
 SEALING_MS = 600_000  # between the number of a job's announcement and its coming
 
@@ -256,14 +248,12 @@ class Broadcasts:
 
     @property
     def cached_bytes(self) -> int:
-        """Disk taken by broadcasts, or promised to those under way."""
         kept = sum(_cost_bytes(k.signed, k.header) for k in self._context.memory.kept.values())
         return kept + sum(_cost_bytes(f.offer.header, f.header) for f in self.arriving.values())
 
     # --- from the cloud ---
 
     def offer(self, offer: m.Offer) -> list[fx.Effect]:
-        """The cloud offers a broadcast, perhaps with the whole blob inside."""
         header = self._context.keys.cloud_header(offer.header)
         if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
@@ -299,7 +289,7 @@ class Broadcasts:
         fetch = self.arriving[digest]
         for part in tr.first_data(offer, header.blob):
             out += self._put(fetch, part)
-        if fetch.assembly.complete:
+        if fetch.complete:
             return out
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
@@ -322,7 +312,6 @@ class Broadcasts:
         return ended
 
     def _fits(self, signed: m.Envelope, header: m.BroadcastHeader, ended: set[bytes]) -> bool:
-        """Whether the cache has room for this broadcast without those that it ends."""
         gone = [self._context.memory.kept[digest] for digest in ended]
         left = self.cached_bytes - sum(_cost_bytes(k.signed, k.header) for k in gone)
         return left + _cost_bytes(signed, header) <= self._context.settings.cache_bytes
@@ -405,7 +394,7 @@ class Broadcasts:
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
         fetch = self.arriving.get(part.blob)
-        if fetch is None or part.index in fetch.assembly:
+        if fetch is None or part.index in fetch:
             return []
         out = self._put(fetch, part)
         need = fetch.next_need(timer=False)
@@ -422,13 +411,13 @@ class Broadcasts:
             known = task.blob.digest in self._context.memory.kept
             return [] if known else [fx.Persist(BroadcastDropped(task.blob.digest))]
         failed = tr.end_fetch(fetch, result)
-        if fetch.assembly.complete:
+        if fetch.complete:
             return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
         return failed
 
     def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
-        if part.index in fetch.assembly:
+        if part.index in fetch:
             return []
         complete = fetch.add(part)
         offset = part.index * fetch.header.blob.part_bytes
@@ -522,7 +511,7 @@ def _overtakes(new: m.BroadcastHeader, fetch: tr.Fetch[m.BroadcastHeader]) -> bo
     record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
     gone = new.kind == "round" and old.kind == "commit" and new.at.job_id == old.at.job_id
-    return new != old and (gone or _supersedes(new, old)) and not fetch.assembly.complete
+    return new != old and (gone or _supersedes(new, old)) and not fetch.complete
 
 
 def _supersedes(new: m.BroadcastHeader, old: m.BroadcastHeader) -> bool:
@@ -535,8 +524,6 @@ def _supersedes(new: m.BroadcastHeader, old: m.BroadcastHeader) -> bool:
 def _data_set(header: m.BroadcastHeader) -> bytes:
     return header.data_set if isinstance(header, m.Manifest) else b""
 
-
-# --- to devices ------------------------------------------------------------------------------
 
 # What every device gets of a round that is not for all of them, its record among it: within these
 # bounds, the whole of either.
@@ -606,7 +593,6 @@ class Serving:
         return out
 
     def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
-        """What the seeds of a masked round are sealed to, ahead of it."""
         if kept.key is None:
             return []
         public, memory = kept.key.public().to_bytes(), self._context.memory.name

@@ -73,8 +73,6 @@ from edgeveil.protocol.sealed import (
     masked_vectors,
 )
 
-# --- what the proxy keeps --------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class KeptBroadcast:
@@ -132,8 +130,6 @@ class BatchKept:
 
 @dataclass(frozen=True)
 class BatchDelivered:
-    """The cloud holds the batch."""
-
     at: m.ExchangeId
 
 
@@ -176,8 +172,6 @@ class ProxyMemory:
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """Bounds and waits of one proxy."""
-
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20
     push_bytes: int = 16 << 20  # larger blobs are pulled, with bounded credit
@@ -208,9 +202,7 @@ class ProxySettings:
 class DeviceRegistry(Protocol):
     """The identities that this proxy's operator admitted."""
 
-    def verify_key(self, device: str) -> VerifyKey | None:
-        """The identity key of an admitted device, or None."""
-        ...
+    def verify_key(self, device: str) -> VerifyKey | None: ...
 
     def roster(self) -> tuple[int, bytes]:
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
@@ -223,9 +215,7 @@ class DeviceRegistry(Protocol):
         """What tells this registry from one that was rebuilt: 32 hexadecimal digits."""
         ...
 
-    def roster_expires_s(self) -> float:
-        """Until when a roster of this moment counts, in seconds since 1970."""
-        ...
+    def roster_expires_s(self) -> float: ...
 
 
 @dataclass
@@ -268,9 +258,6 @@ class ProxyContext:
     def _cover(self) -> m.Note | None:
         window_s = self.settings.cover_window_s
         return self.signer.note(m.Cover(window_s)) if window_s > 0 else None
-
-
-# --- work for the host, and its results ------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -358,12 +345,7 @@ class SummedMasks:
     data: bytes
 
 
-# --- one round -------------------------------------------------------------------------------
-
-
 class CollectionState(Enum):
-    """Where the proxy stands in one round."""
-
     COLLECTING = "collecting"
     GRACE = "grace"
     SHUFFLING = "shuffling"
@@ -437,7 +419,6 @@ class Collection:
 
     @property
     def spooled_bytes(self) -> int:
-        """Disk that uploads take, or were promised when they began to come."""
         return len(self.slots) * self.slot_bytes
 
     def slot(self, device: str) -> int:
@@ -475,7 +456,6 @@ class Collection:
         return tuple(map(given.count, m.DECLINE_CAUSES)) if given else ()
 
     def came(self, device: str) -> None:
-        """With cover traffic a device that is there is waited for."""
         known = device in self.uploads or device in self.declined
         if self.all_came and self.open and not known:
             self.due.add(device)
@@ -485,7 +465,6 @@ class Collection:
         self.aside.discard(device)
 
     def set_aside(self, device: str) -> None:
-        """The quorum is enough, as far as this device goes."""
         if device in self.due:
             self.aside.add(device)
 
@@ -543,7 +522,6 @@ class Attendance:
         self._came: set[str] = set()  # of those not waited for, and gave nothing since
 
     def waits_for(self, device: str) -> bool:
-        """Whether a round that has its quorum waits for this device."""
         times, rest = divmod(self._missed.get(device, 0), self._stalled_rounds)
         return times == 0 or (times > 1 and not rest and not times & (times - 1))
 
@@ -580,8 +558,6 @@ the round was over (its device counts as absent too); `refused` had another form
 def answer_report(outcome: str, count: int = 1) -> fx.Report:
     return fx.Report("answer", {"outcome": outcome, "count": count})
 
-
-# --- all rounds ------------------------------------------------------------------------------
 
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
@@ -633,7 +609,6 @@ class ProxyRounds:
 
     @property
     def spooled_bytes(self) -> int:
-        """Disk taken by uploads and batches, or promised to uploads under way."""
         uploads = sum(collection.spooled_bytes for collection in self.collections.values())
         return uploads + sum(len(kept.data) for kept in self._context.memory.batches.values())
 
@@ -642,7 +617,6 @@ class ProxyRounds:
         return [at for at, collection in self.collections.items() if collection.open]
 
     def resume(self) -> list[fx.Effect]:
-        """Timers of rounds that were open when the process ended, and what was due then."""
         out: list[fx.Effect] = []
         for at, collection in self.collections.items():
             if collection.open:
@@ -652,7 +626,6 @@ class ProxyRounds:
         return out + self.report_short()
 
     def begin(self, manifest: m.Manifest) -> list[fx.Effect]:
-        """Open a round for uploads."""
         collection = self.collections[manifest.at] = self._collection(manifest)
         admitted = self._context.registry.admitted()
         if collection.cover and self._context.all_came:
@@ -705,7 +678,6 @@ class ProxyRounds:
         return max(found, default=(-1, -1))
 
     def drop_job(self, job_id: bytes) -> list[fx.Effect]:
-        """End and forget every round of a job."""
         out: list[fx.Effect] = []
         for at in [at for at in self.collections if at.job_id == job_id]:
             out += self.drop(at)
@@ -732,7 +704,6 @@ class ProxyRounds:
     def stream(
         self, collection: Collection, uploads: Iterable[tuple[int, HeldUpload]]
     ) -> list[fx.Effect]:
-        """These uploads of a round, by their index, are durable."""
         masked = [(i, held.slot, held.groups) for i, held in uploads if held.seed is not None]
         if not masked:
             return []
@@ -778,7 +749,6 @@ class ProxyRounds:
         return out + self._deal(collection, stream)
 
     def _whole_parts(self, there: StreamedUploads) -> m.Blob:
-        """The whole parts of a stream, which stay as they are."""
         each = tr.part_bytes(self._context.settings.packet_bytes)
         return m.Blob(there.name, len(there.data) // each * each, each)
 
@@ -865,7 +835,6 @@ class ProxyRounds:
         return [effect for at in short for effect in self._short(at)]
 
     def _hand_over(self, at: m.ExchangeId, *, push: bool = True) -> list[fx.Effect]:
-        """Offer the batch; the cloud asks for parts that did not come with the first offer."""
         kept = self._context.memory.batches.get(at)
         if kept is None:
             return []
@@ -895,7 +864,6 @@ class ProxyRounds:
         return []
 
     def laid_down(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
-        """A batch lies where the cloud said, or could not be put there: it is offered again."""
         for at, kept in self._context.memory.batches.items():
             if kept.batch.blob.digest == task.blob.digest:
                 lies, out = self._laid(at).laid_down(task, result)
@@ -903,7 +871,6 @@ class ProxyRounds:
         return []
 
     def _short(self, at: m.ExchangeId) -> list[fx.Effect]:
-        """Report it, and again later: the longer the cloud has no use for it, the later."""
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
@@ -913,7 +880,6 @@ class ProxyRounds:
         return [told, _set("short", at, wait_s)]
 
     def need(self, need: m.Need) -> list[fx.Effect]:
-        """The cloud asks for parts of a batch, or of what will be the front of one."""
         for kept in self._context.memory.batches.values():
             if need.blob in (kept.batch.blob.digest, kept.batch.stream):
                 blob = structs.replace(kept.batch.blob, digest=need.blob)
@@ -962,8 +928,6 @@ class ProxyRounds:
         return []
 
 
-# --- masks -----------------------------------------------------------------------------------
-
 MISFIT = "misfit"  # an upload that does not fit its mask, or its round, by the cloud's word
 
 
@@ -976,7 +940,6 @@ class ProxyMasks:
         self._ready: tuple[m.MaskSums, bytes] | None = None  # the newest answer
 
     def asked(self, asked: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
-        """The cloud asks for the sums of the masks of its choice, or for the checks of all."""
         question = hashlib.sha256(signed.payload).digest()
         try:
             task = self._task(asked, question)

@@ -46,8 +46,6 @@ class TakePut:
     offset: int
 
 
-# --- credit ----------------------------------------------------------------------------------
-
 SLOW_SHARE = 4  # the slow together hold at most one part in so many
 SLOW_PATIENCE = 6  # and are waited for so many times as long
 
@@ -113,11 +111,9 @@ class Credit:
         return not self._brisk.granted and not self._slow.granted
 
     def share_bytes(self, who: str) -> int:
-        """The most that one grant of this sender should be."""
         return self._lane(who).limit_bytes
 
     def holds(self, who: str) -> bool:
-        """Whether a grant of this sender is running."""
         return who in self._lane(who).granted
 
     def expects(self, who: str) -> bool:
@@ -126,7 +122,6 @@ class Credit:
         return grant is not None and grant.left_bytes > 0
 
     def knows(self, who: str) -> bool:
-        """Whether this sender waits, or holds a grant."""
         return self.holds(who) or who in self._lane(who).waiting
 
     def want(self, who: str, size_bytes: int) -> None:
@@ -151,12 +146,10 @@ class Credit:
         self._lane(who).leave(who)
 
     def done(self, who: str) -> None:
-        """Nothing more is wanted of the sender, and its pace is forgotten."""
         self.leave(who)
         self._known_slow.discard(who)
 
     def deal(self, now_s: float) -> list[str]:
-        """Whose turn it is. One sender of each pace may always go on, however large its wish."""
         slow, brisk = self._slow, self._brisk
         dealt = slow.deal(min(slow.limit_bytes, self.limit_bytes - brisk.granted_bytes), now_s)
         # What the slow hold beyond their quarter is not at the others' cost.
@@ -164,7 +157,6 @@ class Credit:
         return dealt + brisk.deal(self.limit_bytes - taken_bytes, now_s)
 
     def take_back(self, now_s: float) -> list[str]:
-        """Who lost a grant for want of progress, and may want another."""
         lost = []
         for lane in (self._brisk, self._slow):
             while (who := lane.unheard(now_s)) is not None:
@@ -175,9 +167,6 @@ class Credit:
 
     def _lane(self, who: str) -> _Lane:
         return self._slow if who in self._known_slow else self._brisk
-
-
-# --- uploads under way -----------------------------------------------------------------------
 
 
 class UploadArrival:
@@ -215,7 +204,6 @@ class UploadArrival:
         return part.index == self._asked_to - 1 and self._next > self._asked_from
 
     def next_bytes(self, limit_bytes: int) -> int:
-        """The size of the next request's parts."""
         blob, first = self.header.blob, self._next * self.header.blob.part_bytes
         return min(self._count(limit_bytes) * blob.part_bytes, blob.size_bytes - first)
 
@@ -271,7 +259,6 @@ class ProxyUploads:
     # --- an upload is offered ---
 
     def offer(self, device: str, offer: m.Offer, now_s: float) -> list[fx.Effect]:
-        """A device offers its upload, perhaps with the whole blob inside."""
         arrival = self.arriving.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
             # The same again: it waits for its turn, or for what was asked for.

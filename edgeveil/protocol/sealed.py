@@ -39,8 +39,6 @@ from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol.messages import ExchangeId, Group, Manifest, MaskedGroup
 from edgeveil.protocol.transfer import describe
 
-# --- packages --------------------------------------------------------------------------------
-
 
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     """Once per job, to every enrolled device: the job (canonical JSON), the ONNX graph, and as
@@ -111,9 +109,6 @@ def decode_package(plaintext: bytes) -> Package:
         return _decoder.decode(plaintext)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
         raise ProtocolError("malformed_package") from None
-
-
-# --- broadcasts ------------------------------------------------------------------------------
 
 
 NO_KEY = bytes(32)
@@ -310,8 +305,6 @@ def _membership(content_key: ContentKey, manifest: Manifest) -> bytes:
     return hashlib.sha256(MEMBERSHIP + content_key.to_bytes() + bound).digest()
 
 
-# --- segments ------------------------------------------------------------------------------
-
 PAD_TO_BYTES = 64
 
 
@@ -363,9 +356,6 @@ def segment_mark(membership: bytes, sealed: bytes) -> bytes:
     return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()
 
 
-# --- masked segments: seeds, checks, and the choice of uploads ---------------------------------
-
-
 @dataclass(frozen=True)
 class MaskedVector:
     """One masked group of a round: its index, its name and its ring."""
@@ -398,9 +388,6 @@ def masked_vectors(
     return tuple(found)
 
 
-# --- seeds, from a device to the proxy --------------------------------------------------------
-
-
 def _seed_info(manifest: Manifest, device: str) -> bytes:
     at = manifest.at
     said = (at.job_id, at.numbers, manifest.job_digest, device.encode())
@@ -422,9 +409,6 @@ def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -
         raise ProtocolError("bad_seed") from None
 
 
-# --- the key of the checks --------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RoundCheck:
     """The key of the checks of one round's vectors. `disclosed`: the proxy hears it, so that each
@@ -436,7 +420,6 @@ class RoundCheck:
 
     @classmethod
     def of(cls, at: ExchangeId, membership: bytes, *, disclosed: bool) -> RoundCheck:
-        """Derive it from what those share who opened the round's package."""
         if not disclosed:
             return cls(CheckKey(membership), disclosed)
         return cls(CheckKey.disclosable(membership, _names(at)), disclosed)
@@ -446,7 +429,6 @@ class RoundCheck:
         return cls.of(manifest.at, membership, disclosed=bool(manifest.check))
 
     def bits(self, ring: Ring) -> int:
-        """How many low bits of a check of this ring count."""
         return ring.bits if self.disclosed else 64
 
 
@@ -466,9 +448,6 @@ def check_factors(manifest: Manifest, key: CheckKey) -> None:
 
 def _names(at: ExchangeId) -> bytes:
     return at.job_id + at.numbers
-
-
-# --- the choice of uploads --------------------------------------------------------------------
 
 
 def choice(chosen: Collection[int], uploads: int) -> bytes:

@@ -22,8 +22,6 @@ from edgeveil.crypto.ring import CHECK_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 
-# --- tensors ---------------------------------------------------------------------------------
-
 # Of safetensors, in the order in which it lays tensors down.
 _TYPES = {
     np.dtype("?" if said == "BOOL" else said[0].lower() + str(int(said[1:]) // 8)): said
@@ -104,9 +102,6 @@ def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
     return found
 
 
-# --- masked vectors --------------------------------------------------------------------------
-
-
 def masked_segment(
     of: MaskedVector, numbers: NDArray[np.int64], seed: MaskSeed, check: RoundCheck
 ) -> bytes:
@@ -145,7 +140,6 @@ class MaskChecks:
         return b"".join(_word(one.check_of_mask(seed)) for one in self._factors)
 
     def of_masked(self, packed: Sequence[bytes | memoryview]) -> bytes:
-        """Return what they are for the masks of these packed vectors, if they are sound."""
         pairs = zip(self._vectors, self._factors, packed, strict=True)
         return b"".join(
             _word(factors.check_of_masked(Vector.from_bytes(one.ring, bytes(raw))))

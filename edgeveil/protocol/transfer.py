@@ -1,26 +1,21 @@
 """Blobs: cut into parts, sent and asked for over messages, or fetched beside the broker.
 
-Every role does both sides. The sender offers a blob and answers requests for parts; the receiver
-takes parts in any order, asks for those that are missing with bounded credit, and believes nothing
-but the digest of the whole.
+The sender offers a blob and answers requests for parts; the receiver takes parts in any order, asks
+for missing ones with bounded credit, and believes nothing but the digest of the whole.
 
-Large blobs may go beside the broker. Of two parties one holds a store that both reach over HTTP:
-the proxy for the devices, the cloud for the proxy. A receiver's request (`Need`) says that it can
-take the blob there; the store's holder answers with a URL in place of parts (`BlobAt`) once the
-blob is there (`ShownBlobs`). For a blob on its way to the store's holder the offer says the same,
-and the answer is a URL to put it to (`PutGrants`); the sender says when it is there (`BlobPut`),
-and the holder takes it into its own files, by its digest. Nothing rests on the store. A URL counts
-only under a prefix that this party's own site file names (`is_allowed`), so that nobody can have a
-box ask or write elsewhere in its network; what comes is the blob that the signed header names, or
-nothing; and who fails `MOST_FAILURES` times, or has no such prefix, uses the broker.
+Large blobs may go beside the broker, over an HTTP store that one of two parties holds: the proxy
+for the devices, the cloud for the proxy. To a request (`Need`) with `beside` the holder answers
+with a URL in place of parts (`BlobAt`, `ShownBlobs`). To an offer with `beside` it answers with a
+URL to put the blob to (`PutGrants`); the sender says when it is there (`BlobPut`), and the holder
+moves it into its own files, by its digest. Nothing rests on the store. A URL counts only under a
+prefix of this party's own site file (`is_allowed`), so that nobody can have a box ask or write
+elsewhere in its network; what fails `MOST_FAILURES` times goes over the broker.
 
-The record of a round, the marks of all segments that were counted, may be had in up to 16 pieces,
-by the first bits of the marks: a mark stands in its own piece or nowhere, and the signed header
-names each piece by its digest. Who asks for a piece tells the proxy a few bits of a mark. The proxy
-can compute no mark, but it can count: where more devices asked for a piece than marks stand in it,
-some were not counted. So a piece has no fewer marks than the job's floor, and where uploads have
-several segments there is one piece, the whole: which pieces a device asks for would tell it from
-all others."""
+The record of a round, the marks of all counted segments, may be had in up to 16 pieces, by the
+first bits of the marks. Who asks for a piece tells the proxy a few bits of a mark. The proxy can
+compute no mark, but it can count: where more devices asked for a piece than marks stand in it, some
+were not counted. So a piece has no fewer marks than the job's floor, and where uploads have several
+segments there is one piece, the whole: which ones a device asks for would single it out."""
 
 from __future__ import annotations
 
@@ -28,10 +23,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
-
-from msgspec import structs
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -57,7 +51,7 @@ class Data(Protocol):
 
 
 class Piece:
-    """So many bytes of a blob's, from `start` on; read as they are asked for."""
+    """`size_bytes` of other data from `start` on, read as they are asked for."""
 
     def __init__(self, data: Data, start: int, size_bytes: int) -> None:
         self._data, self._start, self._size_bytes = data, start, size_bytes
@@ -87,91 +81,6 @@ def parts(blob: m.Blob, data: Data) -> Iterator[m.BlobPart]:
     return (part(blob, data, index) for index in range(blob.parts))
 
 
-class Assembly:
-    """Collects one blob's parts, in any order, each at most once. Memory grows with what arrives,
-    never with what a header claims. With `keep=False` parts are checked and marked alone: whoever
-    calls `add` puts their bytes where they belong, and there is no `finish`. With `only` some parts
-    are all that is wanted; the blob's digest says nothing about them. Raises ProtocolError
-    `oversized_blob` above `limit_bytes`, `tiny_parts` for crumbs."""
-
-    def __init__(
-        self,
-        blob: m.Blob,
-        limit_bytes: int,
-        *,
-        keep: bool = True,
-        only: frozenset[int] | None = None,
-    ) -> None:
-        check_claim(blob, limit_bytes)
-        self.blob, self._keep, self._only = blob, keep, only
-        self._pieces: dict[int, bytes] = {}
-        self._whole: bytes | None = None
-        self._lowest_missing = 0
-
-    def __contains__(self, index: int) -> bool:
-        return self._whole is not None or index in self._pieces
-
-    def add(self, message: m.BlobPart) -> bool:
-        """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
-        check_part(self.blob, message)
-        if self._only is not None and message.index not in self._only:
-            return self.complete
-        self._pieces.setdefault(message.index, message.data if self._keep else b"")
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        wanted = self.blob.parts if self._only is None else len(self._only)
-        return self._whole is not None or len(self._pieces) == wanted
-
-    def fill(self, data: bytes) -> None:
-        """All of it has come in another way, checked; `data` is empty where it went to a file."""
-        self._pieces.clear()
-        self._whole = data
-
-    def grow(self, blob: m.Blob) -> None:
-        """The blob has become longer; all that came was whole parts. Raises ProtocolError
-        `bad_growth`."""
-        before = self.blob
-        whole = before.size_bytes % before.part_bytes == 0
-        if blob.part_bytes != before.part_bytes or blob.size_bytes < before.size_bytes or not whole:
-            raise ProtocolError("bad_growth")
-        self.blob = blob
-
-    def missing(self, count: int = NEED_LIMIT, start: int = 0) -> m.Need:
-        """A request for the first `count` missing parts from `start` on."""
-        while self._lowest_missing in self._pieces:
-            self._lowest_missing += 1
-        wanted: list[int] = []
-        begin = max(start, self._lowest_missing)
-        every = range(begin, self.blob.parts)
-        for index in every if self._only is None else sorted(self._only):
-            if len(wanted) == count:
-                break
-            if index >= begin and index not in self._pieces:
-                wanted.append(index)
-        return m.Need(self.blob.digest, tuple(wanted))
-
-    def forget(self) -> None:
-        """Nothing has come: what did was not the blob."""
-        self._pieces.clear()
-        self._whole = None
-        self._lowest_missing = 0
-
-    def finish(self) -> bytes:
-        """The whole blob, or the parts of `only` in order. Raises `bad_digest`, and forgets the
-        parts."""
-        if self._only is not None:
-            return b"".join(self._pieces[index] for index in sorted(self._only))
-        if self._whole is not None:
-            return self._whole
-        data = b"".join(self._pieces[index] for index in range(self.blob.parts))
-        if hashlib.sha256(data).digest() != self.blob.digest:
-            self.forget()
-            raise ProtocolError("bad_digest")
-        return data
-
-
 def check_claim(blob: m.Blob, limit_bytes: int) -> None:
     """Raise ProtocolError `oversized_blob` or `tiny_parts` before anything is taken."""
     if blob.size_bytes > limit_bytes:
@@ -197,13 +106,10 @@ def whole(blob: m.Blob, data: bytes) -> bytes:
     return data
 
 
-# --- over messages ---------------------------------------------------------------------------
-
 FRAME_OVERHEAD_BYTES = 512  # version, tags, digests and lengths around a part or an offer's data
 
 
 def part_bytes(packet_bytes: int) -> int:
-    """The largest part whose frame fits a packet."""
     return packet_bytes - FRAME_OVERHEAD_BYTES
 
 
@@ -228,8 +134,8 @@ def sends(
     push: bool = True,
     beside: bool = False,
 ) -> list[fx.Effect]:
-    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts;
-    `beside` the broker, the offer alone."""
+    """The offer: with the blob inline if it fits one packet, else followed by all parts if `push`
+    and not `beside`."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
     if beside:
@@ -246,12 +152,15 @@ def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> list[
 
 
 class Fetch(Generic[H]):
-    """One blob under way towards us, and when to ask for what is missing: where no part came since
-    the last look, at most `NEED_LIMIT` parts at a time and `credit` in all; the next request
-    follows as soon as half a limit is free again. `blob` is the header's unless it is a piece of
-    it; while it is `idle` it takes what comes and asks for nothing. With `beside` its first
-    requests say that it may come beside the broker; while it is `on_its_way` there, nothing is
-    asked for. `keep` and `only` as in `Assembly`."""
+    """One blob under way: its parts in any order, each once, and when to ask for missing ones.
+
+    Memory grows with what arrives, never with what a header claims. Missing parts are asked for
+    where none came since the last look: at most `NEED_LIMIT` at a time and `credit` in all, the
+    next request as soon as half a limit is free. `blob` is the header's unless it is a piece of
+    it. With `keep=False` the caller of `add` stores the bytes, and there is no `finish`. With
+    `only` no other parts are wanted, and the digest is not checked. `idle`: ask for nothing.
+    `beside`: the first requests say that it may come beside the broker; while it is `on_its_way`
+    there, nothing is asked for. Raises ProtocolError `oversized_blob` or `tiny_parts`."""
 
     def __init__(
         self,
@@ -266,39 +175,72 @@ class Fetch(Generic[H]):
         only: frozenset[int] | None = None,
         beside: bool = False,
     ) -> None:
-        self._credit = credit
-        self.beside, self.on_its_way, self.failures = beside, False, 0
-        self.offer, self.header = offer, header
-        self.blob, self.idle = blob or header.blob, idle
+        self.offer, self.header, self.blob = offer, header, blob or header.blob
+        check_claim(self.blob, limit_bytes)
+        self._keep, self._credit, self._only = keep, credit, only
+        self.idle, self.beside, self.on_its_way, self.failures = idle, beside, False, 0
         self.before = b""  # the piece ahead of this one
-        self.assembly = Assembly(self.blob, limit_bytes, keep=keep, only=only)
+        self._parts: dict[int, bytes] = {}
+        self._whole: bytes | None = None
+        self._lowest_missing = 0
         self._asked: set[int] = set()  # and not come yet
         self._next = 0  # below it, everything was asked for since the last silence
         self._pulling, self._heard = beside, False
         self.idle_looks = 0
 
+    def __contains__(self, index: int) -> bool:
+        return self._whole is not None or index in self._parts
+
+    @property
+    def complete(self) -> bool:
+        wanted = self.blob.parts if self._only is None else len(self._only)
+        return self._whole is not None or len(self._parts) == wanted
+
     def add(self, message: m.BlobPart) -> bool:
-        """Take a part; True when the blob is complete."""
-        done = self.assembly.add(message)
+        """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
+        check_part(self.blob, message)
+        if self._only is None or message.index in self._only:
+            self._parts.setdefault(message.index, message.data if self._keep else b"")
         self._heard, self.idle_looks = True, 0
         self.beside = False  # it comes over the broker
         self._asked.discard(message.index)
-        return done
+        return self.complete
+
+    def fill(self, data: bytes) -> None:
+        """All of it has come in another way, checked; `data` is empty where it went to a file."""
+        self._parts.clear()
+        self._whole = data
+
+    def finish(self) -> bytes:
+        """The whole blob, or the parts of `only` in order. Raises `bad_digest`, and forgets the
+        parts."""
+        if self._whole is not None:
+            return self._whole
+        data = b"".join(self._parts[index] for index in sorted(self._parts))
+        if self._only is None and hashlib.sha256(data).digest() != self.blob.digest:
+            self._parts.clear()
+            self._lowest_missing = 0
+            raise ProtocolError("bad_digest")
+        return data
 
     def grow(self, offer: m.Offer, header: H) -> None:
-        """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
-        self.assembly.grow(header.blob)
-        self.offer, self.header, self._pulling = offer, header, True
-        self.blob = header.blob
+        """The blob is longer than was said before; all that came was whole parts. Raises
+        ProtocolError `bad_growth`."""
+        old, new = self.blob, header.blob
+        if new.part_bytes != old.part_bytes or new.size_bytes < old.size_bytes:
+            raise ProtocolError("bad_growth")
+        if old.size_bytes % old.part_bytes:
+            raise ProtocolError("bad_growth")
+        self.offer, self.header, self.blob, self._pulling = offer, header, new, True
 
     def wake(self, before: bytes) -> m.Need | None:
         """It is of use, behind `before`: what to ask for."""
         self.before, self.idle, self._pulling = before, False, True
-        return None if self.assembly.complete else self._fresh()
+        return None if self.complete else self._fresh()
 
     def next_need(self, *, timer: bool) -> m.Need | None:
         """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
-        if self.assembly.complete or self.idle or self.on_its_way:
+        if self.complete or self.idle or self.on_its_way:
             return None
         if timer:
             if self._heard:
@@ -317,12 +259,16 @@ class Fetch(Generic[H]):
         return need if need.indices else None
 
     def _fresh(self) -> m.Need:
-        room = min(NEED_LIMIT, self._credit - len(self._asked))
-        need = self.assembly.missing(room, self._next)
-        if need.indices:
-            self._asked.update(need.indices)
-            self._next = need.indices[-1] + 1
-        return structs.replace(need, beside=True) if self.beside else need
+        while self._lowest_missing in self._parts:
+            self._lowest_missing += 1
+        begin = max(self._next, self._lowest_missing)
+        every = range(begin, self.blob.parts) if self._only is None else sorted(self._only)
+        missing = (index for index in every if index >= begin and index not in self._parts)
+        wanted = tuple(islice(missing, min(NEED_LIMIT, self._credit - len(self._asked))))
+        if wanted:
+            self._asked.update(wanted)
+            self._next = wanted[-1] + 1
+        return m.Need(self.blob.digest, wanted, self.beside)
 
 
 def check_fetchable(offer: m.Offer, blob: m.Blob, limit_bytes: int) -> None:
@@ -375,8 +321,6 @@ class Backoff:
         return min(first_s * 2.0 ** min(tries, 16), cap_s) * (1 - chance / 2)
 
 
-# --- the record of a round, in pieces --------------------------------------------------------
-
 PIECE_MARKS = 256  # of a piece on average, at least: fewer would save less than naming them costs
 
 
@@ -423,13 +367,9 @@ def check_record(commit: m.Commit) -> None:
         raise ProtocolError("malformed")
 
 
-# --- beside the broker -----------------------------------------------------------------------
-
 _SLUG = re.compile(r"[a-z_]{1,40}")
 LEAST_BYTES = 1 << 20  # of a blob that goes beside the broker
 MOST_FAILURES = 3  # of one blob, then it goes over the broker
-
-# --- work of whoever goes to a store -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -465,8 +405,6 @@ class LaidDown:
 
 Carriage = FetchBeside | PutBeside  # waits for a network, so it is not in the line of other work
 
-# --- work of whoever holds a store -------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class ShowBlob:
@@ -478,8 +416,6 @@ class ShowBlob:
 
 @dataclass(frozen=True)
 class BlobShown:
-    """It may be had there."""
-
     url: str
 
 
@@ -508,12 +444,9 @@ class PutTaken:
 
 
 def why_not(result: object) -> str:
-    """The reason of such a failure in one word; a sentence may quote a path, and counts as none."""
+    """The failure's slug; a sentence may quote a path, and becomes `failed`."""
     reason = result.reason if isinstance(result, fx.WorkFailed) else ""
     return reason if _SLUG.fullmatch(reason) else "failed"
-
-
-# --- which URLs count --------------------------------------------------------------------------
 
 
 def is_allowed(url: str, prefixes: Iterable[str]) -> bool:
@@ -537,12 +470,9 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
     return same and url.path.startswith(prefix.path) and len(url.path) > len(prefix.path)
 
 
-# --- whoever goes to a store -------------------------------------------------------------------
-
-
 def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
     """Go where the blob is said to be. Raises ProtocolError `foreign_url`."""
-    if at.put or fetch.on_its_way or not fetch.beside or fetch.assembly.complete:
+    if at.put or fetch.on_its_way or not fetch.beside or fetch.complete:
         return []
     if not is_allowed(at.url, prefixes):
         fetch.beside = False
@@ -555,7 +485,7 @@ def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
     """It is here, and the fetch complete; or it is asked for again, at last over the broker."""
     fetch.on_its_way = False
     if isinstance(result, FetchedBeside):
-        fetch.assembly.fill(result.data)
+        fetch.fill(result.data)
         return []
     fetch.failures += 1
     fetch.beside = fetch.failures < MOST_FAILURES
@@ -574,7 +504,6 @@ class LayingDown:
         self.carried = b""  # and of the one that is on its way
 
     def takes(self, blob: m.Blob) -> bool:
-        """Whether to offer this blob beside the broker."""
         failed = self._failures if self._blob == blob.digest else 0
         return bool(self._prefixes) and blob.size_bytes >= LEAST_BYTES and failed < MOST_FAILURES
 
@@ -600,9 +529,6 @@ class LayingDown:
         why = why_not(result)
         over = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]
         return False, [fx.Refuse(f"beside_{why}"), *over]
-
-
-# --- a store's holder: what may be had ---------------------------------------------------------
 
 
 @dataclass
@@ -638,7 +564,6 @@ class ShownBlobs:
         self._shown: dict[bytes, _Shown] = {}
 
     def takes(self, blob: m.Blob) -> bool:
-        """Whether this blob goes beside the broker."""
         return 0 < self._least_bytes <= blob.size_bytes
 
     def answer(
@@ -681,16 +606,12 @@ class ShownBlobs:
             del self._shown[digest]
 
 
-# --- a store's holder: what may be put there ---------------------------------------------------
-
-
 A = TypeVar("A")
 
 
 @dataclass
 class PutGrant(Generic[A]):
-    """One blob that somebody may put into the store, there called `name`; `arrival` is what its
-    holder knows of it."""
+    """One blob that may be put into the store, there called `name`; `arrival` is its holder's."""
 
     blob: m.Blob
     arrival: A
@@ -747,7 +668,6 @@ class PutGrants(Generic[A]):
         return [fx.Send(task.sender, grant.note)]
 
     def forget(self, sender: fx.Address, job_id: bytes) -> None:
-        """It is here, came in another way, or is of no use."""
         grants = self._by_sender.get(sender, {})
         grant = grants.pop(job_id, None)
         if grant is not None and grant.name and not grant.taking:  # who takes it forgets it

@@ -131,7 +131,6 @@ class ClaimBook:
         return [_held(row) for row in rows]
 
     def withdraw(self, name: str) -> None:
-        """An unused claim works no more."""
         with self._file.transaction() as db:
             done = db.execute("DELETE FROM claim WHERE name = ? AND device IS NULL", (name,))
         if not done.rowcount:
@@ -139,7 +138,6 @@ class ClaimBook:
             raise ClaimBookError(f"there is no unused claim of '{name[:64]}'", fix=fix)
 
     def approve(self, name: str) -> None:
-        """The operator admits whoever used this claim."""
         with self._file.transaction() as db:
             done = db.execute("UPDATE claim SET approved = 1 WHERE name = ?", (name,))
         if not done.rowcount:
@@ -166,7 +164,6 @@ class ClaimBook:
         return found
 
     def version(self) -> tuple[int, int]:
-        """Differs after a change, by another process and by this one."""
         with self._file.guard() as db:
             return int(db.execute("PRAGMA data_version").fetchone()[0]), db.total_changes
 
@@ -226,7 +223,6 @@ class ClaimDesk:
     # --- who may ask, and how often ---
 
     def look(self) -> None:
-        """Know the claims and devices that there are now."""
         self._registry.changed()
         at = *self._book.version(), self._registry.roster_epoch
         if at == self._known_at:
@@ -406,7 +402,6 @@ class ClaimLink:
         self._registry.close()
 
     def counts(self) -> dict[str, int]:
-        """Requests since the start, by what became of them."""
         desk = self._desk
         return {"admitted": desk.admitted, "refused": desk.refused, "dropped": desk.dropped}
 

@@ -110,7 +110,6 @@ class DeviceConduct:
 
     @property
     def known(self) -> int:
-        """Identities of which something is kept."""
         return len(self._enrolled) + len(self._others)
 
     def refusal(self, sender: fx.Address, frame: bytes) -> str | None:

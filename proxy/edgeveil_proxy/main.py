@@ -256,7 +256,6 @@ class ProxyMetrics(Collector):
         metrics.registry.register(self)
 
     def watch(self, thing: object) -> None:
-        """Hear what passes the machine's host."""
         match thing:
             case UploadKept():
                 self._answers.labels("uploaded").inc()

@@ -71,8 +71,6 @@ class ProxyPage:
         return Response.of_json({**self._counts(), **self._of_devices(request)})
 
     async def events(self, request: Request) -> EventStream:
-        """All that the page shows, sent when it changes."""
-
         async def value() -> dict[str, Any]:
             return {**self._counts(), **await self._state(), **self._of_devices(request)}
 

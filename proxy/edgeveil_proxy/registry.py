@@ -125,12 +125,10 @@ class Registry:
         return entry.identity if entry and entry.active else None
 
     def device(self, device_id: str) -> AdmittedDevice | None:
-        """What is known of an identity, one that was revoked too."""
         return self._entries.get(device_id)
 
     @property
     def roster_epoch(self) -> int:
-        """Grows with every change."""
         return self._epoch
 
     def roster(self) -> tuple[int, bytes]:
@@ -303,7 +301,6 @@ class Registry:
         return changed
 
     def _follow(self, db: sqlite3.Connection, one: MovedDevice, *, room: int) -> int:
-        """By how many the active devices grew."""
         device = one.enrolment.device_id
         row = db.execute(
             "SELECT move_order, revoked_s IS NULL, moved_away FROM device WHERE id = ?", (device,)

@@ -106,12 +106,10 @@ class ProxyRole:
             self.plan_problem = str(error)
 
     def _site_key(self) -> RoleKey | None:
-        """Who moves devices between cells, as the root names it now."""
         said = self.trust.delegated if self.trust else None
         return said.site if said else None
 
     def _set_aside(self, device: str) -> None:
-        """No round waits for a device whose messages are dropped."""
         self.runner.post(fx.Command(SetAside(device)))
 
     def warnings(self) -> list[str]:
@@ -125,7 +123,6 @@ class ProxyRole:
         return ["fleet_offline"] * away + ["rounds_declined"] * declined
 
     def take_up_trust(self) -> None:
-        """The operator has handed over newer metadata."""
         self.runner.post(fx.Command(self._believe()))
 
     def _take(self, metadata: TrustMetadata) -> object:
@@ -219,7 +216,6 @@ class ProxyHost:
         return self._spool.together()
 
     def perform(self, task: object) -> object:
-        """Work on the spool's files, off the event loop."""
         match task:
             case KeepBroadcast():
                 return self._spool.keep(task)

@@ -35,8 +35,6 @@ Shuffle = Callable[[list[int]], None]
 _BLOCK_BYTES = 1 << 20
 _NAME_BYTES = 32
 
-# --- a batch that waits for all --------------------------------------------------------------
-
 
 def shuffle_round(
     task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle
@@ -139,9 +137,6 @@ def _places(
     return groups, tuple(uploads[slot] for slot in rank)
 
 
-# --- a batch that begins to go before all are there ------------------------------------------
-
-
 class PiecedData:
     """A blob's bytes where they lie: (place, size) of the file `path`, one after the other.
     Neighbours are one piece. Memory: three numbers for each. Raises OSError."""
@@ -163,11 +158,9 @@ class PiecedData:
 
     @property
     def pieces(self) -> tuple[tuple[int, int], ...]:
-        """As they were given, neighbours in one."""
         return tuple(zip(self._places, self._sizes, strict=True))
 
     def front(self, size_bytes: int) -> PiecedFront:
-        """So much of it, however much follows."""
         return PiecedFront(self, size_bytes)
 
     def __len__(self) -> int:
@@ -268,7 +261,6 @@ class MaskedStream:
 
 
 def _masked(task: StreamUploads, slot: int, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(place, size) of an upload's masked segments."""
     places = accumulate((task.segment_bytes[g] for g in groups), initial=slot * task.slot_bytes)
     for group, place in zip(groups, places, strict=False):
         if group in task.together:

@@ -120,7 +120,7 @@ class Spool:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is stored inside is durable when the block ends, all of it or nothing."""
+        """Make what is stored inside durable when the block ends, all of it or nothing."""
         self._together = True
         try:
             with self._told(), self._file.transaction():
@@ -207,7 +207,6 @@ class Spool:
                     self._drop_kept(db, "digest = ?", digest)
 
     def _forget_uploads(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
-        """Who answered stays known."""
         _run(db, "UPDATE uploads SET slot = -1, digest = x'', seed = x''", at)
         self._files.drop(uploads_of(at))
 
@@ -250,11 +249,9 @@ class Spool:
         return rounds.KeptBroadcast(task.signed, task.header, data, key)
 
     def sink(self, blob: m.Blob) -> BroadcastSink:
-        """Takes a broadcast that comes beside the broker."""
         return BroadcastSink(self._files.path(arriving_of(blob.digest)))
 
     def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
-        """Put an upload in its place of the round's file, durably, from these blocks."""
         place = task.offset
         path = self._files.path(uploads_of(task.at))
         with self._told():
@@ -452,7 +449,6 @@ def _seeds(raw: bytes) -> tuple[MaskSeed, ...]:
 
 
 def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
-    """Of a device that counts its answers, and of its latest jobs."""
     device = (kept.device,)
     since = db.execute("SELECT 1 FROM answered WHERE device = ? AND job = x''", device).fetchone()
     if since is None or not kept.number:
@@ -473,9 +469,6 @@ def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
 
 def _run(db: sqlite3.Connection, statement: str, at: m.ExchangeId) -> None:
     db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", structs.astuple(at))
-
-
-# --- the files ---
 
 
 class BroadcastSink:
@@ -542,7 +535,6 @@ class SpoolFiles:
         self._dirty.add(name)
 
     def sync(self, name: str) -> None:
-        """Make what was written to a file durable, and the file's name."""
         if name in self._dirty:
             os.fdatasync(self._open[name])
             self._dirty.discard(name)

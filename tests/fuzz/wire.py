@@ -21,7 +21,7 @@ from edgeveil.protocol.sealed import (
     encode_package,
 )
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
-from edgeveil.protocol.transfer import NEED_LIMIT, Assembly, Fetch, describe, first_data, parts
+from edgeveil.protocol.transfer import NEED_LIMIT, Fetch, describe, first_data, parts
 from edgeveil.transport.link import Topics
 from tests.fuzz.samples import BODIES, HEADERS, signer
 from tests.fuzz.target import Tape, Target, demand
@@ -105,27 +105,29 @@ def _assembly(data: bytes) -> None:
         tape.choice(claims),
         tape.choice((honest.part_bytes, 1, 256, 2**28)),
     )
-    assembly, received = Assembly(blob, 2**20), 0
+    header, received = m.Roster(1, blob), 0
+    fetch = Fetch(m.Offer(signer("proxy").header(header)), header, 2**20)
     while not tape.over:
         what = tape.number(4)
         try:
             if what == 0:
                 piece = tape.take(tape.number(300))
                 index = tape.choice((0, 1, blob.parts - 1, blob.parts, tape.number(2**31)))
-                assembly.add(m.BlobPart(blob.digest, index, zlib.crc32(piece), piece))
+                fetch.add(m.BlobPart(blob.digest, index, zlib.crc32(piece), piece))
                 received += len(piece)
             elif what == 1:
                 for piece_ in parts(honest, true):
-                    assembly.add(piece_)
+                    fetch.add(piece_)
                     received += len(piece_.data)
             elif what == 2:
-                demand(len(assembly.missing().indices) <= NEED_LIMIT, "a request within the credit")
-            elif assembly.complete:
-                whole = assembly.finish()
+                need = fetch.next_need(timer=True)
+                demand(not need or len(need.indices) <= NEED_LIMIT, "a request within the credit")
+            elif fetch.complete:
+                whole = fetch.finish()
                 demand(hashlib.sha256(whole).digest() == blob.digest, "the blob is the one")
         except ProtocolError:
             continue
-    held = sum(map(len, assembly._pieces.values()))
+    held = sum(map(len, fetch._parts.values()))
     demand(held <= received, "memory grows with what arrives")
 
 

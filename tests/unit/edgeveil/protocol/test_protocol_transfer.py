@@ -29,31 +29,44 @@ cut_texts = st.integers(SIZE + 1, 6 * SIZE).map(
 )
 
 
+def fetch_of(blob: Blob, limit_bytes: int) -> tr.Fetch[m.Manifest]:
+    header = manifest(b"", blob=blob)
+    return tr.Fetch(CLOUD.offer(header), header, limit_bytes)
+
+
+def missing(fetch: tr.Fetch[m.Manifest]) -> m.Need:
+    """What is asked for after a look that saw nothing new."""
+    fetch.next_need(timer=True)
+    need = fetch.next_need(timer=True)
+    assert need is not None
+    return need
+
+
 @given(texts, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_and_any_repetition_gives_the_blob(data, order, times):
     blob = tr.describe(data, SIZE)
-    assembly = tr.Assembly(blob, len(data))
+    fetch = fetch_of(blob, len(data))
     stream = list(tr.parts(blob, data)) * times
     order.shuffle(stream)
-    complete = [assembly.add(piece) for piece in stream]
+    complete = [fetch.add(piece) for piece in stream]
     assert complete[-1]
-    assert assembly.finish() == data == tr.whole(blob, data)
-    assert not assembly.missing().indices
+    assert fetch.finish() == data == tr.whole(blob, data)
+    assert fetch.complete and fetch.next_need(timer=True) is None
 
 
 @given(cut_texts, st.data())
 def test_what_is_missing_is_asked_for(data, draw):
     blob = tr.describe(data, SIZE)
     lost = draw.draw(st.sets(st.integers(0, blob.parts - 1), min_size=1))
-    assembly = tr.Assembly(blob, len(data))
+    fetch = fetch_of(blob, len(data))
     for index in range(blob.parts):
         if index not in lost:
-            assert not assembly.add(tr.part(blob, data, index))
-    need = assembly.missing()
+            assert not fetch.add(tr.part(blob, data, index))
+    need = missing(fetch)
     assert need.indices == tuple(sorted(lost)) and need.blob == blob.digest
     for send in tr.answer_need(fx.ProxyAddress(), need, blob, data):
-        done = assembly.add(send.message)
-    assert done and assembly.finish() == data
+        done = fetch.add(send.message)
+    assert done and fetch.finish() == data
 
 
 def _altered(good: BlobPart) -> list[BlobPart]:
@@ -71,42 +84,42 @@ def _altered(good: BlobPart) -> list[BlobPart]:
 def test_a_bad_part_changes_nothing():
     data = bytes(range(256)) * 3
     blob = tr.describe(data, SIZE)
-    assembly = tr.Assembly(blob, len(data))
-    assembly.add(tr.part(blob, data, 1))
+    fetch = fetch_of(blob, len(data))
+    fetch.add(tr.part(blob, data, 1))
     for bad in _altered(tr.part(blob, data, 0)):
         with pytest.raises(ProtocolError, match="bad_part"):
-            assembly.add(bad)
-    assert assembly.missing().indices == (0, 2)
+            fetch.add(bad)
+    assert missing(fetch).indices == (0, 2)
 
 
 def test_a_wrong_whole_is_forgotten_and_fetched_again():
     data = b"a" * SIZE + b"b" * SIZE
     blob = tr.describe(data, SIZE)
-    assembly = tr.Assembly(blob, len(data))
+    fetch = fetch_of(blob, len(data))
     lie = b"c" * SIZE  # a checksum is no signature: anyone can make it fit
-    assembly.add(BlobPart(blob.digest, 1, zlib.crc32(lie), lie))
-    assembly.add(tr.part(blob, data, 0))
+    fetch.add(BlobPart(blob.digest, 1, zlib.crc32(lie), lie))
+    fetch.add(tr.part(blob, data, 0))
     with pytest.raises(ProtocolError, match="bad_digest"):
-        assembly.finish()
-    assert assembly.missing().indices == (0, 1)
+        fetch.finish()
+    assert missing(fetch).indices == (0, 1)
     for piece in tr.parts(blob, data):
-        assembly.add(piece)
-    assert assembly.finish() == data
+        fetch.add(piece)
+    assert fetch.finish() == data
 
 
 def test_a_claim_takes_no_memory_and_has_a_limit():
     claim = Blob(b"x" * 32, 2**40, 2**20)
     with pytest.raises(ProtocolError, match="oversized_blob"):
-        tr.Assembly(claim, 2**40 - 1)
-    assembly = tr.Assembly(claim, 2**40)
-    assert len(assembly.missing().indices) == tr.NEED_LIMIT
+        fetch_of(claim, 2**40 - 1)
+    fetch = fetch_of(claim, 2**40)
+    assert len(missing(fetch).indices) == tr.NEED_LIMIT
 
 
 def test_a_blob_in_crumbs_is_refused():
     """A part costs its receiver a fixed overhead, so parts of one byte would multiply memory."""
     with pytest.raises(ProtocolError, match="tiny_parts"):
-        tr.Assembly(Blob(b"x" * 32, 10_000, 1), 1 << 20)
-    tr.Assembly(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
+        fetch_of(Blob(b"x" * 32, 10_000, 1), 1 << 20)
+    fetch_of(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
 
 
 @given(st.integers(0, 5 * 2048), st.integers(1024, 2048))
@@ -173,7 +186,7 @@ def test_no_more_than_the_credit_is_ever_on_its_way(count, credit, draw):
         on_its_way += need.indices if need else ()
         most = max(most, len(on_its_way))
     assert min(count, credit) - tr.NEED_LIMIT // 2 <= most <= credit, "used, and kept to"
-    assert fetch.assembly.complete
+    assert fetch.complete
 
 
 @given(st.binary(max_size=4096))
