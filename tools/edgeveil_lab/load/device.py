@@ -75,7 +75,7 @@ from edgeveil.protocol.sealed import (
     segment_mark,
 )
 from edgeveil.protocol.tensors import masked_segment
-from edgeveil.protocol.transfer import Assembly
+from edgeveil.protocol.transfer import Fetch
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.counters import UploadCounters
@@ -102,7 +102,7 @@ class SharedWork:
         self._blobs: dict[bytes, bytes] = {}
         self._plans: dict[bytes, Plan] = {}
         self._record: Commit | None = None  # the newest
-        self._pieces: dict[bytes, tuple[int, int, Assembly]] = {}  # of it: which, of how many
+        self._pieces: dict[bytes, tuple[int, int, Fetch[Commit]]] = {}  # of it: which, of how many
         pool = np.random.default_rng().standard_normal(
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
         )
@@ -149,14 +149,14 @@ class SharedWork:
             pieces = [(0, 1, header.blob)]
             pieces += [(n, len(header.pieces), one) for n, one in enumerate(header.pieces)]
             self._pieces = {
-                blob.digest: (place, places, Assembly(blob, blob.size_bytes))
+                blob.digest: (place, places, Fetch(message, header, blob.size_bytes, blob=blob))
                 for place, places, blob in pieces
             }
         elif isinstance(message, BlobPart) and self._record and message.blob in self._pieces:
-            place, places, assembly = self._pieces[message.blob]
-            if assembly.add(message):
+            place, places, fetch = self._pieces[message.blob]
+            if fetch.add(message):
                 del self._pieces[message.blob]
-                self.counters.commit(self._record.at, assembly.finish(), place, places)
+                self.counters.commit(self._record.at, fetch.finish(), place, places)
 
     def _forget(self) -> None:
         """A new round: what was for the one before hardly comes again."""
