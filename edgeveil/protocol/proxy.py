@@ -218,7 +218,7 @@ class ProxyMachine:
                 return self.uploads.grants.granted(task, result)
             case TakePut():
                 return self.uploads.taken(task, result)
-            case pr.SumMasks() | pr.CheckSeeds():
+            case pr.SumMasks():
                 return self.masks.summed(task, result)
             case KeepBroadcast():
                 return self.broadcasts.kept(task, result)

@@ -1,51 +1,40 @@
 """The proxy's rounds: uploads of each device come in, one shuffled batch goes out.
 
-Theory of operation. A round's broadcast, once the proxy holds it, opens a `Collection`, whose
-states are `COLLECTION_STATES` and whose guards are `check_form` (what an upload must be) and
-`verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are final
-(`proxy_uploads.py`). The round is over when all who were selected have answered, at the deadline,
-or a grace after the quorum; never with fewer uploads than the floor, the larger of the job's and
-this proxy's own. With cover traffic those are waited for who are there (`due`). Where all have
-to answer, the proxy knows who does not, and `Attendance` counts it: such a round, once it has its
-quorum, does not wait for those who let several in a row pass (`aside`). Where some were selected
-the proxy cannot know whom, and waits for the number alone.
+Theory of operation. A round's broadcast opens a `Collection`, whose states are `COLLECTION_STATES`
+and whose guards are `check_form` and `verdict`. Each admitted device gives one upload, or declines;
+both are final. The round is over when all who were selected have answered, at the deadline, or a
+grace after the quorum; never with fewer uploads than the floor, the larger of the job's and this
+proxy's own. With cover traffic those who are there are waited for (`due`). Where all have to
+answer, `Attendance` counts who does not: a round with its quorum does not wait for those who let
+several in a row pass (`aside`). Where some were selected the proxy waits for the number alone.
 
-A round below the floor is `short`: its ciphertexts are forgotten and the cloud gets counts, since
-it can only begin anew. Else the host shuffles every group by itself. When the batch is durable it
-is forgotten whose uploads it came from: who answered stays known, so that a repeat is recognised,
-but no place, no digest and no time. Of a round under masks the senders by their places stay in
-memory until the masks are summed (`Misfits`). The batch is offered until the cloud holds it, which
-it does when the round is committed. One under masks stays even where the cloud has no use for it: a
-paused job may have its sums already. A newer round of the job, its commit or its end drops a round
-from any state, and it stays closed, after a restart too.
+A round below the floor is `short`: its ciphertexts are forgotten and the cloud gets counts. Else
+the host shuffles every group by itself. When the batch is durable it is forgotten whose uploads it
+came from: who answered stays known, but no place, no digest and no time. Of a round under masks the
+senders stay in memory until the masks are summed (`Misfits`). The batch is offered until the cloud
+holds it. One under masks stays even where the cloud has no use for it: a paused job may have its
+sums already. A newer round of the job, its commit or its end drops a round from any state, and it
+stays closed, after a restart too.
 
-**Masked uploads go on to the cloud while their round is open.** To the cloud a masked segment is
-uniform numbers. Held uploads are dealt in lots: the host puts a lot's masked segments, in an order
-of its own, behind those of the lots before, in the round's stream; the cloud is told how long that
-is (`Arrived`) and asks for parts as it has room. The batch that follows begins with the stream,
-under the same name, and is asked for and checked as every batch: whatever is lost of a stream costs
-time alone. Of an upload the cloud learns in which lot it came. A lot is worth its own message
-(`lot_bytes`) and has at least as many uploads as this proxy's own floor, the last one too: so many
-are held back. Nothing of it is durable: a proxy that starts again begins another stream, of all
-that it holds.
+**Masked uploads go on to the cloud while their round is open.** Held uploads are dealt in lots: the
+host puts a lot's masked segments, in an order of its own, behind those of the lots before, in the
+round's stream; the cloud is told its length (`Arrived`) and asks for parts. The batch begins with
+the stream and is asked for and checked as every batch: what is lost of a stream costs time alone.
+Of an upload the cloud learns in which lot it came, so a lot has at least as many uploads as this
+proxy's own floor, the last one too. Nothing of it is durable.
 
 **Masks are summed over one choice of uploads, once for each round** (`ProxyMasks`). Devices seal
-the seeds of their masks to the proxy's key of the round, and it keeps them with the batch, in the
-batch's order. The cloud, which sees only masked numbers, names the uploads that it counts, and gets
-the sum of their masks. The difference between the sums of two choices would show what stands in one
-and not in the other, so the choice is durable before the first sum leaves, the same question gets
-the same answer, another is refused for ever, and so is another attempt at the round. Of a job that
-has ended the proxy never forgets that it was unmasked: begun once more under its old name, it would
-bring the same numbers again from devices that did not hear of the end. A choice of fewer uploads
-than the round's floor is refused too, and a round whose uploads are dealt into sets, each summed by
-itself, unless every set has the proxy's own floor.
+the seeds of their masks to the proxy's key of the round. The cloud, which sees only masked numbers,
+names the uploads that it counts, and gets the sum of their masks. The difference between the sums
+of two choices would show what stands in one and not in the other, so the choice is durable before
+the first sum leaves, the same question gets the same answer, and another question or attempt is
+refused for ever. Of a job that has ended the proxy never forgets that it was unmasked: begun once
+more under its old name, it would bring the same numbers again. A choice below the round's floor is
+refused, and a round of several sets unless every set has the proxy's own floor.
 
-Before its choice the cloud asks for the check of each upload's mask, to leave out those whose mask
-is not that of their seed. It discloses the factors of the check, and only those are taken to which
-the round's manifest commits: the factors of the devices' own checks, from which the cloud can
-compute the same number where a device is honest. What the cloud then says of uploads that do not
-fit is shown to the operator under their senders' names, and does nothing else. Only the choice is
-kept, not the sums, which follow from it and from the seeds."""
+Before its choice the cloud asks for the check of each upload's mask, to leave out those that do not
+fit their seed. Only the factors are taken to which the round's manifest commits: those of the
+devices' own checks, from which the cloud can compute the same number where a device is honest."""
 
 from __future__ import annotations
 
@@ -86,8 +75,7 @@ class KeptBroadcast:
 
 @dataclass(frozen=True)
 class HeldUpload:
-    """A device's complete upload: groups, digest, place in the round's file, seed of its masks if
-    any. Once the batch is made, `digest` is empty and `slot` is -1."""
+    """A device's complete upload. Once the batch is made, `digest` is empty and `slot` is -1."""
 
     groups: tuple[int, ...]
     digest: bytes
@@ -97,8 +85,7 @@ class HeldUpload:
 
 @dataclass(frozen=True)
 class UploadKept:
-    """A complete upload, durable before it is acknowledged; `number` as the device counts its
-    answers."""
+    """An upload, durable before it is acknowledged; `number` as the device counts its answers."""
 
     at: m.ExchangeId
     device: str
@@ -135,8 +122,7 @@ class BatchDelivered:
 
 @dataclass(frozen=True)
 class RoundUnmasked:
-    """This round is unmasked for the choice that `question` names, of this attempt, and for no
-    other; durable before a sum of masks leaves."""
+    """The one choice for which this round is unmasked, durable before a sum of masks leaves."""
 
     at: m.ExchangeId
     question: bytes
@@ -206,14 +192,11 @@ class DeviceRegistry(Protocol):
 
     def roster(self) -> tuple[int, bytes]:
         """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
-        ...
 
     def admitted(self) -> AnyOf[str]: ...
 
     @property
-    def lineage(self) -> str:
-        """What tells this registry from one that was rebuilt: 32 hexadecimal digits."""
-        ...
+    def lineage(self) -> str: ...
 
     def roster_expires_s(self) -> float: ...
 
@@ -318,24 +301,14 @@ class StreamedUploads:
 
 @dataclass(frozen=True)
 class SumMasks:
-    """Add up the masks of each set of seeds. Result `SummedMasks` or `WorkFailed`."""
+    """Add up the masks of each set of seeds; with a disclosed `key`, compute the check of each
+    seed's masks instead. Result `SummedMasks` or `WorkFailed`."""
 
     at: m.ExchangeId
     question: bytes
     vectors: tuple[MaskedVector, ...]
     sets: tuple[tuple[MaskSeed, ...], ...]
-
-
-@dataclass(frozen=True)
-class CheckSeeds:
-    """Compute the check of each seed's masks, by disclosed factors. Result `SummedMasks` or
-    `WorkFailed`."""
-
-    at: m.ExchangeId
-    question: bytes
-    vectors: tuple[MaskedVector, ...]
-    seeds: tuple[MaskSeed, ...]
-    key: CheckKey
+    key: CheckKey | None = None
 
 
 @dataclass(frozen=True)
@@ -450,10 +423,11 @@ class Collection:
         self.state = COLLECTION_STATES.step(self.state, happened)
 
     @property
-    def causes(self) -> tuple[int, ...]:
-        """Number of declines by `DECLINE_CAUSES`; () without any decline."""
+    def counts(self) -> tuple[int, int, tuple[int, ...]]:
+        """Uploads, declines, and declines by `DECLINE_CAUSES`, () without any."""
         given = list(self.declined.values())
-        return tuple(map(given.count, m.DECLINE_CAUSES)) if given else ()
+        causes = tuple(map(given.count, m.DECLINE_CAUSES)) if given else ()
+        return len(self.uploads), len(given), causes
 
     def came(self, device: str) -> None:
         known = device in self.uploads or device in self.declined
@@ -464,16 +438,13 @@ class Collection:
         self.due.discard(device)
         self.aside.discard(device)
 
-    def set_aside(self, device: str) -> None:
-        if device in self.due:
-            self.aside.add(device)
-
     def verdict(self, *, deadline: bool = False, grace_over: bool = False) -> str | None:
         """What the counts mean now: the transition to take, or None to keep waiting."""
         enough = len(self.uploads) >= self.floor
         answered = self._all_answered()
         quorum = len(self.uploads) >= max(self._quorum(), self.floor)
-        if self.open and ((enough and answered) or (quorum and self._all_answered(self.aside))):
+        all_but_aside = quorum and self._all_answered(self.aside & self.due)
+        if self.open and ((enough and answered) or all_but_aside):
             return "all_answered"
         if self.open and enough and deadline:
             return "deadline_with_enough"
@@ -570,10 +541,6 @@ def _set(what: str, at: m.ExchangeId, delay_s: float) -> fx.SetTimer:
     return fx.SetTimer(_timer(what, at), delay_s)
 
 
-def _cancel(what: str, at: m.ExchangeId) -> fx.CancelTimer:
-    return fx.CancelTimer(_timer(what, at))
-
-
 class ProxyRounds:
     """All rounds that the proxy knows, newest of each job. `uploads_ended` is called with a round
     that takes no more uploads."""
@@ -662,7 +629,7 @@ class ProxyRounds:
         out: list[fx.Effect] = []
         for collection in self.collections.values():
             if collection.open:
-                collection.set_aside(device)
+                collection.aside.add(device)
                 out += self.advance(collection)
         return out
 
@@ -696,7 +663,7 @@ class ProxyRounds:
             collection.forget_ciphertext()
             collection.senders = ()
             collection.step("dropped")
-        timers = [_cancel(what, at) for what in _TIMERS]
+        timers = [fx.CancelTimer(_timer(what, at)) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
 
     # --- masked uploads that go on while the round is open ---
@@ -803,15 +770,10 @@ class ProxyRounds:
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
             failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
+        blob = m.Blob(result.digest, len(result.data), tr.part_bytes(settings.packet_bytes))
+        uploads, declined, causes = collection.counts
         batch = m.Batch(
-            at,
-            len(collection.uploads),
-            len(collection.declined),
-            result.counts,
-            m.Blob(result.digest, len(result.data), tr.part_bytes(settings.packet_bytes)),
-            result.stream,
-            collection.causes,
-            context.offline_count,
+            at, uploads, declined, result.counts, blob, result.stream, causes, context.offline_count
         )
         held = list(collection.uploads.items())
         masked = [held[place] for place in result.order if held[place][1].seed is not None]
@@ -874,8 +836,7 @@ class ProxyRounds:
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
-        answers = (len(collection.uploads), len(collection.declined))
-        note = m.Shortfall(at, *answers, collection.causes, self._context.offline_count)
+        note = m.Shortfall(at, *collection.counts, self._context.offline_count)
         told = fx.Send(fx.CloudAddress(), self._context.signer.note(note))
         return [told, _set("short", at, wait_s)]
 
@@ -896,15 +857,16 @@ class ProxyRounds:
         memory = self._context.memory
         for at, kept in memory.batches.items():
             if kept.batch.blob.digest == ack.blob:
+                stop = fx.CancelTimer(_timer("handover", at))
                 if ack.status == "closed" and kept.seeds:
-                    return [_cancel("handover", at)]
+                    return [stop]
                 del memory.batches[at]
                 self._laying.pop(at, None)
                 memory.delivered.add(at)
                 if at in self.collections:
                     self.collections[at].step("held_by_cloud")
                     self.collections[at].senders = ()
-                return [fx.Persist(BatchDelivered(at)), _cancel("handover", at)]
+                return [fx.Persist(BatchDelivered(at)), stop]
         return []
 
     def timer(self, name: str) -> list[fx.Effect]:
@@ -958,7 +920,7 @@ class ProxyMasks:
         self._at_work = question
         return [*out, fx.Work(task)]
 
-    def _task(self, asked: m.Unmask | m.CheckMasks, question: bytes) -> SumMasks | CheckSeeds:
+    def _task(self, asked: m.Unmask | m.CheckMasks, question: bytes) -> SumMasks:
         """What is to be computed. Raises ProtocolError: why the question is not answered."""
         memory, at = self._context.memory, asked.at
         collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
@@ -974,8 +936,8 @@ class ProxyMasks:
         manifest = collection.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
         if isinstance(asked, m.CheckMasks):
-            check_factors(manifest, CheckKey(asked.key))
-            return CheckSeeds(at, question, vectors, batch.seeds, CheckKey(asked.key))
+            check_factors(manifest, key := CheckKey(asked.key))
+            return SumMasks(at, question, vectors, (batch.seeds,), key)
         chosen = chosen_of(asked.chosen, len(batch.seeds))
         sets = dealt(chosen, manifest.sets)
         if min(map(len, sets)) < collection.floor // len(sets) or len(chosen) < collection.floor:
@@ -994,16 +956,14 @@ class ProxyMasks:
         places = chosen_of(said.places, len(senders)) if senders else []  # an earlier process knew
         return [fx.Refuse(MISFIT, fx.DeviceAddress(senders[place])) for place in places]
 
-    def summed(self, task: SumMasks | CheckSeeds, result: object) -> list[fx.Effect]:
+    def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud will ask again
             return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
         blob = tr.describe(result.data, tr.part_bytes(self._context.settings.packet_bytes))
         self._ready = (m.MaskSums(task.at, task.question, blob), result.data)
-        summed = isinstance(task, SumMasks)
-        uploads = sum(map(len, task.sets)) if isinstance(task, SumMasks) else len(task.seeds)
-        what = {"round": task.at.exchange, "uploads": uploads}
-        report = fx.Report("unmasked" if summed else "masks_checked", what)
+        what = {"round": task.at.exchange, "uploads": sum(map(len, task.sets))}
+        report = fx.Report("masks_checked" if task.key else "unmasked", what)
         return [report, *self._offer(*self._ready)]
 
     def _offer(self, sums: m.MaskSums, data: bytes) -> list[fx.Effect]:

@@ -464,7 +464,7 @@ class ProxyUploads:
             if attendance.waits_for(device):
                 collection.aside.discard(device)
             else:
-                collection.set_aside(device)
+                collection.aside.add(device)
         # What the device was asked for may have been lost with its link: ask again.
         arrival = self.arriving.get(device)
         return self._wait(device, arrival, now_s) if arrival else []
@@ -484,11 +484,12 @@ def _takes(collection: pr.Collection, device: str) -> bool:
 
 
 def _counts(collection: pr.Collection) -> fx.Effect:
+    uploads, declined, causes = collection.counts
     counts = {
         "round": collection.manifest.at.exchange,
-        "uploads": len(collection.uploads),
-        "declined": len(collection.declined),
-        "causes": dict(zip(m.DECLINE_CAUSES, collection.causes, strict=False)),
+        "uploads": uploads,
+        "declined": declined,
+        "causes": dict(zip(m.DECLINE_CAUSES, causes, strict=False)),
         "selected": collection.manifest.selected,
     }
     return fx.Report("answered", counts, collection.manifest.at)

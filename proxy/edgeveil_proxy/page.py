@@ -135,14 +135,15 @@ class ProxyPage:
         rounds, opened_s = self._proxy.machine.rounds, self._proxy.host.opened_s
         for at in rounds.open:
             held = rounds.collections[at]
+            uploads, declined, causes = held.counts
             opened = opened_s.get(at)  # unknown of one that an earlier process opened
             yield {
                 "index": at.exchange,
                 "attempt": at.attempt,
                 "phase": held.manifest.phase,
-                "uploads": len(held.uploads),
-                "declined": len(held.declined),
-                "causes": dict(zip(DECLINE_CAUSES, held.causes, strict=False)),
+                "uploads": uploads,
+                "declined": declined,
+                "causes": dict(zip(DECLINE_CAUSES, causes, strict=False)),
                 "selected": held.manifest.selected,
                 "opened_s": opened,
                 "ends_s": opened + held.manifest.deadline_s if opened else None,

@@ -223,17 +223,14 @@ class ProxyHost:
                 return self._spool.shuffled(task, self._shuffle)
             case rounds.StreamUploads():
                 return self._spool.streamed(task, self._shuffle)
-            case rounds.SumMasks(vectors=vectors, sets=sets):
+            case rounds.SumMasks(vectors=vectors, sets=sets, key=key):
                 # Only for this a proxy computes, and loads what that needs.
-                from edgeveil.protocol.tensors import mask_sums
+                from edgeveil.protocol.tensors import mask_checks, mask_sums
 
+                if key is not None:
+                    checks = mask_checks(vectors, sets[0], RoundCheck(key, disclosed=True))
+                    return rounds.SummedMasks(checks)
                 return rounds.SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
-            case rounds.CheckSeeds(vectors=vectors, seeds=seeds, key=key):
-                from edgeveil.protocol.tensors import mask_checks
-
-                return rounds.SummedMasks(
-                    mask_checks(vectors, seeds, RoundCheck(key, disclosed=True))
-                )
             case FindAnswered():
                 return self._spool.answered(task)
             case ShowBlob() if self._blobs:

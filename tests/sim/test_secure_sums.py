@@ -297,7 +297,7 @@ def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(
 
     def off_by_one(task: object) -> object:
         found = honest(task)
-        if isinstance(task, SumMasks) and isinstance(found, SummedMasks):
+        if isinstance(task, SumMasks) and not task.key and isinstance(found, SummedMasks):
             data = bytearray(found.data)
             data[0] ^= 1  # the lowest bit of the first number
             return SummedMasks(bytes(data))
