@@ -12,8 +12,8 @@ come again, before its signature is even looked at.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
@@ -28,13 +28,7 @@ from edgeveil.protocol.proxy_broadcasts import (
     ProxyReleases,
     Serving,
 )
-from edgeveil.protocol.proxy_uploads import Asked, ProxyUploads, TakePut
-
-
-class TrustDocuments(Protocol):
-    """The root's metadata that this party holds."""
-
-    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]: ...
+from edgeveil.protocol.proxy_uploads import ProxyUploads, TakePut
 
 
 @dataclass(frozen=True)
@@ -133,8 +127,9 @@ class ProxyMachine:
         registry: pr.DeviceRegistry,
         memory: pr.ProxyMemory | None = None,
         settings: pr.ProxySettings | None = None,
-        trust: TrustDocuments | None = None,
+        trust: Callable[[int, int], tuple[tuple[bytes, ...], bytes]] | None = None,
     ) -> None:
+        """`trust` gives the roots above a version, and the delegations (empty: none are newer)."""
         self.signer, self.registry, self._trust = signer, registry, trust
         self.memory, self.settings = memory or pr.ProxyMemory(), settings or pr.ProxySettings()
         context = pr.ProxyContext(signer, keys, registry, self.memory, self.settings)
@@ -248,31 +243,9 @@ class ProxyMachine:
                 return self.broadcasts.repair()
         return self.rounds.timer(name)
 
-    # --- how things stand, for metrics and logs ---
-
     @property
     def offline(self) -> set[str] | None:
         return self._context.offline
-
-    @property
-    def spool_bytes(self) -> int:
-        return self.rounds.spooled_bytes
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.broadcasts.cached_bytes
-
-    @property
-    def credit_bytes(self) -> int:
-        return self.uploads.credit.granted_bytes
-
-    def asks(self, device: str) -> Asked | None:
-        """The request of which this device's parts have not all come yet; None without any."""
-        return self.uploads.asked(device)
-
-    @property
-    def open_rounds(self) -> int:
-        return len(self.rounds.open)
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})
@@ -322,7 +295,7 @@ class ProxyMachine:
     def _send_trust(self, to: fx.Address, root_version: int, version: int) -> list[fx.Effect]:
         if self._trust is None or not root_version:
             return []
-        roots, delegations = self._trust.after(root_version, version)
+        roots, delegations = self._trust(root_version, version)
         most_bytes = self.settings.packet_bytes - _MESSAGE_BYTES
         fitting = [sum(map(len, roots[: n + 1])) <= most_bytes for n in range(len(roots))]
         sent = roots[: sum(fitting)]

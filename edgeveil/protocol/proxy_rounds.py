@@ -820,17 +820,18 @@ class ProxyRounds:
 
     def lay_down(self, told: m.BlobAt) -> list[fx.Effect]:
         """The cloud says where to put a batch. Raises ProtocolError `foreign_url`."""
-        for at, kept in self._context.memory.batches.items():
-            if kept.batch.blob.digest == told.blob:
-                return self._laid(at).lay_down(told, kept.batch.blob, kept.data)
-        return []
+        kept = self._batch(told.blob)
+        return self._laid(kept.at).lay_down(told, kept.batch.blob, kept.data) if kept else []
+
+    def _batch(self, digest: bytes) -> BatchKept | None:
+        batches = self._context.memory.batches.values()
+        return next((kept for kept in batches if kept.batch.blob.digest == digest), None)
 
     def laid_down(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
-        for at, kept in self._context.memory.batches.items():
-            if kept.batch.blob.digest == task.blob.digest:
-                lies, out = self._laid(at).laid_down(task, result)
-                return out if lies else [*out, *self._hand_over(at, push=False)]
-        return []
+        if (kept := self._batch(task.blob.digest)) is None:
+            return []
+        lies, out = self._laid(kept.at).laid_down(task, result)
+        return out if lies else [*out, *self._hand_over(kept.at, push=False)]
 
     def _short(self, at: m.ExchangeId) -> list[fx.Effect]:
         collection, settings = self.collections[at], self._context.settings
@@ -854,20 +855,22 @@ class ProxyRounds:
     def delivered(self, ack: m.Ack) -> list[fx.Effect]:
         """The cloud holds a batch, or has no use for it. Without a use it may still have kept what
         is under its masks: their seeds stay until the job goes on or ends."""
-        memory = self._context.memory
-        for at, kept in memory.batches.items():
-            if kept.batch.blob.digest == ack.blob:
-                stop = fx.CancelTimer(_timer("handover", at))
-                if ack.status == "closed" and kept.seeds:
-                    return [stop]
-                del memory.batches[at]
-                self._laying.pop(at, None)
-                memory.delivered.add(at)
-                if at in self.collections:
-                    self.collections[at].step("held_by_cloud")
-                    self.collections[at].senders = ()
-                return [fx.Persist(BatchDelivered(at)), stop]
-        return []
+        if (kept := self._batch(ack.blob)) is None:
+            return []
+        at, memory, stop = (
+            kept.at,
+            self._context.memory,
+            fx.CancelTimer(_timer("handover", kept.at)),
+        )
+        if ack.status == "closed" and kept.seeds:
+            return [stop]
+        del memory.batches[at]
+        self._laying.pop(at, None)
+        memory.delivered.add(at)
+        if at in self.collections:
+            self.collections[at].step("held_by_cloud")
+            self.collections[at].senders = ()
+        return [fx.Persist(BatchDelivered(at)), stop]
 
     def timer(self, name: str) -> list[fx.Effect]:
         """One of a round's timers ran out; its state decides whether that still means anything."""

@@ -277,11 +277,13 @@ class ProxyMetrics(Collector):
         }
         yield gauge("devices", "Devices by state.", states, "state")
         machine = self._proxy.machine
-        yield gauge("spool_bytes", "Disk held by uploads and batches.", machine.spool_bytes)
-        yield gauge("cache_bytes", "Disk held by broadcasts.", machine.cache_bytes)
+        yield gauge(
+            "spool_bytes", "Disk held by uploads and batches.", machine.rounds.spooled_bytes
+        )
+        yield gauge("cache_bytes", "Disk held by broadcasts.", machine.broadcasts.cached_bytes)
         text = "Bytes that devices were asked for and that have not come yet."
-        yield gauge("credit_bytes", text, machine.credit_bytes)
-        yield gauge("open_rounds", "Rounds that take uploads.", machine.open_rounds)
+        yield gauge("credit_bytes", text, machine.uploads.credit.granted_bytes)
+        yield gauge("open_rounds", "Rounds that take uploads.", len(machine.rounds.open))
         at = machine.at
         yield gauge("current_round", "Round opened last; 0: none.", at.exchange if at else 0)
 

@@ -115,9 +115,9 @@ class ProxyPage:
             "rounds": list(self._rounds()),
             "refused": bounded(self._runtime.refusals.counts),
             "rooms": {
-                "spool": [machine.spool_bytes, limits.spool_bytes],
-                "cache": [machine.cache_bytes, limits.cache_bytes],
-                "credit": [machine.credit_bytes, machine.settings.credit_bytes],
+                "spool": [machine.rounds.spooled_bytes, limits.spool_bytes],
+                "cache": [machine.broadcasts.cached_bytes, limits.cache_bytes],
+                "credit": [machine.uploads.credit.granted_bytes, machine.settings.credit_bytes],
             },
             "links": {
                 hop: {

@@ -76,14 +76,14 @@ class ProxyRole:
             self.registry,
             self.spool.load(),
             machine_settings(site),
-            trust=self.trust.metadata if self.trust else None,
+            trust=self.trust.metadata.after if self.trust else None,
         )
         self.plan_problem = ""  # why devices_file could not be taken up
         self.not_delegated = ""  # why it cannot speak with the key that the root names
         self.conduct = DeviceConduct(
             ConductLimits(limits.device_messages_per_s),
             lambda device: self.registry.verify_key(device) is not None,
-            self.machine.asks,
+            self.machine.uploads.asked,
             self._set_aside,
             clock,
         )

@@ -98,4 +98,8 @@ def test_what_a_device_says_beside_its_answer_is_refused_and_counted(
     # However often it asks, it hears little more than an honest one, and the proxy keeps nothing.
     heard = [run.bytes_to(run.fleet.devices[0].id) for run in (undisturbed, outcome)]
     assert heard[1] < 2 * heard[0]
-    assert outcome.fleet.proxy.machine.spool_bytes == outcome.fleet.proxy.machine.credit_bytes == 0
+    assert (
+        outcome.fleet.proxy.machine.rounds.spooled_bytes
+        == outcome.fleet.proxy.machine.uploads.credit.granted_bytes
+        == 0
+    )

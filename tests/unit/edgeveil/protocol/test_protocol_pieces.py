@@ -296,7 +296,7 @@ def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
     machine = proxy()
     wrong = kit.manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
     assert kit.refused(cloud_says(machine, kit.offer(wrong))) == ["malformed"]
-    assert machine.cache_bytes == 0
+    assert machine.broadcasts.cached_bytes == 0
 
 
 PART_BYTES = transfer.part_bytes(kit.PACKET_BYTES)

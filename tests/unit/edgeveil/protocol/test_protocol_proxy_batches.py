@@ -78,7 +78,7 @@ def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
     out = pb.fire(machine, "deadline")
     assert kit.bodies(out, Shortfall) == [Shortfall(kit.at(), 3, 0)]
     assert kit.headers(out) == [] and state(machine) is pr.CollectionState.SHORT
-    assert kit.stored(out) == [pr.UploadsDropped(kit.at())] and machine.spool_bytes == 0
+    assert kit.stored(out) == [pr.UploadsDropped(kit.at())] and machine.rounds.spooled_bytes == 0
     assert kit.bodies(pb.upload(machine, 0), Ack)[0].status == "held"
     assert kit.bodies(pb.upload(machine, 3), Ack)[0].status == "closed"
 

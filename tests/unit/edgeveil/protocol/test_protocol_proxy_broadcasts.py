@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from types import SimpleNamespace
 
 import msgspec
 import protocol_kit as kit
@@ -335,7 +334,7 @@ def test_a_job_whose_release_will_be_taken_is_announced(before, job):
 def reading_trust():
     """A proxy to which the cloud just passed on what the root says, and the work on it."""
     machine = pb.proxy()
-    machine._trust = SimpleNamespace(after=lambda _root, _version: ((), b""))
+    machine._trust = lambda _root, _version: ((), b"")
     machine.hold_work = True
     (work,) = pb.cloud_says(machine, TrustMetadata((), b"newer"))
     machine.hold_work = False
@@ -459,11 +458,11 @@ def test_the_cache_has_a_bound_and_says_so():
         for piece in kit.parts_of(header, LONG + job):
             out = pb.cloud_says(machine, piece)
         assert acks(out) == [("held", "")]
-    used = machine.cache_bytes
+    used = machine.broadcasts.cached_bytes
     third = kit.manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
     out = pb.cloud_says(machine, kit.offer(third))
     assert kit.refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
-    assert machine.cache_bytes == used and machine.broadcasts.arriving == {}
+    assert machine.broadcasts.cached_bytes == used and machine.broadcasts.arriving == {}
 
 
 def hello_of_greeting(machine, who, now_s=0.0):

@@ -143,10 +143,10 @@ def test_uploads_under_way_reserve_their_place_with_their_first_part():
     first, second, *_ = kit.parts_of(header, bytes(4048))
     for who in FLEET[:4]:
         assert kit.refused(says(machine, who, kit.offer(header, b"", who.signer))) == []
-    assert machine.spool_bytes == 0  # an offer alone keeps nobody out
+    assert machine.rounds.spooled_bytes == 0  # an offer alone keeps nobody out
     got = [kit.refused(says(machine, who, first)) for who in FLEET[:3]]
     assert got == [[], [], ["spool_full"]]
-    assert machine.spool_bytes == 2 * 4048
+    assert machine.rounds.spooled_bytes == 2 * 4048
     assert kit.refused(says(machine, FLEET[0], second)) == []  # its own place is not counted twice
     late = says(machine, FLEET[4], kit.offer(header, b"", FLEET[4].signer))
     assert kit.refused(late) == ["spool_full"] and kit.of(late, fx.Send) == []
@@ -211,7 +211,7 @@ def test_uploads_wait_their_turn_and_the_next_is_asked_when_one_is_here():
     for piece in big(1)[1]:
         out = says(machine, FLEET[1], piece)
     assert acks_of_arrivals(out) == [("held", "")] and needs(out) == [(2, (0, 1, 2, 3))]
-    assert machine.credit_bytes <= 2 * ROOM
+    assert machine.uploads.credit.granted_bytes <= 2 * ROOM
 
 
 def test_a_repeated_offer_changes_nothing_while_it_waits_or_comes():
@@ -242,10 +242,13 @@ def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent(
     first, *rest = big(0)[1]
     says(machine, FLEET[0], first)
     out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
-    assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - kit.PART_BYTES
+    assert (
+        needs(out) == [(0, (1, 2, 3))]
+        and machine.uploads.credit.granted_bytes == SEALED - kit.PART_BYTES
+    )
     for piece in rest:
         out = says(machine, FLEET[0], piece)
-    assert acks_of_arrivals(out) == [("held", "")] and machine.credit_bytes == 0
+    assert acks_of_arrivals(out) == [("held", "")] and machine.uploads.credit.granted_bytes == 0
 
 
 def test_an_upload_that_is_not_its_digest_begins_anew_behind_the_others():
@@ -273,7 +276,7 @@ def test_another_upload_of_the_device_takes_the_place_of_one_under_way():
     says(machine, FLEET[0], big(0)[1][0])
     header, pieces, data = big(9)
     out = says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer))
-    assert needs(out) == [(0, (0, 1, 2, 3))] and machine.spool_bytes == SEALED
+    assert needs(out) == [(0, (0, 1, 2, 3))] and machine.rounds.spooled_bytes == SEALED
     for piece in pieces:
         out = says(machine, FLEET[0], piece)
     assert acks_of_arrivals(out) == [("held", "")] and machine.disk.uploads[kit.at()] == data
@@ -301,7 +304,7 @@ def test_an_upload_in_parts_that_no_packet_carries_is_refused(claimed):
     assert kit.refused(out) == ["large_parts"] and acks_of_arrivals(out) == [
         ("refused", "large_parts")
     ]
-    assert machine.credit_bytes == machine.spool_bytes == 0
+    assert machine.uploads.credit.granted_bytes == machine.rounds.spooled_bytes == 0
 
 
 def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
@@ -313,23 +316,23 @@ def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
 
 def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
     machine = opened_of_arrivals()
-    assert not machine.asks(FLEET[0].id)
+    assert not machine.uploads.asked(FLEET[0].id)
     offered(machine, 0)
     wrong = msgspec.structs.replace(big(0)[1][0], data=b"")
     for _ in range(4):
-        assert machine.asks(FLEET[0].id)
+        assert machine.uploads.asked(FLEET[0].id)
         assert kit.refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
-    assert not machine.asks(FLEET[0].id)
+    assert not machine.uploads.asked(FLEET[0].id)
     for piece in big(0)[1]:  # the right ones still count
         out = says(machine, FLEET[0], piece)
-    assert acks_of_arrivals(out) == [("held", "")] and not machine.asks(FLEET[0].id)
+    assert acks_of_arrivals(out) == [("held", "")] and not machine.uploads.asked(FLEET[0].id)
 
 
 def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
     machine = opened_of_arrivals()
     offered(machine, 0)
     first, *_, last = big(0)[1]
-    assert machine.asks(FLEET[0].id) == (1, 4)
+    assert machine.uploads.asked(FLEET[0].id) == (1, 4)
     for _ in range(50):
         out = says(machine, FLEET[0], last)
         assert kit.refused(out) == ["out_of_turn"] and needs(out) == []
