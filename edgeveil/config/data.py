@@ -96,11 +96,9 @@ class Partition(Block):
     """Share of the devices that hold records of low quality."""
     lq_data: float = Field(default=0.0, ge=0, le=1)
     """Share of such a device's records that are of low quality: of another class, and noisy."""
-    lq_noise: float = Field(default=0.5, ge=0, le=100)
-    """Standard deviation of that noise, as a share of the range of the data set's values."""
     lq_range: tuple[float, float] | None = Field(default=None, examples=[[0, 255]])
-    """That range, least and greatest value, for files of your own, of whose records it may not
-    follow; published sets have theirs."""
+    """Least and greatest value, for files of your own, of whose records that may not follow;
+    published sets have theirs. The noise has half of that range as its standard deviation."""
 
 
 class Shard(Block):

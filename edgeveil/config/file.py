@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,29 +189,14 @@ _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
 RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
     "job": {
         "local_run.engine": "auto",
-        "train.c1": 1.0,
-        "train.c2": 1.0,
-        "train.inertia": 0.1,
-        "train.spread": 0.01,
-        "train.moves": 2,
-        "train.loss_clip": 4.0,
-        "train.auxiliary": 64,
-        "train.teacher": None,
-        "model.dense": 1024,
-        "model.groups": 16,
-        "model.shortcut": "thin",
-        "update.*.dtype": "float16",
         "update.*.clip_rate": 0.2,
         "update.*.bit_share": 0.05,
+        "local_run.partition.lq_noise": 0.5,
         "local_run.protocol": 5,
         "local_run.policy": dict,  # a block, of any keys; a path to a policy file is none
         "broadcast": {"dtype": "float32"},
-        "privacy.stop": None,
         "round.max_staleness": 8,
         "round.staleness_exponent": 0.5,
-        "release.max_failed_share": 0,
-        "unsupervised.labels": "argmax",
-        "unsupervised.silhouette": "sklearn",
     },
     "broker": {"enforce_profile": None},
     "cloud": {
@@ -229,6 +214,7 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         **{f"blobs.{key}": value for key, value in _BLOBS.items()},
     },
     "edge": {
+        "data.shard.partition.lq_noise": 0.5,
         "broker.backoff_cap_s": 30,
         "limits.fetch_bytes": 1 << 29,
         "limits.receipts": 1000,
@@ -244,6 +230,7 @@ RETIRED["fleet"] = {
     for part, kind in (("cloud", "cloud"), ("proxy", "proxy"), ("devices", "edge"))
     for key, usual in RETIRED[kind].items()
 }
+_DROP = "drop the key"
 _INSTEAD = {
     "labels": "drop the key, or use upload: sums, which learns clusters of records",
     "engine": "drop the key, and name a Ray cluster in ray_address",
@@ -260,15 +247,24 @@ def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int
     for dotted, usual in RETIRED.get(kind, {}).items():
         *steps, key = dotted.split(".")
         for path, holder in _holders(block, steps, ()):
-            value = holder.get(key)
-            of_type = isinstance(usual, type) and isinstance(value, usual)
-            if key not in holder or (isinstance(usual, type) and not of_type):
-                continue
-            del holder[key]
-            if not of_type and value != usual:
-                text = "null" if usual is None else usual
-                fix = _INSTEAD.get(key, "drop the key")
-                found.append(((*path, key), f"is always {text} by now; {fix}"))
+            found += drop_keys(path, holder, {key: usual})
+    return found
+
+
+def drop_keys(
+    path: tuple[str | int, ...], block: dict[str, Any], keys: Mapping[str, object]
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Remove these keys from a block; returns (path, problem) of those of another value."""
+    found = []
+    for key, usual in keys.items():
+        value = block.get(key)
+        of_type = isinstance(usual, type) and isinstance(value, usual)
+        if key not in block or (isinstance(usual, type) and not of_type):
+            continue
+        del block[key]
+        if not of_type and value != usual:
+            text = "null" if usual is None else usual
+            found.append(((*path, key), f"is always {text} by now; {_INSTEAD.get(key, _DROP)}"))
     return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -25,22 +25,21 @@ from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
-from edgeveil.parts.aggregation.rule import FedAvgParameters
+from edgeveil.parts.aggregation.rule import AveragingParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters
-from edgeveil.parts.part import OneOf, says_nothing
+from edgeveil.parts.part import OneOf, PartTable, says_nothing
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job that this version knows"
-CONSTANTS: dict[str, dict[str, Any]] = {
+_SETTLED: dict[str, dict[str, Any]] = {  # as `BlockPart.settled`
     "privacy": {"stop": None},
     "unsupervised": {"labels": "argmax", "silhouette": "sklearn"},
     "release": {"max_failed_share": 0.0},
 }
-"""Keys of earlier versions by block: they stay in the canonical bytes, so that digests stay."""
 
 # A field takes the block of any part that its table holds.
 TrainBlock = Annotated[MethodParameters, OneOf(METHODS)]
@@ -303,7 +302,9 @@ class Job(Block):
     """When a round closes."""
     proxy: Proxy = Proxy()
     """What the proxy does with the uploads."""
-    aggregation: AggregationBlock = Field(default=FedAvgParameters(), examples=[{"name": "fedavg"}])
+    aggregation: AggregationBlock = Field(
+        default=AveragingParameters(), examples=[{"name": "fedavg"}]
+    )
     """How the uploads of a round become one."""
     encrypt: Encrypt = Encrypt()
     """How inference uploads are protected."""
@@ -393,14 +394,8 @@ class Job(Block):
         for key, value in self.train.left_out.items():
             if plain["train"][key] == value:
                 del plain["train"][key]
-        parts = (self.train, self.model, *self.features, *self.update)
-        blocks = (plain["train"], plain["model"], *plain["features"], *plain["update"])
-        for part, block in zip(parts, blocks, strict=True):
-            if part is not None:
-                block |= part.settled
-        for block, constants in CONSTANTS.items():
-            if block in plain:
-                plain[block] |= constants
+        for _, block, keys in settled(plain):
+            block |= keys
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -427,7 +422,11 @@ class Job(Block):
         if len(raw) > CANONICAL_BYTES:
             raise ProtocolError("bad_job", f"a job of more than {CANONICAL_BYTES} bytes")
         try:
-            job = cls.model_validate_json(_without_constants(raw), strict=True)
+            plain = json.loads(raw)
+            for _, block, keys in settled(plain if isinstance(plain, dict) else {}):
+                for key in [key for key, value in keys.items() if block.get(key, ...) == value]:
+                    del block[key]
+            job = cls.model_validate_json(json.dumps(plain), strict=True)
             said = job.train.model_fields_set
             job._set_train({k: v for k, v in job.train.left_out.items() if k not in said})
             same = job.canonical() == raw
@@ -440,13 +439,27 @@ class Job(Block):
         return job
 
 
-def _without_constants(raw: bytes) -> str:
-    plain = json.loads(raw)
-    for block, constants in CONSTANTS.items():
-        if isinstance(plain, dict) and isinstance(plain.get(block), dict):
-            for key in constants:
-                plain[block].pop(key, None)
-    return json.dumps(plain)
+def settled(
+    job: dict[str, Any],
+) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any], Mapping[str, Any]]]:
+    """Path, block and former keys of each block of a job that has some: see `BlockPart.settled`."""
+    tables: dict[str, PartTable[Any]] = {
+        "train": METHODS,
+        "model": MODELS,
+        "features": FEATURES,
+        "update": STAGES,
+        "aggregation": AGGREGATIONS,
+    }
+    for key, given in job.items():
+        each = given if isinstance(given, list) else [given]
+        for at, block in enumerate(each):
+            if not isinstance(block, dict):
+                continue
+            name = block.get(tables[key].kind.tag) if key in tables else None
+            part = tables[key].get(name) if isinstance(name, str) else None
+            keys = _SETTLED.get(key) if part is None else part.settled
+            if keys:
+                yield ((key, at) if isinstance(given, list) else (key,)), block, keys
 
 
 def _scaled(block: Any, scale: float) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeveil.config.explain import Schema
-from edgeveil.config.file import drop_retired, judged, parsed, problems_error, read
+from edgeveil.config.file import drop_keys, drop_retired, judged, parsed, problems_error, read
 from edgeveil.config.site_files import SITES, kind_of
 from edgeveil.config.yaml_tree import Problem, Tree, read_tree
 from edgeveil.jobs.compile import compile_job
-from edgeveil.jobs.job import Job
+from edgeveil.jobs.job import Job, settled
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
@@ -53,9 +53,11 @@ def job_tree(text: str | bytes, where: str) -> Tree:
         command = f"edgeveil {kind}" if kind in SITES else "edgeveil loadtest --scenario"
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
-    for at, problem in drop_retired("job", tree.value):
-        tree.problems.append(Problem(at, tree.line(at), problem))
     expand(tree)
+    found = drop_retired("job", tree.value)
+    for path, block, keys in settled(tree.value):
+        found += drop_keys(path, block, keys)
+    tree.problems += [Problem(at, tree.line(at), problem) for at, problem in found]
     if PRESET in tree.value:
         raise problems_error(where, tree.problems)
     return tree

@@ -61,7 +61,7 @@ PRESETS: Table[dict[str, Any]] = Table(
         },
         "pso_dp_fl": {
             "model": {"name": "mlp_300_100"},
-            "train": {"method": "pso_dp_fl", "particles": 3},
+            "train": {"method": "pso_dp_fl"},
             "privacy": {"epsilon": 8.0, "delta": 1e-5},
         },
         "ldp_fl": {

@@ -27,7 +27,7 @@ from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
 from edgeveil.parts.methods import MethodContext
 from edgeveil.parts.models import Network
 from edgeveil.parts.models.heads import no_threshold
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.models.mlp import build as build_mlp
 from edgeveil.parts.part import BlockPart, Part
 from edgeveil.parts.partitions import PartitionPart
@@ -252,7 +252,7 @@ def the_graph_gives_what_the_map_gives(part: Any) -> str:
 
 
 def _network() -> Network:
-    return build_mlp(MlpParameters(hidden=(4,)), (4,), CLASSES)
+    return build_mlp(NetworkParameters(hidden=(4,)), (4,), CLASSES)
 
 
 def _setting(**changes: Any) -> MethodContext:

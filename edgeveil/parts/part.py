@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,8 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
-    model_validator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
@@ -37,19 +38,36 @@ class PartBlock(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    settled: ClassVar[Mapping[str, Any]] = {}
-    """Former keys with the only value they still take; a job's canonical bytes keep them."""
+
+def only_for(**defaults: Any) -> WrapValidator:
+    """A key that some names of its block take, with the default of each; refused with others.
+
+    Declare the field after the name, as `Annotated[T, only_for(...)] = Field(**SOME_NAMES_KEY)`.
+    Its value is `...` for other names, and stays out of canonical bytes.
+    """
+
+    def check(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        name = info.data.get("method", info.data.get("name"))
+        if name in defaults:
+            value = defaults[name] if value is None else value
+            return inner(_tuples(value))
+        if value is not None and value is not ...:
+            raise ValueError(f"unknown key here, it belongs to {' and '.join(defaults)}")
+        return ...
+
+    return WrapValidator(check)
 
 
-class WithSettled(PartBlock):
-    """A block that has such keys. Apart, since past this validator JSON's lists are no tuples."""
+SOME_NAMES_KEY: dict[str, Any] = {
+    "default": None,
+    "validate_default": True,
+    "exclude_if": lambda value: value is ...,
+}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_settled(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {k: v for k, v in given.items() if cls.settled.get(k, ...) != v}
+
+def _tuples(value: Any) -> Any:
+    """A value past JSON, whose lists are no tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def file_block(given: Any, info: ValidationInfo, *tuples: str) -> tuple[Any, Path | None]:
@@ -109,14 +127,20 @@ class BlockPart(Part):
     """What every such block of the family is; the parameters are one of its kind."""
 
     parameters: type[Any]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of earlier versions with the only value they still take; a job's canonical bytes keep
+    them."""
 
     def __post_init__(self) -> None:
         key = self.parameters.model_fields[self.tag]
         if not self.name:
-            (name,) = get_args(key.annotation)
-            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "name", get_args(key.annotation)[0])
         if not self.summary:
             object.__setattr__(self, "summary", str(key.description or ""))
+
+    def made(self, **keys: Any) -> Any:
+        """The block of this part with `keys`, its name filled in."""
+        return self.parameters(**{self.tag: self.name, **keys})
 
 
 GONE = {

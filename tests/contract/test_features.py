@@ -12,8 +12,7 @@ from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters, build_features
 from edgeveil.parts.features.feature_map import IR_VERSION, OPSET, NodeList
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.parts.features.pictures import GaborParameters, PicturesParameters
-from edgeveil.parts.features.values import RandomParameters
+from edgeveil.parts.features.pictures import PicturesParameters
 from edgeveil.subnormals import flushed
 from tests.kits.backbone_files import centring_backbone, small_backbone
 
@@ -22,8 +21,8 @@ BACKBONE = small_backbone()
 FOUND = {sha256_hex(BACKBONE): BACKBONE}
 ENTRIES = {
     "identity": IdentityParameters(input_scale=16.0, shift=-0.3),
-    "random": RandomParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
-    "gabor": GaborParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
+    "random": IdentityParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
+    "gabor": PicturesParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
     "pictures": PicturesParameters(name="pictures", dimension=60, input_scale=16.0),
     "onnx": OnnxParameters(
         name="onnx",

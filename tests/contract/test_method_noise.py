@@ -14,7 +14,7 @@ from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS, dp_sgd
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -30,7 +30,7 @@ SUMS = [
     *((name, {"rounds": 2}) for name in METHODS if METHODS[name].shares and name != "fm"),
 ]
 FEATURES = 96
-STEPPING = {"dp_sgd": {}, "gep": {}, "rgp": {}, "pso_dp_sgd": {"particles": 2}}
+STEPPING = {"dp_sgd": {}, "gep": {}, "rgp": {}, "pso_dp_sgd": {}}
 
 
 def random(*numbers):
@@ -62,7 +62,7 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
         pytest.skip("Laplace noise is no sum of parts")
     method = METHODS[name]
     setting = replace(SETTING, honest=honest, anomaly=method.anomaly)
-    parameters = method.parameters(**options)
+    parameters = method.made(**options)
     device, cloud = method.device(parameters, setting), method.cloud(parameters, setting)
     rng = np.random.default_rng(1)
     records = Records(rng.normal(size=(9, 6)).astype(np.float32), rng.integers(0, 3, 9))
@@ -92,13 +92,13 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
 def stepping(name):
     """A method of noised steps on records of one feature each, and what it gets from the cloud."""
     shape = (FEATURES,)
-    network = build_network(MlpParameters(hidden=()), shape, 2)
+    network = build_network(NetworkParameters(hidden=()), shape, 2)
     setting = replace(
         SETTING, epsilon=200.0, input_shape=shape, classes=2, network=network, summed=0
     )
     method = METHODS[name]
     options = {"rounds": 2, "local_steps": 6, "sampling_rate": 0.5, "learning_rate": 1e-3}
-    parameters = method.parameters(**{**options, **STEPPING[name]})
+    parameters = method.made(**{**options, **STEPPING[name]})
     zeros = {w.name: np.zeros(w.shape, np.float32) for w in network.weights}
     return method.device(parameters, setting), parameters, setting, zeros
 

@@ -13,7 +13,7 @@ from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import WEIGHTS
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
@@ -88,9 +88,9 @@ def made(variant):
     method = METHODS[name]
     setting = replace(SETTING, projection=projection, anomaly=method.anomaly)
     if trains_model(name):
-        model = build_network(MlpParameters(hidden=(4,)), SETTING.input_shape, SETTING.classes)
+        model = build_network(NetworkParameters(hidden=(4,)), SETTING.input_shape, SETTING.classes)
         setting = replace(setting, network=model)
-    parameters = method.parameters(rounds=ROUNDS, **options)
+    parameters = method.made(rounds=ROUNDS, **options)
     return method.device(parameters, setting), method.cloud(parameters, setting)
 
 

@@ -11,7 +11,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.events import event_from_dict, to_dict
@@ -19,7 +19,7 @@ from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from tests.kits.method_context import context
 
-NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
+NETWORK = build_network(NetworkParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)
 SETTING = context(epsilon=6.0, input_shape=(2, 2), network=NETWORK)
 ROUND = Exchange(1, TRAIN, 1)
@@ -29,7 +29,7 @@ HUGE = float(np.finfo(np.float32).max)
 
 def built(name):
     entry = STAGES[name]
-    return entry.build(entry.parameters(**OPTIONS.get(name, {})), SETTING)
+    return entry.build(entry.made(**OPTIONS.get(name, {})), SETTING)
 
 
 ALL = {name: built(name) for name in STAGES}

@@ -6,11 +6,11 @@ from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
-NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # softmax regression
+NETWORK = build_network(NetworkParameters(hidden=()), (2,), 2)  # softmax regression
 SETTING = context(
     epsilon=1.0, classes=2, input_shape=(2,), nominal_records=10, devices=2, network=NETWORK
 )
@@ -21,5 +21,5 @@ ZERO = {"output.weight": np.zeros((2, 2), np.float32), "output.bias": np.zeros(2
 
 def answer(method, records=ONE, weights=ZERO, setting=SETTING, **options):
     entry = METHODS[method]
-    device = entry.device(entry.parameters(rounds=2, **options), setting)
+    device = entry.device(entry.made(rounds=2, **options), setting)
     return device.answer(ROUND, weights, records, SeededRandom(1), "cpu")

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES, mean
@@ -38,13 +36,6 @@ from edgeveil.parts.aggregation.rule import (
     mean_of,
 )
 from edgeveil.privacy.sampler import RandomBytes
-
-
-class MinDivergenceParameters(ChoosingParameters):
-    """The `aggregation` block of a job with `name: min_divergence`."""
-
-    name: Literal["min_divergence"] = "min_divergence"
-    """Per layer the mean of k uploads that turn few signs of the global weights (DELM)."""
 
 
 class MinDivergence(ChoosingRule):
@@ -85,19 +76,10 @@ def sign_changes(
     return counts
 
 
-class SecProbeParameters(ChoosingParameters):
-    """The `aggregation` block of a job with `name: secprobe`."""
-
-    name: Literal["secprobe"] = "secprobe"
-    """The mean of k whole updates that do well on the cloud's own records (Zhao et al. 2019)."""
-    validation_records: int = Field(default=200, ge=1, le=10**6)
-    """How many of the cloud's test records score uploads: the first ones; others test the model."""
-
-
 class SecProbe(ChoosingRule):
     whole = True
 
-    def __init__(self, parameters: SecProbeParameters) -> None:
+    def __init__(self, parameters: ChoosingParameters) -> None:
         super().__init__(parameters)
         self.validation_records = parameters.validation_records
 
@@ -118,7 +100,9 @@ class SecProbe(ChoosingRule):
 
 PARTS = (
     AggregationPart(
-        parameters=MinDivergenceParameters,
+        name="min_divergence",
+        summary="Per layer the mean of k uploads that turn few signs of the global weights (DELM).",
+        parameters=ChoosingParameters,
         rule=MinDivergence,
         source="Cao et al. 2023 (DELM), alg. 3, eq. 14 to 16",
         needs="weights or updates; k",
@@ -128,7 +112,10 @@ PARTS = (
         example="aggregation: {name: min_divergence, k: 4, sampling: top_k}",
     ),
     AggregationPart(
-        parameters=SecProbeParameters,
+        name="secprobe",
+        summary="The mean of k whole updates that do well on the cloud's own records (Zhao et al."
+        " 2019).",
+        parameters=ChoosingParameters,
         rule=SecProbe,
         source="Zhao et al. 2019 (SecProbe), as Cao et al. 2023 (DELM) has it",
         needs="a model; proxy.shuffle: whole; k; test records in the cloud",

@@ -12,33 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from edgeveil.parts.aggregation.rule import (
     AggregationPart,
     AggregationRule,
+    AveragingParameters,
     Combined,
-    RuleParameters,
     Uploads,
     best,
     blocks,
     mean_of,
 )
-
-
-class KrumParameters(RuleParameters):
-    """The `aggregation` block of a job with `name: krum`."""
-
-    name: Literal["krum"] = "krum"
-    """The mean of the k whole updates that stand nearest to the others; against poisoning."""
-    k: int = Field(default=1, ge=1, le=10**6)
-    """Updates that count: 1 is Krum, more are Multi-Krum."""
-    malicious: int = Field(default=1, ge=0, le=10**6)
-    """f: how many uploads of a round may be poisoned; 2f + 3 must come in."""
 
 
 class Krum(AggregationRule):
@@ -76,15 +63,6 @@ def krum_scores(distances: NDArray[np.float64], malicious: int) -> NDArray[np.fl
     return scores
 
 
-class TrimmedMeanParameters(RuleParameters):
-    """The `aggregation` block of a job with `name: trimmed_mean`."""
-
-    name: Literal["trimmed_mean"] = "trimmed_mean"
-    """Of each value the mean without its largest and smallest ones; against poisoning."""
-    share: float = Field(default=0.1, ge=0, lt=0.5)
-    """β: the share of the uploads that is left out at either end."""
-
-
 class TrimmedMean(AggregationRule):
     sums = True
 
@@ -110,13 +88,6 @@ def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float6
     return result.reshape(first.shape)
 
 
-class MedianParameters(RuleParameters):
-    """The `aggregation` block of a job with `name: median`."""
-
-    name: Literal["median"] = "median"
-    """Of each value the median; bears poison in just under half of the uploads."""
-
-
 class Median(AggregationRule):
     """All but the middle one or two are left out. Where devices differ much it learns slowly."""
 
@@ -133,7 +104,10 @@ class Median(AggregationRule):
 
 PARTS = (
     AggregationPart(
-        parameters=KrumParameters,
+        name="krum",
+        summary="The mean of the k whole updates that stand nearest to the others; against"
+        " poisoning.",
+        parameters=AveragingParameters,
         rule=Krum,
         source="Blanchard et al. 2017",
         needs="a model; proxy.shuffle: whole",
@@ -141,14 +115,18 @@ PARTS = (
         of_groups=True,
     ),
     AggregationPart(
-        parameters=TrimmedMeanParameters,
+        name="trimmed_mean",
+        summary="Of each value the mean without its largest and smallest ones; against poisoning.",
+        parameters=AveragingParameters,
         rule=TrimmedMean,
         source="Yin et al. 2018",
         example="aggregation: {name: trimmed_mean, share: 0.3}",
         of_groups=True,
     ),
     AggregationPart(
-        parameters=MedianParameters,
+        name="median",
+        summary="Of each value the median; bears poison in just under half of the uploads.",
+        parameters=AveragingParameters,
         rule=Median,
         source="Yin et al. 2018",
         example="aggregation: {name: median}",

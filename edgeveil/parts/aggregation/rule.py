@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import Aim
-from edgeveil.parts.part import BlockPart, says_nothing
+from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, only_for, says_nothing
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
@@ -134,14 +134,23 @@ Int64 = NDArray[np.int64]
 
 
 class ChoosingParameters(RuleParameters):
-    """What the rules say that choose uploads by a score."""
+    """The `aggregation` block of the rules that choose uploads by a score."""
 
+    name: Literal["min_divergence", "secprobe"]
+    """Which rule; `edgeveil methods` tells of each."""
+    secure: ClassVar[bool] = False
+    groups: ClassVar[int] = 1
     k: int = Field(ge=1, le=10**6, examples=[50])
     """Uploads that count in a round; no more than come in."""
     sampling: Literal["exponential", "top_k"] = "exponential"
     """`exponential`: k draws without replacement, better ones likelier. `top_k`: the best k."""
     epsilon_3: float = Field(default=1.0, gt=0, le=1e6)
     """ε₃ of the draws of one round, as the text claims it; no proven guarantee, see the notes."""
+    validation_records: Annotated[int, Field(ge=1, le=10**6), only_for(secprobe=200)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """Of `secprobe`: how many of the cloud's test records score uploads; the first ones, others
+    test the model. 200 by default."""
 
 
 class ChoosingRule(AggregationRule):
@@ -172,11 +181,20 @@ def drawn(
     return sorted(set(range(len(scores))) - set(left))
 
 
-class FedAvgParameters(RuleParameters):
-    """The `aggregation` block of a job with `name: fedavg`."""
+class AveragingParameters(RuleParameters):
+    """The `aggregation` block of `fedavg` and of the rules that bear poisoned uploads."""
 
-    name: Literal["fedavg"] = "fedavg"
-    """The mean of the devices' segments, each of equal weight."""
+    name: Literal["fedavg", "krum", "trimmed_mean", "median"] = "fedavg"
+    """Which rule; `edgeveil methods` tells of each."""
+    k: Annotated[int, Field(ge=1, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
+    """Updates that count in `krum`: 1, the default, is Krum, more are Multi-Krum."""
+    malicious: Annotated[int, Field(ge=0, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
+    """f of `krum`: how many uploads of a round may be poisoned; 2f + 3 must come in. 1 by
+    default."""
+    share: Annotated[float, Field(ge=0, lt=0.5), only_for(trimmed_mean=0.1)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """β of `trimmed_mean`: the share of the uploads left out at either end; 0.1 by default."""
 
 
 class FedAvg(AggregationRule):
@@ -190,7 +208,9 @@ class FedAvg(AggregationRule):
 
 
 PART = AggregationPart(
-    parameters=FedAvgParameters,
+    name="fedavg",
+    summary="The mean of the devices' segments, each of equal weight.",
+    parameters=AveragingParameters,
     rule=FedAvg,
     source="McMahan et al. 2017, with equal weights",
     example="aggregation: {name: fedavg}",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -35,6 +35,7 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for
 from edgeveil.privacy.grid import Int64, exact_matmul, row_norms
 from edgeveil.subnormals import flushed
 
@@ -43,13 +44,26 @@ BLOCK_RECORDS = 64
 COLOURS = 3
 
 
-class RasterParameters(MapParameters):
-    """What both entries say; all of it is public."""
+class PicturesParameters(MapParameters):
+    """A `gabor` or `pictures` entry of a job's `features`; all of it is public."""
 
+    name: Literal["gabor", "pictures"]
+    """Which map; `edgeveil methods` tells of each."""
     input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a pixel can be."""
     image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
     """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
+    orientations: Annotated[int, Field(ge=1, le=32), only_for(gabor=8)] = Field(**SOME_NAMES_KEY)
+    """Of `gabor`: directions of the wavelets, evenly spread over half a turn; 8 by default."""
+    scales: Annotated[int, Field(ge=1, le=3), only_for(gabor=2)] = Field(**SOME_NAMES_KEY)
+    """Of `gabor`: sizes of the wavelets, with wavelengths of 4, 8 and 16 pixels; 2 by default."""
+    pool: Annotated[Literal[4, 8, 16], only_for(gabor=8)] = Field(**SOME_NAMES_KEY)
+    """Of `gabor`: side of the pooling windows in pixels, which overlap by half; 8 by default."""
+    dimension: Annotated[int | None, Field(ge=1, le=4096), only_for(pictures=None)] = Field(
+        **SOME_NAMES_KEY, examples=[500]
+    )
+    """Of `pictures`: number of features; null: 400 for grey pictures and 600 for those in colour,
+    or as many as there are."""
 
 
 class PictureMap:
@@ -105,19 +119,6 @@ class PictureMap:
                 " `image: [rows, columns]`",
             )
         return Raster(colours, *shape)
-
-
-class GaborParameters(RasterParameters):
-    """A `gabor` entry of a job's `features`; all of it is public."""
-
-    name: Literal["gabor"]
-    """Edges of an image by direction and size: fixed Gabor wavelets, their modulus pooled."""
-    orientations: int = Field(default=8, ge=1, le=32)
-    """Directions of the wavelets, evenly spread over half a turn."""
-    scales: int = Field(default=2, ge=1, le=3)
-    """Sizes of the wavelets: wavelengths of 4, 8 and 16 pixels."""
-    pool: Literal[4, 8, 16] = 8
-    """Side of the pooling windows in pixels; they overlap by half."""
 
 
 CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
@@ -434,16 +435,6 @@ FLOOR = 0.01  # of the mean variance, added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
-class PicturesParameters(RasterParameters):
-    """A `pictures` entry of a job's `features`; all of it is public."""
-
-    name: Literal["pictures"]
-    """Pictures of any kind, grey or in colour: wavelets on the main axes of procedural pictures."""
-    dimension: int | None = Field(default=None, ge=1, le=4096, examples=[500])
-    """Number of features; null: 400 for grey pictures and 600 for those in colour, or as many as
-    there are."""
-
-
 @dataclass(frozen=True)
 class Raster:
     """Pictures of `colours` planes, and how wavelets lie over them: by their size alone."""
@@ -607,13 +598,19 @@ def narrowed(rows: Float64, dimension: int) -> Float64:
 
 PARTS = (
     FeaturePart(
-        parameters=GaborParameters,
+        name="gabor",
+        summary="Edges of an image by direction and size: fixed Gabor wavelets, their modulus"
+        " pooled.",
+        parameters=PicturesParameters,
         build=lambda parameters, _: Gabor(parameters),
         source="Bruna and Mallat 2013, fixed scattering",
         needs="pictures",
         example="features: [{name: gabor, input_scale: 255}]",
     ),
     FeaturePart(
+        name="pictures",
+        summary="Pictures of any kind, grey or in colour: wavelets on the main axes of procedural"
+        " pictures.",
         parameters=PicturesParameters,
         build=lambda parameters, _: Pictures(parameters),
         source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",

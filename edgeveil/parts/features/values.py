@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,31 +22,40 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.part import says_nothing
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for, says_nothing
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
 
 
 class IdentityParameters(MapParameters):
-    """An `identity` entry of a job's `features`; all of it is public."""
+    """An `identity` or `random` entry of a job's `features`; all of it is public."""
 
-    name: Literal["identity"] = "identity"
-    """The values themselves, scaled, shifted and brought to unit norm, or below it."""
+    name: Literal["identity", "random"] = "identity"
+    """Which map; `edgeveil methods` tells of each."""
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """Added to the scaled values."""
+    """Added to the scaled values; of `random`, what then lies outside [-1, 1] is cut off."""
     ranges: tuple[tuple[float, float], ...] = Field(
         default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=says_nothing(())
     )
-    """In place of both: the public range of each value of a record, in their order. Each becomes
-    [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
+    """Of `identity`, in place of both: the public range of each value of a record, in their order.
+    Each becomes [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
     norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=says_nothing("unit"))
-    """`unit`: each record is brought to norm 1, and how large it was is lost. `bounded`: each value
-    is clipped to [-1, 1] and all are divided alike, so that it stays."""
+    """Of `identity`; `unit`: each record is brought to norm 1, and how large it was is lost.
+    `bounded`: each value is clipped to [-1, 1] and all are divided alike, so that it stays."""
+    dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """Of `random`: number of features; 512 by default."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63), only_for(random=0)] = Field(**SOME_NAMES_KEY)
+    """Of `random`: seed of the projection, public, and the same matrix on every machine; 0 by
+    default."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
+        if self.name != "identity" and (self.ranges or self.norm != "unit"):
+            raise ValueError("ranges and norm belong to identity; leave them out")
         if self.ranges and (self.input_scale, self.shift) != (1.0, 0.0):
             raise ValueError("ranges stand in place of input_scale and shift; leave these out")
         for low, high in self.ranges:
@@ -128,21 +137,6 @@ BLOCK_RECORDS = 4096
 _BITS_SET = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 
-class RandomParameters(MapParameters):
-    """A `random` entry of a job's `features`; all of it is public."""
-
-    name: Literal["random"]
-    """ReLU of a public random projection of the values."""
-    dimension: int = Field(default=512, ge=1, le=1 << 14)
-    """Number of features."""
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Seed of the projection; public, and the same matrix on every machine."""
-    input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
-    """Divides the raw values: the largest that a value can be."""
-    shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """Added to the scaled values; what then lies outside [-1, 1] is cut off."""
-
-
 @lru_cache(maxsize=4)
 def projection(seed: int, values: int, dimension: int) -> Int64:
     """The public matrix (values, dimension) of integers, nearly N(0, 4²): ones in 64 bits of
@@ -161,7 +155,7 @@ class RandomRelu:
 
     name = "random"
 
-    def __init__(self, parameters: RandomParameters) -> None:
+    def __init__(self, parameters: IdentityParameters) -> None:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
@@ -203,13 +197,17 @@ class RandomRelu:
 
 PARTS = (
     FeaturePart(
+        name="identity",
+        summary="The values themselves, scaled, shifted and brought to unit norm, or below it.",
         parameters=IdentityParameters,
         build=lambda parameters, _: Identity(parameters),
         source="the records themselves",
         example="features: [{name: identity, input_scale: 16}]",
     ),
     FeaturePart(
-        parameters=RandomParameters,
+        name="random",
+        summary="ReLU of a public random projection of the values.",
+        parameters=IdentityParameters,
         build=lambda parameters, _: RandomRelu(parameters),
         source="Rahimi and Recht 2008; Cho and Saul 2009",
         example="features: [{name: random, dimension: 512}]",

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters, network_of, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import WithSettled
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for
 from edgeveil.parts.update import Task, Update, trainer_part
 from edgeveil.privacy.events import Event, PoissonSampled
 from edgeveil.privacy.gaussian_mechanism import (
@@ -174,9 +174,11 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
 NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer than the noise
 
 
-class LocalDpSgd(MethodParameters):
-    """What all methods with noised local steps say; all of it is public."""
+class DpSgdParameters(MethodParameters):
+    """The `train` block of the methods with noised local steps; all of it is public."""
 
+    method: Literal["dp_sgd", "rgp", "gep", "pso_dp_sgd"] = "dp_sgd"
+    """Which method; `edgeveil methods` tells of each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_steps: int = Field(default=10, ge=1, le=10_000)
@@ -187,10 +189,20 @@ class LocalDpSgd(MethodParameters):
     """C: the L2 norm that one record's gradient is clipped to."""
     learning_rate: float = Field(default=0.5, gt=0, le=100)
     """Step size, for a gradient that is the sample's mean."""
+    search: Annotated[Literal["random", "adaptive"], only_for(pso_dp_sgd="random")] = Field(
+        **SOME_NAMES_KEY
+    )
+    """Of `pso_dp_sgd`; `random`, the default: particles move by inertia and pulls. `adaptive`: each
+    goes on from its own best."""
+    selection: Annotated[Literal["priced", "unpriced"], only_for(pso_dp_sgd="priced")] = Field(
+        **SOME_NAMES_KEY
+    )
+    """Of `pso_dp_sgd`; `priced`, the default: the best chosen by noised losses, proven. `unpriced`:
+    by exact ones, claimed."""
 
 
 def noised_steps(
-    parameters: LocalDpSgd, setting: MethodContext, steps: int, coordinates: int
+    parameters: DpSgdParameters, setting: MethodContext, steps: int, coordinates: int
 ) -> PoissonSampled:
     """Price of one round of so many sums of at most `coordinates` values: the least noise for which
     all rounds cost the job's (ε, δ). Raises PrivacyError where none does."""
@@ -240,7 +252,7 @@ class NoisedSgd:
     """SGD by noised sums; `weights` are torch tensors and change in place."""
 
     def __init__(
-        self, task: Task, sums: NoisedSums, parameters: LocalDpSgd, setting: MethodContext
+        self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, setting: MethodContext
     ) -> None:
         self._sums, self._gradients = sums, record_gradients(task.network)
         batch = parameters.sampling_rate * setting.nominal_records  # public, unlike the sample's
@@ -268,13 +280,6 @@ class NoisedSgd:
 
 def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
     return {name: value.cpu().numpy() - task.weights[name] for name, value in weights.items()}
-
-
-class DpSgdParameters(LocalDpSgd):
-    """The `train` block of a job with `method: dp_sgd`; all of it is public."""
-
-    method: Literal["dp_sgd"] = "dp_sgd"
-    """SGD with a clip per record, Poisson sampling and Gaussian noise in every local step."""
 
 
 class DpSgd:
@@ -313,26 +318,20 @@ Shape = tuple[int, ...]
 START_SEED = 0  # of the power iteration, public
 
 
-class RgpParameters(LocalDpSgd):
-    """The `train` block of a job with `method: rgp`."""
-
-    method: Literal["rgp"] = "rgp"
-    """Noised SGD on low-rank carriers of the weights: less noise in all, fewer directions."""
-    rank: int = Field(default=4, ge=1, le=256)
-    """r: columns of L and rows of R."""
+RANK = 4  # r: columns of L and rows of R
 
 
 class Rgp(DpSgd):
     @property
     def coordinates(self) -> int:
         shapes = [weight.shape for weight in network_of(self.setting).weights]
-        return seen_size(shapes, self.parameters.rank)
+        return seen_size(shapes, RANK)
 
     def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
         p, first = self.parameters, task.network.initial()
         while True:
             changes = [value.cpu().numpy() - first[name] for name, value in weights.items()]
-            yield Carriers(changes, p.rank, p.clip_norm)
+            yield Carriers(changes, RANK, p.clip_norm)
 
 
 class Carriers(View):
@@ -408,27 +407,19 @@ def carriers(change: NDArray[np.floating], rank: int) -> tuple[Float64, Float64]
 AUXILIARY = 64  # random records, whose gradients span the subspace
 
 
-class GepParameters(WithSettled, LocalDpSgd):
-    """The `train` block of a job with `method: gep`; `clip_norm` is that of the embedding."""
-
-    method: Literal["gep"] = "gep"
-    """Noised SGD on gradients split in a public subspace and a rest, each with a clip."""
-    residual_clip: float = Field(default=0.2, gt=0, le=1e6)
-    """C₂: the L2 norm that the rest of one record's gradient is clipped to."""
-    subspace: int = Field(default=16, ge=1, le=AUXILIARY)
-    """k: directions of the subspace, at most the number of weights."""
-    settled: ClassVar = {"auxiliary": AUXILIARY}
+RESIDUAL_CLIP = 0.2  # C₂: the L2 norm that the rest of one record's gradient is clipped to
+SUBSPACE = 16  # k: directions of the subspace
 
 
 class Gep(DpSgd):
     @property
     def coordinates(self) -> int:
-        return size_of(self.setting) + int(self.parameters.subspace)
+        return size_of(self.setting) + SUBSPACE
 
     def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
         p = self.parameters
         found = anchors(task.network, weights, AUXILIARY)
-        return repeat(Embedding(found, p.subspace, p.clip_norm, p.residual_clip))
+        return repeat(Embedding(found, SUBSPACE, p.clip_norm, RESIDUAL_CLIP))
 
 
 class Embedding(View):
@@ -478,6 +469,9 @@ def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -
 
 PARTS = (
     trainer_part(
+        name="dp_sgd",
+        summary="SGD with a clip per record, Poisson sampling and Gaussian noise in every local"
+        " step.",
         parameters=DpSgdParameters,
         trainer=DpSgd,
         source="Abadi et al. 2016, alg. 1",
@@ -487,21 +481,28 @@ PARTS = (
         example="train: {method: dp_sgd, clip_norm: 1}",
     ),
     trainer_part(
-        parameters=RgpParameters,
+        name="rgp",
+        summary="Noised SGD on low-rank carriers of the weights: less noise in all, fewer"
+        " directions.",
+        settled={"rank": RANK},
+        parameters=DpSgdParameters,
         trainer=Rgp,
         source="Yu, Zhang, Chen, Yin, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
         needs="model",
         reveals="weights after noised steps",
         privacy="proven",
-        example="train: {method: rgp, rank: 4}",
+        example="train: {method: rgp, clip_norm: 1}",
     ),
     trainer_part(
-        parameters=GepParameters,
+        name="gep",
+        summary="Noised SGD on gradients split in a public subspace and a rest, each with a clip.",
+        settled={"auxiliary": AUXILIARY, "residual_clip": RESIDUAL_CLIP, "subspace": SUBSPACE},
+        parameters=DpSgdParameters,
         trainer=Gep,
         source="Yu, Zhang, Chen, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
         needs="model",
         reveals="weights after noised steps",
         privacy="proven",
-        example="train: {method: gep, subspace: 16}",
+        example="train: {method: gep, clip_norm: 1}",
     ),
 )

@@ -79,7 +79,7 @@ def check_package(
     for name, (shape, dtype) in forms(exchange, parameters, setting).items():
         required(tensors, name, shape, dtype)
     if exchange.phase == TRAIN:
-        limit = math.ceil(parameters.max_weight * 2**GRID_BITS)
+        limit = math.ceil(fm_sums.MAX_WEIGHT * 2**GRID_BITS)
         iterate = tensors["iterate"]
         if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
             raise ProtocolError("bad_package", f"tensor 'iterate' goes beyond {limit} steps")
@@ -289,7 +289,7 @@ class FmCloud(CloudMethod):
     ) -> dict[str, Array]:
         p = self.parameters
         weight = state["iterate"].astype(np.float64) / UNIT + change
-        clipped = np.clip(np.nan_to_num(weight), -p.max_weight, p.max_weight)
+        clipped = np.clip(np.nan_to_num(weight), -fm_sums.MAX_WEIGHT, fm_sums.MAX_WEIGHT)
         new: dict[str, Array] = {"iterate": np.rint(clipped * UNIT).astype(np.int32)}
         if exchange.number > int(p.average_from * p.rounds):
             tail = new["iterate"].astype(np.float64) / UNIT
@@ -363,6 +363,7 @@ def _refuses(
 
 PART = MethodPart(
     parameters=FmParameters,
+    settled={"max_weight": fm_sums.MAX_WEIGHT},
     device=FmDevice,
     cloud=FmCloud,
     source="functional mechanism, Zhang et al. 2012; re-expanded, docs/privacy.md; Böhning 1992",

@@ -8,7 +8,7 @@ every release is a `ClaimedEvent`.
 
 Where the text leaves no polynomial or contradicts itself: ReLU is left out, as in eq. 9; the label
 stands with the odd term; N is drawn once a step, η once a step and class; a batch is all records
-over `nominal_records`; weights stay within ±`max_weight`; each round's event carries its part of
+over `nominal_records`; weights stay within ±MAX_WEIGHT; each round's event carries its part of
 what a PCA leaves of ε.
 """
 
@@ -44,6 +44,9 @@ from edgeveil.privacy.grid import GRID_BITS, Float64, exact_gram, exact_matmul
 from edgeveil.privacy.sampler import RandomBytes, discrete_laplace, os_random
 from edgeveil.subnormals import flushed
 
+MAX_WEIGHT = 100.0
+WIDTH = 32  # of the hidden layer
+LEARNING_RATE = 0.03  # for a loss that is a mean over `nominal_records`
 HIDDEN, OUTPUT = "hidden.weight", "output.weight"
 
 
@@ -54,14 +57,8 @@ class FmPaperParameters(MethodParameters):
     """The functional mechanism as its text has it; claimed, not proven."""
     rounds: int = Field(default=15, ge=1, le=10_000)
     """Training rounds."""
-    hidden: int = Field(default=32, ge=1, le=4096)
-    """Width of the hidden layer."""
     local_steps: int = Field(default=20, ge=1, le=1000)
     """Gradient steps of a device in a round, each on a polynomial noised anew."""
-    learning_rate: float = Field(default=0.03, gt=0, le=100)
-    """Step size, for a loss that is a mean over `nominal_records`."""
-    max_weight: float = Field(default=100.0, gt=0, le=65536.0)
-    """Largest absolute value of a weight."""
 
 
 def projecting() -> FmParameters:
@@ -98,7 +95,7 @@ def round_event(parameters: FmPaperParameters, setting: MethodContext) -> Claime
 def check_package(
     exchange: Exchange, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
 ) -> None:
-    d, k, c = setting.dimension, parameters.hidden, setting.classes
+    d, k, c = setting.dimension, WIDTH, setting.classes
     basis = forms(exchange, projecting(), setting)
     needed = {name: form for name, form in basis.items() if name in ("basis", COVARIANCE)}
     needed |= {HIDDEN: ((d, k), "float32"), OUTPUT: ((k, c), "float32")}
@@ -166,9 +163,8 @@ class FmPaperDevice:
         return linear + laplace(linear.shape), quadratic + (noise + noise.T) / 2
 
     def _stepped(self, weight: Float64, gradient: Float64) -> Float64:
-        p = self.parameters
-        moved = np.nan_to_num(weight - p.learning_rate * gradient)
-        return np.asarray(np.clip(moved, -p.max_weight, p.max_weight), dtype=np.float64)
+        moved = np.nan_to_num(weight - LEARNING_RATE * gradient)
+        return np.asarray(np.clip(moved, -MAX_WEIGHT, MAX_WEIGHT), dtype=np.float64)
 
 
 def coefficients(z: Bounded, classes: int) -> tuple[Float64, Float64]:
@@ -195,12 +191,12 @@ class FmPaperCloud:
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         if exchange.phase != TRAIN:
             return self._fm.segments(exchange)
-        d, k, c = self.setting.dimension, self.parameters.hidden, self.setting.classes
+        d, k, c = self.setting.dimension, WIDTH, self.setting.classes
         return SegmentSpec(HIDDEN, (d, k), "float32"), SegmentSpec(OUTPUT, (k, c), "float32")
 
     def initial_state(self) -> dict[str, Array]:
         """W₁ with entries N(0, 1/hidden) and W₂ = 0, so that h = 0 where the text expands."""
-        d, k, c = self.setting.dimension, self.parameters.hidden, self.setting.classes
+        d, k, c = self.setting.dimension, WIDTH, self.setting.classes
         start = np.random.default_rng(START_SEED).standard_normal((d, k)) / np.sqrt(k)
         state: dict[str, Array] = {
             HIDDEN: start.astype(np.float32),
@@ -230,20 +226,18 @@ class FmPaperCloud:
             s = self.setting
             new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
             return new
-        limit = self.parameters.max_weight
         for name in (HIDDEN, OUTPUT):
             weight = np.nan_to_num(mean[name].astype(np.float64))
-            new[name] = np.clip(weight, -limit, limit).astype(np.float32)
+            new[name] = np.clip(weight, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
         """A softmax head with weight u = W₁W₂, centre 0 and radius 1: the same largest class."""
         weight = state[HIDDEN].astype(np.float64) @ state[OUTPUT].astype(np.float64)
-        limit = self.parameters.max_weight
         weights: dict[str, Array] = {
             "centre": np.zeros(self.setting.dimension, np.float32),
             "radius": np.ones(1, np.float32),
-            "weight": np.clip(weight, -limit, limit).astype(np.float32),
+            "weight": np.clip(weight, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32),
         }
         if "basis" in state:
             weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
@@ -252,11 +246,12 @@ class FmPaperCloud:
 
 PART = MethodPart(
     parameters=FmPaperParameters,
+    settled={"hidden": WIDTH, "learning_rate": LEARNING_RATE, "max_weight": MAX_WEIGHT},
     device=FmPaperDevice,
     cloud=FmPaperCloud,
     source="Cao et al. 2023 (DELM), eq. 1 to 10",
     needs="features; privacy.accept_unproven",
     reveals="weights after steps on noised polynomials",
     privacy="claimed",
-    example="train: {method: fm_paper, hidden: 32}",
+    example="train: {method: fm_paper, local_steps: 20}",
 )

@@ -206,7 +206,7 @@ def check_sizes(setting: MethodContext) -> None:
     whether there is an answer.
 
     With at most 2**22 features and classes, in steps: φ·B is below 2**61, a logit below
-    2**22·2**12·2**28 = 2**62 (`max_weight` <= 2**16), a released value at most 2**29 a record.
+    2**22·2**12·2**22 = 2**56 (MAX_WEIGHT = 2**10), a released value at most 2**29 a record.
     """
     for count, what, where in (
         (setting.feature_dimension, "features", "features"),
@@ -418,8 +418,6 @@ class FmParameters(MethodParameters):
     """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
     average_from: float = Field(default=0.7, ge=0, lt=1)
     """Part of the rounds after which the model is the average of the iterates."""
-    max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
-    """Largest absolute value of a weight."""
     intercept: bool = True
     """Whether each class has an intercept, so that how frequent it is can be learned; inside the
     bound on a record, its size by a public formula. Of a number there always is one."""
@@ -431,6 +429,7 @@ class FmParameters(MethodParameters):
         return self.intercept
 
 
+MAX_WEIGHT = 1024.0  # largest absolute value of a weight
 NUMBER_INTERCEPT = 1 << (GRID_BITS - 1)  # i = 1/2, of a label that is a number
 LARGEST_INTERCEPT = 0.3 * 2**GRID_BITS  # of two classes, without noise
 HALVING_NOISE = 0.02  # of which i is half of that

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import OF_OTHERS_CODE, DataError
-from edgeveil.parts.methods.dp_sgd import LocalDpSgd, record_gradients
+from edgeveil.parts.methods.dp_sgd import DpSgdParameters, record_gradients
 from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
 
@@ -26,7 +26,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
     has a gradient, with noised steps also per record, and the graph gives what the code gives."""
     import torch
 
-    by_record = isinstance(parameters, LocalDpSgd)
+    by_record = isinstance(parameters, DpSgdParameters)
     chance = np.random.default_rng(0)
     records = chance.uniform(0, network.input_scale, (PROBES, *network.input_shape))
     x, weights = records.astype(np.float32), network.initial()

@@ -16,7 +16,7 @@ import base64
 import binascii
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from edgeveil.parts.exchange import (
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.part import PartBlock, WithSettled, file_block
+from edgeveil.parts.part import PartBlock, file_block
 from edgeveil.parts.sources.arrays import npz_array
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.events import Event, as_single
@@ -52,6 +52,8 @@ VOTE_BITS = 24
 PUBLIC_BYTES = 36 << 10  # of the public set in a job, whose canonical bytes are at most 64 KiB
 FILE_BYTES = 1 << 28  # of the array that it is taken from
 DIGITS = "digits"
+RIDGE = 0.003  # weight decay of teachers and student, on the mean loss
+STEPS = 200  # of gradient descent of a teacher, and of the student
 _RADIUS = 0.5  # of centred features, as in the head's graph
 _UNSET_RECORDS = 24  # where no public set is named: a job without one is refused
 
@@ -146,7 +148,7 @@ def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     }
 
 
-class PateParameters(WithSettled, MethodParameters):
+class PateParameters(MethodParameters):
     """The `train` block of a job with `method: pate`."""
 
     method: Literal["pate"] = "pate"
@@ -155,11 +157,6 @@ class PateParameters(WithSettled, MethodParameters):
     """Rounds, among which the public records are shared out; one is the least work."""
     public: PublicSet | None = None
     """The public, unlabelled records; needed."""
-    ridge: float = Field(default=0.003, gt=0, le=1e3)
-    """Weight decay of teachers and student, on the mean loss."""
-    steps: int = Field(default=200, ge=1, le=10_000)
-    """Steps of gradient descent of a teacher, and of the student."""
-    settled: ClassVar = {"teacher": None}
 
     @model_validator(mode="after")
     def _one_a_round(self) -> Self:
@@ -223,23 +220,21 @@ def vote_event(parameters: PateParameters, setting: MethodContext) -> Event:
     return shared_gaussian(one, setting.honest)
 
 
-def head_weights(
-    z: Float64, labels: NDArray[np.int64], classes: int, parameters: PateParameters
-) -> Float64:
-    """W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus ridge/2·‖W‖².
+def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64:
+    """W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus RIDGE/2·‖W‖².
 
-    Nesterov's method from 0 at the step 1/(½ + ridge): ‖z‖ <= 1, Böhning's bound 1992. Zero without
+    Nesterov's method from 0 at the step 1/(½ + RIDGE): ‖z‖ <= 1, Böhning's bound 1992. Zero without
     records.
     """
     weight: Float64 = np.zeros((z.shape[1], classes))
     if not len(z):
         return weight
     onehot = np.eye(classes)[labels]
-    smooth = 0.5 + parameters.ridge
-    root = math.sqrt(parameters.ridge / smooth)
+    smooth = 0.5 + RIDGE
+    root = math.sqrt(RIDGE / smooth)
     momentum, ahead = (1 - root) / (1 + root), weight
-    for _ in range(parameters.steps):
-        slope = z.T @ (softmax(z @ ahead) - onehot) / len(z) + parameters.ridge * ahead
+    for _ in range(STEPS):
+        slope = z.T @ (softmax(z @ ahead) - onehot) / len(z) + RIDGE * ahead
         new = ahead - slope / smooth
         ahead, weight = new + momentum * (new - weight), new
     return weight
@@ -305,7 +300,7 @@ class PateDevice:
         public = PublicFeatures(p, s)
         z = public.bounded(s.features(records.x[mask]))
         labels, asked = records.y[mask], public.z[rows_of(exchange, p)]
-        chosen = (asked @ head_weights(z, labels, s.classes, p)).argmax(axis=1)
+        chosen = (asked @ head_weights(z, labels, s.classes)).argmax(axis=1)
         ballot[np.arange(len(chosen)), chosen] = 1
         return ballot
 
@@ -349,7 +344,7 @@ class PateCloud(CloudMethod):
         public = PublicFeatures(self.parameters, self.setting)
         labels = np.asarray(state["labels"], np.int64)
         known = labels >= 0
-        weight = head_weights(public.z[known], labels[known], self.setting.classes, self.parameters)
+        weight = head_weights(public.z[known], labels[known], self.setting.classes)
         return {
             "centre": public.centre,
             "radius": np.array([_RADIUS], np.float32),
@@ -359,6 +354,7 @@ class PateCloud(CloudMethod):
 
 PART = MethodPart(
     parameters=PateParameters,
+    settled={"teacher": None, "ridge": RIDGE, "steps": STEPS},
     device=PateDevice,
     cloud=PateCloud,
     source="Papernot et al. 2018, GNMax with its data-independent price",

@@ -41,6 +41,8 @@ from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
 
 PRODUCTS = "products"  # the segment of a training round
+CENTRE_SHARE = 0.05  # of the budget, of μ², for the sum of the features; the products get the rest
+RIDGE = 0.1  # r, as a multiple of the noise level in the averaged products
 LEAST_RIDGE = 1e-3  # of the mean λ: r where there is hardly any noise
 
 Count = Annotated[int, Field(ge=1, le=1 << 22)]
@@ -58,10 +60,6 @@ class PcaResidualParameters(MethodParameters):
     radius: float = Field(default=0.2, ge=1e-3, le=2.0)
     """L2 bound on one record's centred features as it is learned from; public, never taken from the
     data. Smaller: less noise, and less that an unusual record among those learned from changes."""
-    centre_share: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the budget, of μ², for the sum of the features; the products get the rest."""
-    ridge: float = Field(default=0.1, gt=0, le=1e3)
-    """r, as a multiple of the noise level in the averaged products."""
     keep: Count | Share | None = Field(default=None, examples=[8])
     """So many leading directions, or this share of them, do not count at all, and all others alike.
     null: each counts by how much records vary in it."""
@@ -83,7 +81,7 @@ def released(phase: str, setting: MethodContext) -> fm_sums.ReleasedSum:
 def budget(parameters: PcaResidualParameters, setting: MethodContext) -> fm_sums.Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
     times = min(setting.max_participations, parameters.rounds)
-    shares = {CENTRE: parameters.centre_share, TRAIN: (1 - parameters.centre_share) / times}
+    shares = {CENTRE: CENTRE_SHARE, TRAIN: (1 - CENTRE_SHARE) / times}
 
     def made(delta: float) -> fm_sums.Budget:
         mu = mu_for(setting.epsilon, delta)
@@ -198,7 +196,7 @@ class PcaResidualCloud(CloudMethod):
         symmetric matrix of it, 2√d·σ, σ off its diagonal."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.setting.nominal_records * math.sqrt(uploads)
-        return self.parameters.ridge * 2 * math.sqrt(self.setting.dimension) * sigma / scale
+        return RIDGE * 2 * math.sqrt(self.setting.dimension) * sigma / scale
 
 
 def _refuses(
@@ -219,6 +217,7 @@ def _refuses(
 
 PART = MethodPart(
     parameters=PcaResidualParameters,
+    settled={"centre_share": CENTRE_SHARE, "ridge": RIDGE},
     device=PcaResidualDevice,
     cloud=PcaResidualCloud,
     source="Analyze Gauss, Dwork et al. 2014; residual, Jackson and Mudholkar 1979",

@@ -20,17 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.methods.dp_sgd import (
     DpSgd,
-    LocalDpSgd,
+    DpSgdParameters,
     NoisedSgd,
     NoisedSums,
     View,
@@ -39,8 +38,7 @@ from edgeveil.parts.methods.dp_sgd import (
     update_to,
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.sgd import LocalSgd, Sgd
-from edgeveil.parts.part import WithSettled
+from edgeveil.parts.methods.sgd import Sgd, SgdParameters
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, Update, flat, shaped, trainer_part
 from edgeveil.privacy.accountant import HAIR
@@ -56,38 +54,37 @@ INERTIA = 0.1  # w of the text, whose c₁ and c₂ are 1
 SPREAD = 0.01  # first velocities are uniform between −SPREAD and SPREAD
 MOVES = 2  # of a swarm in a round of noised steps
 LOSS_CLIP = 4.0  # B: the largest loss of one record that is told apart
-SETTLED = {"c1": 1.0, "c2": 1.0, "inertia": INERTIA, "spread": SPREAD}
-
-
-class SwarmKeys(WithSettled):
-    """What all methods with a swarm say; all of it is public."""
-
-    particles: int = Field(default=3, ge=1, le=20)
-    """N: weight vectors that are trained side by side."""
-    search: Literal["random", "adaptive"] = "random"
-    """`random`: particles move by inertia and pulls. `adaptive`: each goes on from its own best."""
-    settled: ClassVar = SETTLED
+PARTICLES = 3  # N: weight vectors that are trained side by side
+SETTLED = {
+    "c1": 1.0,
+    "c2": 1.0,
+    "inertia": INERTIA,
+    "spread": SPREAD,
+    "particles": PARTICLES,
+}
 
 
 class Swarm:
     """`positions` (N, d) may be changed between `move` and `judge`: that is the training."""
 
-    def __init__(self, start: Float64, keys: SwarmKeys, random_bytes: RandomBytes) -> None:
-        self._keys, self._random_bytes = keys, random_bytes
-        self.positions: Float64 = np.tile(start, (keys.particles, 1))
+    def __init__(
+        self, start: Float64, random_bytes: RandomBytes, *, adaptive: bool = False
+    ) -> None:
+        self._adaptive, self._random_bytes = adaptive, random_bytes
+        self.positions: Float64 = np.tile(start, (PARTICLES, 1))
         self._velocities = np.zeros_like(self.positions)
-        if keys.search == "random":
+        if not adaptive:
             drawn = self._uniform(self.positions.size).reshape(self.positions.shape)
             self._velocities = SPREAD * (2 * drawn - 1)
-        self._own, self._own_fitness = self.positions.copy(), np.full(keys.particles, np.inf)
+        self._own, self._own_fitness = self.positions.copy(), np.full(PARTICLES, np.inf)
         self.best, self._fitness = start.copy(), np.inf
 
     def move(self) -> None:
         """Every particle takes the place from which it is trained next."""
-        if self._keys.search == "adaptive":
+        if self._adaptive:
             self.positions = self._own.copy()
             return
-        own, all_ = self._uniform(2 * self._keys.particles).reshape(2, -1, 1)
+        own, all_ = self._uniform(2 * PARTICLES).reshape(2, -1, 1)
         self._velocities = (
             INERTIA * self._velocities
             + own * (self._own - self.positions)
@@ -112,17 +109,8 @@ class Swarm:
 BLOCK = 1024  # records of one forward pass, so that memory is bounded
 
 
-class PsoDpFlParameters(LocalSgd, SwarmKeys):
-    """The `train` block of a job with `method: pso_dp_fl`."""
-
-    method: Literal["pso_dp_fl"] = "pso_dp_fl"
-    """A swarm of networks on each device; its best is clipped and noised as a whole."""
-    clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """C: the largest L2 norm of an update."""
-
-
 class PsoDpFl:
-    def __init__(self, parameters: PsoDpFlParameters, setting: MethodContext) -> None:
+    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
         self.parameters = parameters
         self._epoch = Sgd(parameters.model_copy(update={"local_epochs": 1}), setting)
         clip = GradientGaussianParameters(clip_norm=parameters.clip_norm)
@@ -144,7 +132,7 @@ class PsoDpFl:
 
     def search(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
         origin = flat(task.weights)
-        swarm = Swarm(flat(start), self.parameters, task.random_bytes)
+        swarm = Swarm(flat(start), task.random_bytes)
         for _ in range(self.parameters.local_epochs):
             swarm.move()
             fitness = []
@@ -170,16 +158,6 @@ def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
     return total / len(records)
 
 
-class PsoDpSgdParameters(LocalDpSgd, SwarmKeys):
-    """The `train` block of a job with `method: pso_dp_sgd`."""
-
-    method: Literal["pso_dp_sgd"] = "pso_dp_sgd"
-    """A swarm of networks on each device, every one trained by noised steps."""
-    selection: Literal["priced", "unpriced"] = "priced"
-    """`priced`: the best chosen by noised losses, proven; `unpriced`: by exact ones, claimed."""
-    settled: ClassVar = {**SETTLED, "moves": MOVES, "loss_clip": LOSS_CLIP}
-
-
 class PsoDpSgd(DpSgd):
     @cached_property
     def event(self) -> PoissonSampled:
@@ -187,8 +165,8 @@ class PsoDpSgd(DpSgd):
         p = self.parameters
         steps = p.local_steps
         if p.selection == "priced":
-            steps = p.particles * p.local_steps + 1
-        coordinates = max(size_of(self.setting), p.particles)
+            steps = PARTICLES * p.local_steps + 1
+        coordinates = max(size_of(self.setting), PARTICLES)
         return noised_steps(p, self.setting, MOVES * steps, coordinates)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
@@ -215,7 +193,7 @@ class PsoDpSgd(DpSgd):
     ) -> NDArray[np.float64]:
         p = self.parameters
         sgd, view = NoisedSgd(task, sums, p, self.setting), View(p.clip_norm)
-        swarm = Swarm(flat(start), p, task.random_bytes)
+        swarm = Swarm(flat(start), task.random_bytes, adaptive=p.search == "adaptive")
         for _ in range(MOVES):
             swarm.move()
             for k, position in enumerate(swarm.positions):
@@ -233,7 +211,7 @@ class PsoDpSgd(DpSgd):
             some = len(task.records) > 0
             return np.array([mean_loss(task, place) if some else 0.0 for place in positions])
         p = self.parameters
-        norm = LOSS_CLIP / 2 * math.sqrt(p.particles)
+        norm = LOSS_CLIP / 2 * math.sqrt(PARTICLES)
         total = sums.draw(losses_under(task, positions, sums.processor), norm)
         mean = total / (p.sampling_rate * self.setting.nominal_records)
         return np.asarray(mean + LOSS_CLIP / 2, np.float64)
@@ -268,23 +246,29 @@ def losses_under(
 
 PARTS = (
     trainer_part(
-        parameters=PsoDpFlParameters,
+        name="pso_dp_fl",
+        summary="A swarm of networks on each device; its best is clipped and noised as a whole.",
+        settled={**SETTLED, "search": "random"},
+        parameters=SgdParameters,
         trainer=PsoDpFl,
         source="Zhang, Wu and Dong (PSO-DP), alg. 2",
         needs="model",
         reveals="each device's clipped and noised update",
         privacy="proven",
         note="per device; for one record among others at the price of twice the sensitivity",
-        example="train: {method: pso_dp_fl, particles: 3}",
+        example="train: {method: pso_dp_fl, clip_norm: 1}",
     ),
     trainer_part(
-        parameters=PsoDpSgdParameters,
+        name="pso_dp_sgd",
+        summary="A swarm of networks on each device, every one trained by noised steps.",
+        settled={**SETTLED, "moves": MOVES, "loss_clip": LOSS_CLIP},
+        parameters=DpSgdParameters,
         trainer=PsoDpSgd,
         source="Zhang, Wu and Dong (PSO-DP), alg. 1",
         needs="model",
         reveals="the best of a swarm that took noised steps",
         privacy="proven",
         note="selection: unpriced is the text's own, claimed",
-        example="train: {method: pso_dp_sgd, particles: 3}",
+        example="train: {method: pso_dp_sgd, search: adaptive}",
     ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for
 from edgeveil.parts.update import Task, Update, trainer_part
 from edgeveil.privacy.accountant import HAIR, mu_for
 from edgeveil.privacy.derived import bound
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class LocalSgd(MethodParameters):
-    """What all methods with local SGD say; all of it is public."""
+class SgdParameters(MethodParameters):
+    """The `train` block of the methods with local SGD; all of it is public."""
 
+    method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
+    """Which method; `edgeveil methods` tells of each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_epochs: int = Field(default=1, ge=1, le=1000)
@@ -46,17 +49,21 @@ class LocalSgd(MethodParameters):
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Share of the last step that the next one goes on with."""
-
-
-class SgdParameters(LocalSgd):
-    """The `train` block of a job with `method: sgd`."""
-
-    method: Literal["sgd"] = "sgd"
-    """FedAvg's local half: mini-batch SGD on a whole model, without noise; no guarantee."""
+    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
+    """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
+    sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """Of `output_perturbation`: L2 distance by which one record is taken to move the trained
+    weights; nothing enforces it. 1 by default."""
+    clip_norm: Annotated[float, Field(ge=1e-6, le=1e6), only_for(pso_dp_fl=1.0)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """C of `pso_dp_fl`: the largest L2 norm of an update; 1 by default."""
 
 
 class Sgd:
-    def __init__(self, parameters: LocalSgd, setting: MethodContext) -> None:
+    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
@@ -91,7 +98,7 @@ class Sgd:
         self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | float:
         """½μ‖w − w_t‖² of FedProx; 0 for SGD."""
-        if not isinstance(self.parameters, FedProxParameters):
+        if self.parameters.method != "fedprox":
             return 0.0
         far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
         return self.parameters.mu / 2 * far
@@ -125,30 +132,12 @@ def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArra
     return (order[k : k + size] for k in range(0, count, size))
 
 
-class FedProxParameters(LocalSgd):
-    """The `train` block of a job with `method: fedprox`."""
-
-    method: Literal["fedprox"] = "fedprox"
-    """SGD with the proximal term ½μ‖w − w_t‖², without noise; no guarantee."""
-    mu: float = Field(default=0.01, gt=0, le=1000)
-    """μ: how strongly local weights are held near the global ones."""
-
-
 BITS = 24  # weights and noise stand on 2^-24
 LARGEST = 2.0**20  # a trained change beyond it is cut, so that it stays on the grid
 
 
-class OutputPerturbationParameters(LocalSgd):
-    """The `train` block of a job with `method: output_perturbation`."""
-
-    method: Literal["output_perturbation"] = "output_perturbation"
-    """SGD, then Gaussian noise on the trained weights; its price is claimed, not proven."""
-    sensitivity: float = Field(default=1.0, gt=0, le=1e6)
-    """L2 distance by which one record is taken to move the trained weights; nothing enforces it."""
-
-
 class OutputPerturbation(Sgd):
-    def __init__(self, parameters: OutputPerturbationParameters, setting: MethodContext) -> None:
+    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
         super().__init__(parameters, setting)
         self._sensitivity = parameters.sensitivity
         self._times = min(setting.max_participations, parameters.rounds)
@@ -186,6 +175,9 @@ class OutputPerturbation(Sgd):
 
 PARTS = (
     trainer_part(
+        name="sgd",
+        summary="FedAvg's local half: mini-batch SGD on a whole model, without noise; no"
+        " guarantee.",
         parameters=SgdParameters,
         trainer=Sgd,
         source="McMahan et al. 2017, alg. 1",
@@ -196,7 +188,9 @@ PARTS = (
         example="train: {method: sgd, rounds: 10, learning_rate: 0.05}",
     ),
     trainer_part(
-        parameters=FedProxParameters,
+        name="fedprox",
+        summary="SGD with the proximal term ½μ‖w − w_t‖², without noise; no guarantee.",
+        parameters=SgdParameters,
         trainer=Sgd,
         source="Li et al. 2020",
         needs="model; an update stage that protects, or privacy.accept_unproven",
@@ -206,7 +200,10 @@ PARTS = (
         example="train: {method: fedprox, mu: 0.01}",
     ),
     trainer_part(
-        parameters=OutputPerturbationParameters,
+        name="output_perturbation",
+        summary="SGD, then Gaussian noise on the trained weights; its price is claimed, not"
+        " proven.",
+        parameters=SgdParameters,
         trainer=OutputPerturbation,
         source="Zhang, Wu and Dong (PSO-DP), DP-params; Chaudhuri, Monteleoni, Sarwate 2011",
         needs="model; privacy.accept_unproven",

@@ -9,8 +9,6 @@ normalisation has no gradient per record.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 from edgeveil.parts.models.layers import (
     Chain,
     Conv,
@@ -27,18 +25,11 @@ from edgeveil.parts.models.layers import (
     Thin,
     Window,
 )
-from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
-from edgeveil.parts.part import WithSettled
+from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.models.network import ModelPart, Network
 
 
-class CnnParameters(ModelParameters):
-    """The `model` block of a job with `name: cnn`."""
-
-    name: Literal["cnn"] = "cnn"
-    """Two 3×3 convolutions of stride 2, 32 and 64 channels, ReLU after each, one dense layer."""
-
-
-def build_cnn(parameters: CnnParameters, input_shape: Shape, classes: int) -> Network:
+def build_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """The text names no padding; 1 here, so that border values count."""
     window = Window(kernel=3, stride=2, padding=1)
     layers = (
@@ -53,14 +44,7 @@ def build_cnn(parameters: CnnParameters, input_shape: Shape, classes: int) -> Ne
     return Network(layers, input_shape, classes, parameters.input_scale)
 
 
-class LenetParameters(ModelParameters):
-    """The `model` block of a job with `name: lenet`."""
-
-    name: Literal["lenet"] = "lenet"
-    """LeNet-5: convolutions of 6 and 16 channels, 5×5, pooled; dense layers of 120 and 84."""
-
-
-def build_lenet(parameters: LenetParameters, input_shape: Shape, classes: int) -> Network:
+def build_lenet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """The first convolution keeps the size: 28×28 as the original's 32×32."""
     pool = MaxPool(Window(kernel=2, stride=2))
     layers: tuple[tuple[str, Layer], ...] = (
@@ -86,15 +70,7 @@ POOLED = (1, 2, 5)  # after these convolutions
 DENSE = 1024  # units of the first two dense layers; the original has 4096
 
 
-class AlexnetParameters(WithSettled, ModelParameters):
-    """The `model` block of a job with `name: alexnet`."""
-
-    name: Literal["alexnet"] = "alexnet"
-    """AlexNet for 32×32 pictures: five 3×3 convolutions, three dense layers, no dropout."""
-    settled: ClassVar = {"dense": DENSE}
-
-
-def build_alexnet(parameters: AlexnetParameters, input_shape: Shape, classes: int) -> Network:
+def build_alexnet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """The first convolution has stride 2; pooling after the first, second and fifth."""
     layers: list[tuple[str, Layer]] = [("picture", Picture())]
     for number, channels in enumerate(CHANNELS, start=1):
@@ -114,15 +90,7 @@ BLOCKS = 3  # a stage, of two convolutions each
 GROUPS = 16  # of channels that are normalised together
 
 
-class Resnet20Parameters(WithSettled, ModelParameters):
-    """The `model` block of a job with `name: resnet20`."""
-
-    name: Literal["resnet20"] = "resnet20"
-    """ResNet-20 for small pictures, with group normalisation in place of batch normalisation."""
-    settled: ClassVar = {"groups": GROUPS, "shortcut": "thin"}
-
-
-def build_resnet20(parameters: Resnet20Parameters, input_shape: Shape, classes: int) -> Network:
+def build_resnet20(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """One convolution, nine residual blocks, each channel's mean, one dense layer."""
     layers: list[tuple[str, Layer]] = [("picture", Picture())]
     layers += _normalised("0", STAGES[0], Window(3, padding=1))
@@ -159,33 +127,48 @@ def _normalised(name: str, channels: int, window: Window) -> tuple[tuple[str, La
     )
 
 
+PICTURES = "records of [channels, height, width] or [height, width]"
 PARTS = (
     ModelPart(
-        parameters=CnnParameters,
+        name="cnn",
+        summary="Two 3×3 convolutions of stride 2, 32 and 64 channels, ReLU after each, one dense"
+        " layer.",
+        parameters=NetworkParameters,
         build=build_cnn,
         source="Zhang, Wu and Dong (PSO-DP)",
-        needs="records of [channels, height, width] or [height, width]",
+        needs=PICTURES,
         example="model: {name: cnn}",
     ),
     ModelPart(
-        parameters=LenetParameters,
+        name="lenet",
+        summary="LeNet-5: convolutions of 6 and 16 channels, 5×5, pooled; dense layers of 120 and"
+        " 84.",
+        parameters=NetworkParameters,
         build=build_lenet,
         source="LeCun et al. 1998 (LeNet-5)",
-        needs="records of [channels, height, width] or [height, width]",
+        needs=PICTURES,
         example="model: {name: lenet, input_scale: 255}",
     ),
     ModelPart(
-        parameters=AlexnetParameters,
+        name="alexnet",
+        summary="AlexNet for 32×32 pictures: five 3×3 convolutions, three dense layers, no"
+        " dropout.",
+        settled={"dense": DENSE},
+        parameters=NetworkParameters,
         build=build_alexnet,
         source="Krizhevsky 2014, for pictures of 32×32",
-        needs="records of [channels, height, width] or [height, width]",
+        needs=PICTURES,
         example="model: {name: alexnet}",
     ),
     ModelPart(
-        parameters=Resnet20Parameters,
+        name="resnet20",
+        summary="ResNet-20 for small pictures, with group normalisation in place of batch"
+        " normalisation.",
+        settled={"groups": GROUPS, "shortcut": "thin"},
+        parameters=NetworkParameters,
         build=build_resnet20,
         source="He et al. 2016, section 4.2; Zhang, Wu and Dong (PSO-DP)",
-        needs="records of [channels, height, width] or [height, width]",
+        needs=PICTURES,
         example="model: {name: resnet20}",
     ),
 )

@@ -9,52 +9,37 @@ from pydantic import Field
 
 from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
 from edgeveil.parts.models.network import ModelParameters, ModelPart, Network, Reconstruction
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+
+Width = Annotated[int, Field(ge=1, le=8192)]
 
 
-class MlpParameters(ModelParameters):
-    """The `model` block of a job with `name: mlp`."""
+class NetworkParameters(ModelParameters):
+    """The `model` block of the networks that EdgeVeil brings."""
 
-    name: Literal["mlp"] = "mlp"
-    """Dense layers with ReLU between them."""
-    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(default=(128,), max_length=8)
-    """Widths of the hidden layers."""
-
-
-class Mlp300100Parameters(ModelParameters):
-    """The `model` block of a job with `name: mlp_300_100`."""
-
-    name: Literal["mlp_300_100"] = "mlp_300_100"
-    """The perceptron of LeCun et al. 1998: dense layers of 300 and 100 units with ReLU."""
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        return (300, 100)
+    name: Literal["mlp", "mlp_300_100", "autoencoder", "cnn", "lenet", "alexnet", "resnet20"] = (
+        "mlp"
+    )
+    """Which network; `edgeveil methods` tells of each."""
+    hidden: Annotated[
+        tuple[Width, ...], Field(max_length=8), only_for(mlp=(128,), autoencoder=(64,))
+    ] = Field(**SOME_NAMES_KEY)
+    """Of `mlp`: widths of the hidden layers; (128,) by default. Of `autoencoder`: widths of the
+    layers before the narrow one, with ReLU, which stand behind it in turn; (64,) by default."""
+    code: Annotated[Width, only_for(autoencoder=8)] = Field(**SOME_NAMES_KEY)
+    """Of `autoencoder`: width of the narrow layer, which is linear; 8 by default."""
 
 
-def build(
-    parameters: MlpParameters | Mlp300100Parameters, input_shape: Shape, classes: int
-) -> Network:
+def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
-    for number, width in enumerate(parameters.hidden, start=1):
+    hidden = (300, 100) if parameters.name == "mlp_300_100" else parameters.hidden
+    for number, width in enumerate(hidden, start=1):
         layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]
     layers.append(("output", Dense(classes)))
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
 
-class AutoencoderParameters(ModelParameters):
-    """The `model` block of a job with `name: autoencoder`."""
-
-    name: Literal["autoencoder"] = "autoencoder"
-    """Gives records back through a narrow layer: one unlike those learned comes back worse."""
-    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(default=(64,), max_length=8)
-    """Widths of the layers before the narrow one, with ReLU; behind it they stand in turn."""
-    code: int = Field(default=8, ge=1, le=8192)
-    """Width of the narrow layer, which is linear."""
-
-
-def build_autoencoder(
-    parameters: AutoencoderParameters, input_shape: Shape, classes: int
-) -> Network:
+def build_autoencoder(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """d - hidden… - code - …hidden - d; of nothing but records, so `classes` says nothing."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):
@@ -69,19 +54,26 @@ def build_autoencoder(
 
 PARTS = (
     ModelPart(
-        parameters=MlpParameters,
+        name="mlp",
+        parameters=NetworkParameters,
+        summary="Dense layers with ReLU between them.",
         build=build,
         source="Cao et al. 2023 (DELM), section 3.3",
         example="model: {name: mlp, hidden: [128]}",
     ),
     ModelPart(
-        parameters=Mlp300100Parameters,
+        name="mlp_300_100",
+        parameters=NetworkParameters,
+        summary="The perceptron of LeCun et al. 1998: dense layers of 300 and 100 units with ReLU.",
         build=build,
         source="Zhang, Wu and Dong (PSO-DP); LeCun et al. 1998",
         example="model: {name: mlp_300_100}",
     ),
     ModelPart(
-        parameters=AutoencoderParameters,
+        name="autoencoder",
+        parameters=NetworkParameters,
+        summary="Gives records back through a narrow layer: one unlike those learned comes back"
+        " worse.",
         build=build_autoencoder,
         source="Hinton and Salakhutdinov 2006; as a detector, Sakurada and Yairi 2014",
         example="model: {name: autoencoder, hidden: [64], code: 8}",

@@ -6,7 +6,7 @@ that shares a file needs that. The label takes no part in the hash, so that one 
 is not both tested on and learned from. Rules by class cut each class by public shares.
 
 Low quality (Cao et al. 2023, section 5): a share `lq_user` of users hold a share `lq_data` of
-records with noise of `lq_noise` and another class.
+records with noise and another class.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from edgeveil.parts.partitions.partition import Indices, Shares, Words, threshol
 
 if TYPE_CHECKING:
     from edgeveil.config.data import Partition
+
+
+LQ_NOISE = 0.5  # standard deviation, as a share of the range of the data set's values
 
 
 def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Shares:
@@ -117,7 +120,7 @@ def _disturbed(
     finite = np.isfinite(canonical_rows(records.x)).all(axis=1)
     for index in np.flatnonzero(chosen & finite):
         chance = np.random.RandomState(words[index].view(np.uint32))
-        noise = chance.standard_normal(x[index].shape) * (rule.lq_noise * (high - low))
+        noise = chance.standard_normal(x[index].shape) * (LQ_NOISE * (high - low))
         x[index] = np.clip(x[index] + noise, low, high)
     return Records(x, y, records.stored)
 
@@ -132,7 +135,7 @@ def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.
 
 def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> Records:
     """A copy in which low-quality records have another class, each equally likely, and Gaussian
-    noise of `lq_noise` times the data set's range, cut at that range."""
+    noise of LQ_NOISE times the data set's range, cut at that range."""
     chosen = low_quality_devices(len(shares), rule, seed)
     classes = np.unique(records.y)
     if not len(chosen) or len(classes) < 2:
@@ -147,7 +150,7 @@ def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> R
         chance = public_chance(seed, f"low quality {device}")
         others = chance.randint(1, len(classes), len(spoilt), dtype=np.int64)
         y[spoilt] = classes[(np.searchsorted(classes, y[spoilt]) + others) % len(classes)]
-        noise = chance.standard_normal(x[spoilt].shape) * (rule.lq_noise * (high - low))
+        noise = chance.standard_normal(x[spoilt].shape) * (LQ_NOISE * (high - low))
         x[spoilt] = np.clip(x[spoilt] + noise, low, high)
     return Records(x, y)
 

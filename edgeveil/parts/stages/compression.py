@@ -19,13 +19,13 @@ all.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.part import WithSettled
+from edgeveil.parts.part import SOME_NAMES_KEY, only_for
 from edgeveil.parts.update import (
     BaseStage,
     StageParameters,
@@ -46,12 +46,18 @@ def in_half_precision(array: NDArray[np.generic]) -> NDArray[np.float16]:
     return cut.astype(np.float16)
 
 
-class CastParameters(WithSettled, StageParameters):
-    """A `cast` entry of a job's `update` list."""
+class CompressionParameters(StageParameters):
+    """An entry of a job's `update` list that makes an upload or a download smaller."""
 
-    name: Literal["cast"] = "cast"
-    """Send values in half precision; the last of the stages."""
-    settled: ClassVar = {"dtype": "float16"}
+    name: Literal["cast", "upload_top_k", "stc", "download_random"]
+    """Which stage; `edgeveil methods` tells of each."""
+    share: Annotated[
+        float,
+        Field(gt=0, le=1),
+        only_for(upload_top_k=0.1, stc=0.01, download_random=0.5),
+    ] = Field(**SOME_NAMES_KEY)
+    """The share of all values that `upload_top_k` keeps (0.1 by default), that `stc` sends (0.01),
+    or that `download_random` takes from the global model (0.5)."""
 
 
 class Cast(BaseStage):
@@ -63,15 +69,6 @@ class Cast(BaseStage):
         return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
 
 
-class TopKParameters(StageParameters):
-    """An `upload_top_k` entry of a job's `update` list."""
-
-    name: Literal["upload_top_k"] = "upload_top_k"
-    """Keep the values of largest magnitude, set the others to 0; free after a stage of noise."""
-    share: float = Field(default=0.1, gt=0, le=1)
-    """λ_u: the share of all values that is kept."""
-
-
 class TopK(BaseStage):
     chooses = True
 
@@ -81,15 +78,6 @@ class TopK(BaseStage):
 
 
 UNSENT = "stc"  # the residual's name in the device's memory
-
-
-class StcParameters(StageParameters):
-    """An `stc` entry of a job's `update` list."""
-
-    name: Literal["stc"] = "stc"
-    """Send the largest values as −μ or μ, the others as 0; the rest waits on the device."""
-    share: float = Field(default=0.01, gt=0, le=1)
-    """p: the share of all values that is sent."""
 
 
 class Stc(BaseStage):
@@ -109,15 +97,6 @@ class Stc(BaseStage):
 
 
 OWN = "own/"  # before a weight's name in the device's memory
-
-
-class DownloadRandomParameters(StageParameters):
-    """A `download_random` entry of a job's `update` list."""
-
-    name: Literal["download_random"] = "download_random"
-    """Train from a random share of the global weights; the first of the stages."""
-    share: float = Field(default=0.5, gt=0, le=1)
-    """λ_d: the share of all weights that is taken from the global model."""
 
 
 class DownloadRandom(BaseStage):
@@ -150,7 +129,10 @@ class DownloadRandom(BaseStage):
 
 PARTS = (
     StagePart(
-        parameters=CastParameters,
+        name="cast",
+        summary="Send values in half precision; the last of the stages.",
+        settled={"dtype": "float16"},
+        parameters=CompressionParameters,
         build=Cast,
         source="IEEE 754-2019, binary16",
         needs="to be the last stage; uploads that are not summed under masks",
@@ -158,7 +140,10 @@ PARTS = (
         example="update: [{name: cast}]",
     ),
     StagePart(
-        parameters=TopKParameters,
+        name="upload_top_k",
+        summary="Keep the values of largest magnitude, set the others to 0; free after a stage of"
+        " noise.",
+        parameters=CompressionParameters,
         build=TopK,
         source="Zhao et al. 2021, anonymous federated learning, λ_u",
         needs="to follow the noise, or privacy.accept_unproven",
@@ -166,7 +151,10 @@ PARTS = (
         example="update: [{name: upload_top_k, share: 0.1}]",
     ),
     StagePart(
-        parameters=StcParameters,
+        name="stc",
+        summary="Send the largest values as −μ or μ, the others as 0; the rest waits on the"
+        " device.",
+        parameters=CompressionParameters,
         build=Stc,
         source="Sattler et al. 2020, alg. 1 and 2",
         needs="to follow the noise, or privacy.accept_unproven; a device's memory",
@@ -174,7 +162,9 @@ PARTS = (
         example="update: [{name: stc, share: 0.01}]",
     ),
     StagePart(
-        parameters=DownloadRandomParameters,
+        name="download_random",
+        summary="Train from a random share of the global weights; the first of the stages.",
+        parameters=CompressionParameters,
         build=DownloadRandom,
         source="Zhao et al. 2021, anonymous federated learning, λ_d",
         needs="to be the first stage; a device's memory",

@@ -175,9 +175,9 @@ torch.set_num_threads(2)
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.methods.sgd import SgdParameters
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.subnormals import flushed_training
-check_own_code(build_network(MlpParameters(hidden=(3000,)), (400,), 3), SgdParameters())
+check_own_code(build_network(NetworkParameters(hidden=(3000,)), (400,), 3), SgdParameters())
 with flushed_training():
     print(torch.get_num_threads())
 """

@@ -16,9 +16,8 @@ from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_sessio
 from edgeveil.jobs.job import JobData
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.convolutional import CnnParameters
 from edgeveil.parts.models.heads import bake, build_graph
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.storage import StorageError
 from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
@@ -44,8 +43,8 @@ def of_network(parameters, shape):
 
 MODELS = {
     "features": (of_features, (64,)),
-    "mlp": (lambda: of_network(MlpParameters(hidden=(12,)), (64,)), (64,)),
-    "cnn": (lambda: of_network(CnnParameters(), (1, 8, 8)), (1, 8, 8)),
+    "mlp": (lambda: of_network(NetworkParameters(hidden=(12,)), (64,)), (64,)),
+    "cnn": (lambda: of_network(NetworkParameters(name="cnn"), (1, 8, 8)), (1, 8, 8)),
 }
 
 
@@ -246,7 +245,7 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(UsageError, match="edge personalise"):
         predict(site.state_dir, x, personal=True)
     personalise(site, store.folder)
-    store.install("b", of_network(MlpParameters(hidden=(12,)), (64,)), {})
+    store.install("b", of_network(NetworkParameters(hidden=(12,)), (64,)), {})
     with pytest.raises(UsageError, match=r"of the release 0001-a, in use is 0002-b"):
         predict(site.state_dir, x, personal=True)
     np.savez(tmp_path / "records.npz", x=x[:9], y=y[:9])

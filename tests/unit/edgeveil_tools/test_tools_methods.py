@@ -12,7 +12,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
@@ -39,7 +39,7 @@ def setting() -> MethodContext:
         features=build_features([IdentityParameters()]),
         nominal_records=50,
         devices=5,
-        network=build_network(MlpParameters(hidden=()), (4,), 3),
+        network=build_network(NetworkParameters(hidden=()), (4,), 3),
     )
 
 
@@ -55,7 +55,7 @@ def test_an_entry_says_what_it_is_and_whence(entry):
 @pytest.mark.parametrize("name", METHODS.names())
 def test_the_status_of_a_method_is_that_of_its_price(name):
     method = METHODS[name]
-    parameters = method.parameters()
+    parameters = method.made()
     given = setting()
     rounds = [e for e in method.cloud(parameters, given).plan() if e.phase == TRAIN]
     events = method.device(parameters, given).price(rounds[0])
@@ -65,8 +65,8 @@ def test_the_status_of_a_method_is_that_of_its_price(name):
 @pytest.mark.parametrize("name", STAGES.names())
 def test_a_stage_has_a_status_where_it_protects(name):
     entry = STAGES[name]
-    stage = entry.build(entry.parameters(), setting())
-    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].parameters(), setting()).plan()[0])
+    stage = entry.build(entry.made(), setting())
+    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].made(), setting()).plan()[0])
     expected = status(events) if stage.protects else None
     assert STAGES[name].privacy == expected
 

@@ -21,10 +21,7 @@ from edgeveil.parts.methods.dp_sgd import (
     DpSgd,
     DpSgdParameters,
     Gep,
-    GepParameters,
-    LocalDpSgd,
     Rgp,
-    RgpParameters,
 )
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
 from edgeveil.parts.methods.pate import (
@@ -35,13 +32,13 @@ from edgeveil.parts.methods.pate import (
     PateParameters,
     vote_event,
 )
-from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, PsoDpSgd, PsoDpSgdParameters
+from edgeveil.parts.methods.pso import PsoDpFl, PsoDpSgd
 from edgeveil.parts.methods.sgd import (
     OutputPerturbation,
-    OutputPerturbationParameters,
+    SgdParameters,
 )
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.stages.noise import (
     GradientGaussian,
     GradientGaussianParameters,
@@ -75,7 +72,7 @@ SETTING = replace(
     epsilon=3.0,
     max_participations=1,
     input_shape=(1,),
-    network=build_network(MlpParameters(hidden=()), (1,), 2),
+    network=build_network(NetworkParameters(hidden=()), (1,), 2),
 )
 DP_SGD = DpSgdParameters(rounds=1, local_steps=2, sampling_rate=0.5, learning_rate=1e-9)
 # Of all records: the sample, which these draw as `dp_sgd` does, is attacked there.
@@ -88,9 +85,9 @@ Sample = Callable[[int, float], NDArray[np.int64]]
 
 
 def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
-    swarm = PsoDpSgdParameters(**_ONE_STEP, particles=2, search="adaptive")
-    gep = GepParameters(**_ONE_STEP, subspace=2)
-    rgp = RgpParameters(**_ONE_STEP, rank=1)
+    swarm = DpSgdParameters(method="pso_dp_sgd", **_ONE_STEP, search="adaptive")
+    gep = DpSgdParameters(method="gep", **_ONE_STEP)
+    rgp = DpSgdParameters(method="rgp", **_ONE_STEP)
     few = max(1, jobs // 20)
     return (
         noise_only_attack(values),
@@ -146,7 +143,7 @@ def many_steps_attack(runs: int) -> Attack:
 
     Each record moves weights of its own, so that one answer plays `WIDE` runs.
     """
-    network = build_network(MlpParameters(hidden=()), (WIDE,), 2)
+    network = build_network(NetworkParameters(hidden=()), (WIDE,), 2)
     setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
     parameters = DpSgdParameters(rounds=1, local_steps=32, sampling_rate=0.05, learning_rate=1e-9)
     trainer = DpSgd(parameters, setting)
@@ -164,7 +161,7 @@ def many_steps_attack(runs: int) -> Attack:
 
 def output_attack(runs: int) -> Attack:
     """A record that moves the weights much further than `sensitivity` takes it to."""
-    parameters = OutputPerturbationParameters(rounds=1, learning_rate=0.1)
+    parameters = SgdParameters(method="output_perturbation", rounds=1, learning_rate=0.1)
     trainer, edge = OutputPerturbation(parameters, SETTING), parameters.learning_rate * LARGE / 4
 
     def heard(present: bool, count: int) -> Float64:
@@ -175,7 +172,7 @@ def output_attack(runs: int) -> Attack:
 
 
 def steps_attack(
-    name: str, trainer: PsoDpSgd | Gep | Rgp, parameters: LocalDpSgd, runs: int
+    name: str, trainer: PsoDpSgd | Gep | Rgp, parameters: DpSgdParameters, runs: int
 ) -> Attack:
     """One noised step, of the best particle where there are several."""
     event, step = trainer.event, _step(parameters)
@@ -189,7 +186,7 @@ def steps_attack(
 
 def swarm_update_attack(runs: int) -> Attack:
     """A device with one record, whose best particle is far away, and a device with none."""
-    trainer = PsoDpFl(PsoDpFlParameters(rounds=1, particles=2), SETTING)
+    trainer = PsoDpFl(SgdParameters(method="pso_dp_fl", rounds=1), SETTING)
     event = trainer.event
     edge, delta = gaussian_threshold(event.mu, runs)
 
@@ -215,7 +212,7 @@ def _moved(trainer: Trainer, setting: MethodContext, records: Records, count: in
     return np.asarray((moved[:, :, 0] - moved[:, :, 1]) / math.sqrt(2))
 
 
-def _step(parameters: LocalDpSgd) -> float:
+def _step(parameters: DpSgdParameters) -> float:
     return parameters.learning_rate * parameters.clip_norm / parameters.sampling_rate
 
 

@@ -9,7 +9,7 @@ from edgeveil.evaluation import accuracy
 from edgeveil.evaluation.accuracy import HeldOutTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.features.pictures import GaborParameters
+from edgeveil.parts.features.pictures import PicturesParameters
 from edgeveil.parts.models.heads import build_graph
 
 RNG = np.random.default_rng(0)
@@ -19,7 +19,7 @@ MAPS = {
     "identity": [IdentityParameters(name="identity", input_scale=16.0, shift=-0.3)],
     "both": [
         IdentityParameters(name="identity", input_scale=16.0, shift=-0.3),
-        GaborParameters(name="gabor", input_scale=16.0, image=(8, 8), pool=4),
+        PicturesParameters(name="gabor", input_scale=16.0, image=(8, 8), pool=4),
     ],
 }
 

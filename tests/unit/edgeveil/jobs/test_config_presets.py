@@ -60,7 +60,7 @@ TEXTS = {
         "update.1.name": "gradient_gaussian",  # then noise, and of the noised values the largest
         "update.2.name": "upload_top_k",
     },
-    "pso_dp_fl": {"train.particles": 3, "model.name": "mlp_300_100"},
+    "pso_dp_fl": {"train.method": "pso_dp_fl", "model.name": "mlp_300_100"},
     "ldp_fl": {"update.0.composition": "parallel", "proxy.shuffle": "split"},
     "fedavg": {"train.method": "sgd", "aggregation.name": "fedavg", "update": ()},
     "fedprox": {"train.method": "fedprox", "train.mu": 0.01},

@@ -85,7 +85,7 @@ def test_rules_that_compare_look_at_the_means_of_groups(rule: str) -> None:
     [
         ("{name: fedavg, secure: true, groups: 5}", BATCH, "of no use to fedavg"),
         ("{name: median, groups: 5}", BATCH, "without secure sums each is"),
-        ("{name: secprobe, secure: true, groups: 5, k: 5}", BATCH, "looks at single ones; use"),
+        ("{name: secprobe, secure: true, k: 5}", BATCH, "belongs to fedavg and krum"),
         ("{name: median, secure: true, groups: 11}", BATCH, "min_batch to at least 22"),
         ("{name: median, secure: true, groups: 65}", BATCH, "must be in"),
     ],

@@ -40,7 +40,7 @@ UPDATES = {
 }
 PARTICLES = {
     "model": {"name": "mlp", "hidden": []},
-    "train": {"method": "pso_dp_fl", "rounds": 3, "particles": 3, "clip_norm": 0.1},
+    "train": {"method": "pso_dp_fl", "rounds": 3, "clip_norm": 0.1},
 }
 JOBS: dict[str, dict[str, Any]] = {
     "fm": FM,

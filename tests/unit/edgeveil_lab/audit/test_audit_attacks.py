@@ -129,7 +129,7 @@ def test_the_gaussian_event_is_where_the_curve_is_tight():
 
 
 def stage(name):
-    return STAGES[name].build(STAGES[name].parameters(), update_attacks.SETTING)
+    return STAGES[name].build(STAGES[name].made(), update_attacks.SETTING)
 
 
 UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted

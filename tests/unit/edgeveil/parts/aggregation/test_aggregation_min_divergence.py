@@ -10,9 +10,9 @@ from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.choosing import (
     MinDivergence,
-    MinDivergenceParameters,
     sign_changes,
 )
+from edgeveil.parts.aggregation.rule import ChoosingParameters
 from edgeveil.parts.exchange import Aim
 from edgeveil.privacy.sampler import SeededRandom
 
@@ -26,7 +26,7 @@ DIVERGENCE = [1.0, 0.25, 0.0]
 
 
 def rule(**options):
-    return MinDivergence(MinDivergenceParameters(**options))
+    return MinDivergence(ChoosingParameters(name="min_divergence", **options))
 
 
 def uploads(arrays, random_bytes, **layers):

@@ -48,7 +48,7 @@ FIVE = [np.array(row, np.float32) for row in ([1, 9], [2, 0], [3, 5], [50, 6], [
 
 def combined(name, arrays, **options):
     entry = AGGREGATIONS[name]
-    return entry.rule(entry.parameters(**options)).combine(Uploads({"a": arrays}))["a"]
+    return entry.rule(entry.made(**options)).combine(Uploads({"a": arrays}))["a"]
 
 
 def test_the_median_of_an_odd_and_an_even_number():

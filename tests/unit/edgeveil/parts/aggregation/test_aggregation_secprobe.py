@@ -6,7 +6,8 @@ import pytest
 
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
-from edgeveil.parts.aggregation.choosing import SecProbe, SecProbeParameters
+from edgeveil.parts.aggregation.choosing import SecProbe
+from edgeveil.parts.aggregation.rule import ChoosingParameters
 from edgeveil.privacy.sampler import SeededRandom
 
 UPDATES = [np.array([k], np.float32) for k in (0.0, 1.0, 2.0)]
@@ -14,7 +15,7 @@ RIGHT = {0.0: 2, 1.0: 9, 2.0: 10}  # of 10 records
 
 
 def rule(**options):
-    return SecProbe(SecProbeParameters(validation_records=10, **options))
+    return SecProbe(ChoosingParameters(name="secprobe", validation_records=10, **options))
 
 
 def uploads(random_bytes, arrays=UPDATES):

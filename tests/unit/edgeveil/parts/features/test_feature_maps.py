@@ -18,7 +18,7 @@ from edgeveil.parts.features import (
     projection_of,
     valid_records,
 )
-from edgeveil.parts.features.values import STEPS, RandomParameters, projection
+from edgeveil.parts.features.values import STEPS, projection
 
 
 def test_scales_shifts_and_brings_to_unit_norm():
@@ -66,7 +66,7 @@ def test_bounded_keeps_how_large_a_record_is():
 
 
 ONE = IdentityParameters(input_scale=2.0, weight=3.0)
-TWO = RandomParameters(name="random", dimension=5, weight=1.0)
+TWO = IdentityParameters(name="random", dimension=5, weight=1.0)
 PCA = PcaParameters(name="ldp_pca")
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -137,7 +137,7 @@ def test_its_entries_are_nearly_normal_with_deviation_4():
 
 
 def test_features_are_the_rectified_products_at_unit_norm():
-    phi = build_features([RandomParameters(name="random", dimension=4, seed=7, input_scale=2.0)])
+    phi = build_features([IdentityParameters(name="random", dimension=4, seed=7, input_scale=2.0)])
     found = phi(np.array([[1.0, 2.0, -1.0]], np.float32))[0]
     whole = np.array([0.5, 1.0, -0.5]) @ projection(7, 3, 4)
     np.testing.assert_allclose(found, np.maximum(whole, 0) / np.linalg.norm(np.maximum(whole, 0)))
@@ -145,7 +145,7 @@ def test_features_are_the_rectified_products_at_unit_norm():
 
 def test_products_are_exact():
     """Against Python's own integers, with inputs that use all their bits."""
-    p = RandomParameters(name="random", dimension=5, seed=1)
+    p = IdentityParameters(name="random", dimension=5, seed=1)
     x = np.random.default_rng(0).uniform(-1, 1, (3, 300)).astype(np.float32)
     steps = [[round(float(v) * STEPS) for v in row] for row in x]
     matrix = projection(1, 300, 5).tolist()
@@ -158,7 +158,7 @@ def test_products_are_exact():
 
 
 def test_a_matrix_that_would_not_fit_is_refused():
-    phi = build_features([RandomParameters(name="random", dimension=1 << 14)])
+    phi = build_features([IdentityParameters(name="random", dimension=1 << 14)])
     with pytest.raises(DataError, match="too large") as caught:
         phi.output_dim((1025, 1))
     assert "at most 16368" in caught.value.fix

@@ -3,9 +3,9 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features import build_features
-from edgeveil.parts.features.pictures import LEVELS, GaborParameters, filters, modulus
+from edgeveil.parts.features.pictures import LEVELS, PicturesParameters, filters, modulus
 
-SMALL = GaborParameters(name="gabor", pool=4, input_scale=16.0)
+SMALL = PicturesParameters(name="gabor", pool=4, input_scale=16.0)
 
 
 def strokes():
@@ -75,7 +75,7 @@ def test_the_largest_sums_are_exact_too():
 
 
 def test_pooling_windows_overlap_by_half_and_lose_no_pixel():
-    phi = build_features([GaborParameters(name="gabor")])
+    phi = build_features([PicturesParameters(name="gabor")])
     assert phi.output_dim((28, 28)) == phi.output_dim((1, 28, 28)) == 17 * 49
     assert phi.output_dim((30, 28)) == 17 * 8 * 7
     assert phi.output_dim((1, 1)) == 17

@@ -70,7 +70,7 @@ def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
 def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
     setting, stage = adaptive()
     made = answer("sgd", setting=setting, weights=package(2.0))
-    specs = UpdateCloud(METHODS["sgd"].parameters(rounds=2), setting).segments(ROUND)
+    specs = UpdateCloud(METHODS["sgd"].made(rounds=2), setting).segments(ROUND)
     assert [s.name for s in specs] == [*ZERO, WITHIN] == list(made.segments)
     assert made.events == stage.price(ROUND)
     assert stage.event.coordinates == 7  # six weights and the bit
@@ -80,7 +80,7 @@ def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
 
 def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
     setting, stage = adaptive()
-    cloud = UpdateCloud(METHODS["sgd"].parameters(rounds=2), setting)
+    cloud = UpdateCloud(METHODS["sgd"].made(rounds=2), setting)
     first = cloud.initial_state()
     assert cloud.package(first, ROUND)[CLIP_NORM].tolist() == [2.0]
     assert set(cloud.model(first)) == set(ZERO)

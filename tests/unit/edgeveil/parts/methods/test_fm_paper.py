@@ -8,6 +8,7 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.methods import fm_paper
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
     OUTPUT,
@@ -21,6 +22,12 @@ from edgeveil.privacy.sampler import SeededRandom
 
 ROUND = Exchange(1, TRAIN, 1)
 QUIET = 1e12  # an ε at which the noise is below 1e-9
+
+
+@pytest.fixture(autouse=True)
+def constants(monkeypatch):
+    for name, value in (("WIDTH", 5), ("LEARNING_RATE", 0.1), ("MAX_WEIGHT", 7.0)):
+        monkeypatch.setattr(fm_paper, name, value)
 
 
 def setting(**changes):
@@ -60,7 +67,7 @@ def polynomial(records, hidden, output):
 
 
 def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
-    parameters = FmPaperParameters(hidden=5, local_steps=1, learning_rate=0.1)
+    parameters = FmPaperParameters(local_steps=1)
     before, records = weights(), some_records()
     answer = FmPaperDevice(parameters, setting()).answer(ROUND, before, records, SeededRandom(0))
     double = {name: value.astype(np.float64) for name, value in before.items()}
@@ -79,14 +86,14 @@ def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
         assert np.abs(step).max() > 0.01
 
 
-def eta(steps, seed, epsilon=2.0, hidden=4):
+def eta(steps, seed):
     """The linear noise, read off one step from W₁ = I, W₂ = 0 on no records."""
-    parameters = FmPaperParameters(hidden=hidden, local_steps=steps, learning_rate=1e-4)
-    package = {HIDDEN: np.eye(4, dtype=np.float32), OUTPUT: np.zeros((4, 3), np.float32)}
+    parameters = FmPaperParameters(local_steps=steps)
+    package = {HIDDEN: np.eye(4, 5, dtype=np.float32), OUTPUT: np.zeros((5, 3), np.float32)}
     empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    device = FmPaperDevice(parameters, setting(epsilon=epsilon))
+    device = FmPaperDevice(parameters, setting(epsilon=2.0))
     output = device.answer(ROUND, package, empty, SeededRandom(seed)).segments[OUTPUT]
-    return output * (-20 / 1e-4)
+    return output[:4] * (-20 / 0.1)
 
 
 def test_the_noise_is_laplace_at_the_text_s_scale():
@@ -127,8 +134,9 @@ def test_a_pca_takes_its_share_of_the_claim(name):
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 3e38])
-def test_whatever_is_broadcast_the_answer_is_finite(size):
-    parameters = FmPaperParameters(hidden=5, learning_rate=100, max_weight=7)
+def test_whatever_is_broadcast_the_answer_is_finite(monkeypatch, size):
+    monkeypatch.setattr(fm_paper, "LEARNING_RATE", 100.0)
+    parameters = FmPaperParameters()
     package = {
         name: np.clip(value.astype(np.float64) * size, -3e38, 3e38).astype(np.float32)
         for name, value in weights().items()
@@ -144,14 +152,16 @@ def test_bad_records_count_for_nothing():
     good = some_records()
     x = np.concatenate([good.x, np.full((2, 4), np.nan, np.float32), good.x[:1]])
     bad = Records(x, np.concatenate([good.y, [0, 1], [17]]))
-    device = FmPaperDevice(FmPaperParameters(hidden=5), setting(epsilon=1.0))
+    device = FmPaperDevice(FmPaperParameters(), setting(epsilon=1.0))
     one, two = (device.answer(ROUND, weights(), r, SeededRandom(4)).segments for r in (good, bad))
     for name, value in one.items():
         np.testing.assert_array_equal(value, two[name])
 
 
-def test_golden_values_of_one_answer():
-    parameters = FmPaperParameters(hidden=2, local_steps=3, learning_rate=0.05)
+def test_golden_values_of_one_answer(monkeypatch):
+    for name, value in (("WIDTH", 2), ("LEARNING_RATE", 0.05), ("MAX_WEIGHT", 100.0)):
+        monkeypatch.setattr(fm_paper, name, value)
+    parameters = FmPaperParameters(local_steps=3)
     package = {
         name: value[:, :2] if name == HIDDEN else value[:2] for name, value in weights().items()
     }
@@ -163,16 +173,6 @@ def test_golden_values_of_one_answer():
 
 GOLDEN_HIDDEN = [0.1368617, -0.1290957]
 GOLDEN_OUTPUT = [0.3552555, 0.8586793, 0.08982971]
-
-
-def job(**privacy):
-    return {
-        "job": "claimed",
-        "data": {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 64},
-        "features": ({"name": "identity"},),
-        "train": {"method": "fm_paper"},
-        "privacy": {"epsilon": 8.0, **privacy},
-    }
 
 
 def test_a_small_epsilon_for_many_rounds_is_no_matter_of_a_release_that_never_comes():

@@ -20,14 +20,14 @@ from edgeveil.parts.methods.dp_sgd import (
     to_steps,
 )
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
-NETWORK = build_network(MlpParameters(hidden=()), (1,), 2)
+NETWORK = build_network(NetworkParameters(hidden=()), (1,), 2)
 SETTING = context(
     max_participations=3, classes=2, input_shape=(1,), nominal_records=8, devices=2, network=NETWORK
 )
@@ -87,7 +87,7 @@ def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
         return draw
 
     entry = METHODS["dp_sgd"]
-    device = entry.device(entry.parameters(rounds=3, **DP_SGD), SETTING)
+    device = entry.device(entry.made(rounds=3, **DP_SGD), SETTING)
     with_it, without = (
         device.answer(ROUND, ZERO, records, random_bytes(), "cpu").segments
         for records in (ONE, NONE)
@@ -105,7 +105,7 @@ def some(n, shape=(6,), classes=3):
 
 
 def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_clip():
-    network = build_network(MlpParameters(hidden=(40,)), (6,), 3)
+    network = build_network(NetworkParameters(hidden=(40,)), (6,), 3)
     weights, records = network.initial(), some(50)
     places = np.random.default_rng(0).integers(0, 16, 50).tolist()
     alone = [summed(network, records, weights, [i], 0.7, places) for i in range(50)]
@@ -121,7 +121,7 @@ def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_c
 
 
 def test_a_gradient_that_is_no_number_counts_nothing_and_harms_nobody():
-    network = build_network(MlpParameters(hidden=(4,)), (6,), 3)
+    network = build_network(NetworkParameters(hidden=(4,)), (6,), 3)
     records = some(3)
     records.x[1] = 3e38
     both = summed(network, records, network.initial(), [0, 1, 2], 1.0, [0, 1, 2])
@@ -158,8 +158,8 @@ def test_all_steps_of_all_rounds_cost_what_the_job_asks():
 
 def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
     entry = METHODS["output_perturbation"]
-    parameters = entry.parameters(rounds=3, learning_rate=1e-9, sensitivity=0.5)
-    wide = build_network(MlpParameters(hidden=(100,)), (1,), 2)
+    parameters = entry.made(rounds=3, learning_rate=1e-9, sensitivity=0.5)
+    wide = build_network(NetworkParameters(hidden=(100,)), (1,), 2)
     device = entry.device(parameters, replace(SETTING, network=wide))
     (event,) = device.price(ROUND)
     assert isinstance(event, ClaimedEvent)

@@ -12,8 +12,8 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import anchors, record_gradients
 from edgeveil.parts.methods.pso import losses_under
 from edgeveil.parts.models import Network, build_network
-from edgeveil.parts.models.convolutional import CnnParameters, LenetParameters, Resnet20Parameters
 from edgeveil.parts.models.layers import Dense
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO
@@ -32,9 +32,9 @@ class Mixing(Dense):
 @pytest.mark.parametrize(
     ("parameters", "shape"),
     [
-        (CnnParameters(), (28, 28)),
-        (LenetParameters(), (28, 28)),
-        (Resnet20Parameters(), (3, 8, 8)),
+        (NetworkParameters(name="cnn"), (28, 28)),
+        (NetworkParameters(name="lenet"), (28, 28)),
+        (NetworkParameters(name="resnet20"), (3, 8, 8)),
     ],
 )
 def test_a_gradient_follows_from_its_own_place_bit_by_bit(parameters, shape):
@@ -72,6 +72,6 @@ def test_gradients_of_public_records_that_are_no_numbers_stop_no_device():
     found = anchors(NETWORK, {name: torch.tensor(value) for name, value in far.items()}, 8)
     assert bool(torch.isfinite(found).all())
     entry = METHODS["gep"]
-    parameters = entry.parameters(subspace=2, local_steps=1)
+    parameters = entry.made(local_steps=1)
     update = entry.device(parameters, SETTING).answer(ROUND, far, ONE, SeededRandom(2), "cpu")
     assert all(np.isfinite(value).all() for value in update.segments.values())

@@ -8,7 +8,8 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS, pso
-from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, Swarm, SwarmKeys, mean_loss
+from edgeveil.parts.methods.pso import PsoDpFl, Swarm, mean_loss
+from edgeveil.parts.methods.sgd import SgdParameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
@@ -38,10 +39,10 @@ def trained(positions):
 def test_two_particles_on_a_quadratic_move_as_by_hand(monkeypatch):
     monkeypatch.setattr(pso, "INERTIA", 0.5)
     monkeypatch.setattr(pso, "SPREAD", 0.8)
-    keys = SwarmKeys(particles=2)
+    monkeypatch.setattr(pso, "PARTICLES", 2)
     # First velocities (0.4, 0) and (-0.4, 0.4); pulls ½ and ¼ to the own bests, ¼ to the best.
     chance = drawn(0.75, 0.5, 0.25, 0.75, *[0.9] * 4, 0.5, 0.25, 0.25, 0.25)
-    swarm = Swarm(START, keys, chance)
+    swarm = Swarm(START, chance)
     swarm.move()  # half the velocity: the bests are still the start
     np.testing.assert_allclose(swarm.positions, [[4.2, -2.0], [3.8, -1.8]])
     swarm.positions = trained(swarm.positions)
@@ -54,8 +55,9 @@ def test_two_particles_on_a_quadratic_move_as_by_hand(monkeypatch):
     )
 
 
-def test_an_adaptive_particle_goes_on_from_its_own_best():
-    swarm = Swarm(START, SwarmKeys(particles=2, search="adaptive"), drawn())
+def test_an_adaptive_particle_goes_on_from_its_own_best(monkeypatch):
+    monkeypatch.setattr(pso, "PARTICLES", 2)
+    swarm = Swarm(START, drawn(), adaptive=True)
     swarm.move()
     np.testing.assert_array_equal(swarm.positions, [START, START])
     swarm.positions = np.array([[3.0, 0.0], [2.0, 0.0]])
@@ -80,8 +82,11 @@ def test_the_fitness_is_the_mean_loss_of_all_records():
     )
 
 
-def test_one_particle_that_does_not_move_is_plain_sgd():
-    parameters = PsoDpFlParameters(particles=1, search="adaptive", local_epochs=3)
+def test_one_particle_that_does_not_move_is_plain_sgd(monkeypatch):
+    monkeypatch.setattr(pso, "PARTICLES", 1)
+    monkeypatch.setattr(pso, "SPREAD", 0.0)
+    monkeypatch.setattr(pso, "INERTIA", 0.0)
+    parameters = SgdParameters(method="pso_dp_fl", local_epochs=3)
     best = PsoDpFl(parameters, SETTING).search(task(), ZERO)
     plain = answer("sgd", local_epochs=3).segments
     np.testing.assert_allclose(best, flat(plain), atol=1e-6)
@@ -94,7 +99,7 @@ def test_the_whole_update_is_clipped_and_priced_once_for_the_device():
     assert isinstance(event, GaussianEvent) and event.unit == "device"
     assert event.sensitivity <= 0.5
     method = METHODS["pso_dp_fl"]
-    (event,) = method.device(method.parameters(), SETTING).price(ROUND)
+    (event,) = method.device(method.made(), SETTING).price(ROUND)
     total = epsilon([event] * SETTING.max_participations, SETTING.delta)
     assert total.proven and SETTING.epsilon * 0.99 < total.epsilon <= SETTING.epsilon
 

@@ -71,7 +71,7 @@ def test_whole_updates_are_one_segment_and_come_apart_again():
 
 def test_the_cloud_adds_the_mean_update_to_the_weights():
     entry = METHODS["sgd"]
-    cloud = entry.cloud(entry.parameters(rounds=2), SETTING)
+    cloud = entry.cloud(entry.made(rounds=2), SETTING)
     state = cloud.initial_state()
     mean = {"output.weight": np.full((2, 2), 0.25), "output.bias": np.array([1.0, -1.0])}
     new = cloud.absorb(state, ROUND, mean, 5)

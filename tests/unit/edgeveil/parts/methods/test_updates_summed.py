@@ -30,7 +30,7 @@ def noised(setting=SUMMED, clip_norm=1.0):
 
 
 def cloud(setting):
-    return UpdateCloud(METHODS["sgd"].parameters(rounds=2), setting)
+    return UpdateCloud(METHODS["sgd"].made(rounds=2), setting)
 
 
 def row(segments):
@@ -133,7 +133,7 @@ def test_shared_noise_adds_up_to_the_budget_and_each_part_is_priced_alone(honest
 def test_the_noise_of_parts_has_the_variance_that_was_promised():
     setting, stage = noised(replace(SUMMED, honest=4))
     entry = METHODS["sgd"]
-    device = entry.device(entry.parameters(rounds=2), setting)
+    device = entry.device(entry.made(rounds=2), setting)
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
     drawn = [
         device.answer(Exchange(1, TRAIN, 1), ZERO, nobody, SeededRandom(k), "cpu").segments

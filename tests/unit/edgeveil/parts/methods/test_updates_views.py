@@ -9,6 +9,7 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import (
     Carriers,
     Embedding,
@@ -19,9 +20,9 @@ from edgeveil.parts.methods.dp_sgd import (
     record_gradients,
     seen_size,
 )
-from edgeveil.parts.methods.pso import PsoDpSgd, PsoDpSgdParameters, losses_under
+from edgeveil.parts.methods.pso import PARTICLES, PsoDpSgd, losses_under
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import sampled_gaussian_event
@@ -106,8 +107,8 @@ class Quiet(NoisedSums):
 
 
 def test_the_swarm_takes_the_steps_of_its_best_particle():
-    parameters = PsoDpSgdParameters(
-        particles=2, local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
+    parameters = METHODS["pso_dp_sgd"].made(
+        local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
     )
     trainer = PsoDpSgd(parameters, replace(SETTING, nominal_records=1))
     event = sampled_gaussian_event("x", 1.0, 1, 1 << 30, 6, grid_bits=30)
@@ -120,14 +121,14 @@ def test_the_swarm_takes_the_steps_of_its_best_particle():
 
 
 def test_a_choice_by_exact_losses_is_claimed():
-    (event,) = PsoDpSgd(PsoDpSgdParameters(selection="unpriced"), SETTING).price(ROUND)
+    (event,) = PsoDpSgd(METHODS["pso_dp_sgd"].made(selection="unpriced"), SETTING).price(ROUND)
     assert isinstance(event, ClaimedEvent) and event.claimed_epsilon * 2 <= SETTING.epsilon
 
 
 def test_the_price_counts_every_particles_steps_and_the_losses():
-    parameters = PsoDpSgdParameters(particles=3, local_steps=4)
+    parameters = METHODS["pso_dp_sgd"].made(local_steps=4)
     (event,) = PsoDpSgd(parameters, SETTING).price(ROUND)
-    assert event.steps == 2 * (3 * 4 + 1) and event.sampling_probability == 0.1
+    assert event.steps == 2 * (PARTICLES * 4 + 1) and event.sampling_probability == 0.1
 
 
 def test_more_values_than_were_priced_are_not_drawn():
@@ -136,7 +137,7 @@ def test_more_values_than_were_priced_are_not_drawn():
         sums.draw(lambda x, y: [torch.zeros(len(x), 2)], 1.0)
 
 
-WIDE = build_network(MlpParameters(hidden=(8,)), (6,), 3)
+WIDE = build_network(NetworkParameters(hidden=(8,)), (6,), 3)
 FIRST = WIDE.initial()
 FORTY = Records(
     (CHANCE.normal(size=(40, 6)) * 10.0 ** CHANCE.integers(-3, 4, (40, 1))).astype(np.float32),

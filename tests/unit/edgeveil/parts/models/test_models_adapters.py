@@ -36,9 +36,9 @@ def saved(base, seed=3):
 
 def adapted(name="mlp", shape=(6,), classes=3, adapters=None, packed=True, **options):
     block = {"rank": 2, "alpha": 4.0, **(adapters or {})}
-    base = build_network(MODELS[name].parameters(name=name, **options), shape, classes)
-    parameters = MODELS[name].parameters(
-        name=name, state_dict={"sha256": SHA}, adapters=AdapterParameters(**block), **options
+    base = build_network(MODELS[name].made(**options), shape, classes)
+    parameters = MODELS[name].made(
+        state_dict={"sha256": SHA}, adapters=AdapterParameters(**block), **options
     )
     return build_network(parameters, shape, classes, {SHA: saved(base)} if packed else {})
 
@@ -97,7 +97,7 @@ def test_an_adapted_weight_by_hand():
 )
 def test_an_update_has_the_adapters_and_the_head_and_nothing_else(name, shape, trained):
     net = adapted(name, shape)
-    cloud = METHODS["sgd"].cloud(METHODS["sgd"].parameters(), setting(net))
+    cloud = METHODS["sgd"].cloud(METHODS["sgd"].made(), setting(net))
     names = {spec.name for spec in cloud.segments(FIRST)}
     assert sum(spec.count for spec in cloud.segments(FIRST)) == trained
     assert all(n.endswith((".lora_a", ".lora_b")) or n.startswith("output.") for n in names)
@@ -116,8 +116,8 @@ def test_it_begins_as_the_pretrained_model_whatever_its_records(name):
 
 
 def test_a_new_head_begins_at_zero_and_needs_none_in_the_file():
-    base = build_network(MODELS["mlp"].parameters(hidden=(8,)), (6,), 5)
-    parameters = MODELS["mlp"].parameters(
+    base = build_network(MODELS["mlp"].made(hidden=(8,)), (6,), 5)
+    parameters = MODELS["mlp"].made(
         hidden=(8,),
         state_dict={"sha256": SHA},
         adapters=AdapterParameters(rank=2, head_start="new"),
@@ -171,8 +171,8 @@ def test_training_moves_adapters_and_never_a_frozen_weight(method):
     net = adapted(hidden=(8,))
     before = {name: array.copy() for name, array in net.frozen.items()}
     whole, part = setting(net), METHODS[method]
-    cloud = part.cloud(part.parameters(), whole)
-    device = part.device(part.parameters(), whole)
+    cloud = part.cloud(part.made(), whole)
+    device = part.device(part.made(), whole)
     state = cloud.initial_state()
     answer = device.answer(
         FIRST, cloud.package(state, FIRST), some_records(net), SeededRandom(1), "cpu"

@@ -13,13 +13,15 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, no_threshold
-from edgeveil.parts.models.mlp import AutoencoderParameters
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
 
 def network(shape=(4,), **changes):
-    return build_network(AutoencoderParameters(**{"hidden": (5,), "code": 2, **changes}), shape, 2)
+    return build_network(
+        NetworkParameters(name="autoencoder", **{"hidden": (5,), "code": 2, **changes}), shape, 2
+    )
 
 
 def tensors(weights):
@@ -112,7 +114,7 @@ def trained(method, given, **changes):
         anomaly=True,
     )
     part = METHODS[method]
-    device = part.device(part.parameters(rounds=3, **changes), setting)
+    device = part.device(part.made(rounds=3, **changes), setting)
     answer = device.answer(Exchange(1, TRAIN, 1), net.initial(), given, SeededRandom(3), "cpu")
     return net, answer
 

@@ -43,7 +43,7 @@ PICTURES = {"alexnet": (3, 32, 32), "resnet20": (3, 16, 16)}
 
 def network(name, shape=None, **options):
     return build_network(
-        MODELS[name].parameters(input_scale=4, **options), shape or PICTURES.get(name, (28, 28)), 10
+        MODELS[name].made(input_scale=4, **options), shape or PICTURES.get(name, (28, 28)), 10
     )
 
 

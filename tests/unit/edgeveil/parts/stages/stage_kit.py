@@ -18,7 +18,7 @@ NAMES = [weight.name for weight in NETWORK.weights]
 
 def stage(name, setting=SETTING, **parameters):
     entry = STAGES[name]
-    return entry.build(entry.parameters(**parameters), setting)
+    return entry.build(entry.made(**parameters), setting)
 
 
 def staged(*stages):

@@ -35,7 +35,7 @@ def plan(update, *, secure=False):
     )
 
 
-CAST = {"name": "cast", "dtype": "float16"}
+CAST = {"name": "cast"}
 
 
 def answer(made):
