@@ -138,8 +138,8 @@ class ChoosingParameters(RuleParameters):
 
     name: Literal["min_divergence", "secprobe"]
     """Which rule; `edgeveil methods` tells of each."""
-    secure: ClassVar[bool] = False
-    groups: ClassVar[int] = 1
+    secure: ClassVar[bool] = False  # type: ignore[misc]  # single uploads are compared
+    groups: ClassVar[int] = 1  # type: ignore[misc]
     k: int = Field(ge=1, le=10**6, examples=[50])
     """Uploads that count in a round; no more than come in."""
     sampling: Literal["exponential", "top_k"] = "exponential"

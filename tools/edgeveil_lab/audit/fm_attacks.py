@@ -25,7 +25,9 @@ from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
+    LEARNING_RATE,
     OUTPUT,
+    WIDTH,
     FmPaperCloud,
     FmPaperDevice,
     FmPaperParameters,
@@ -59,7 +61,7 @@ MakeDevice = Callable[[Any, MethodContext], SummingDevice]
 HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
-NORMAL = PcaResidualParameters(rounds=2, centre_share=0.4)
+NORMAL = PcaResidualParameters(rounds=2)
 SETTING = MethodContext(
     epsilon=8.0,
     delta=1e-5,
@@ -334,13 +336,15 @@ def local_pca_attack(runs: int) -> Attack:
 def fm_paper_attack(runs: int) -> Attack:
     """One round of many tiny steps: the noise, drawn anew for each and charged once, averages out.
 
-    With W₁ = 0 and a small learning rate W₁ ends as the sum of the steps' noised slopes.
+    With W₁ = 0 and a small W₂ a column of W₁ ends as the sum of the steps' noised slopes.
     """
-    steps, rate = 36, 1e-4
-    parameters = FmPaperParameters(rounds=1, hidden=1, local_steps=steps, learning_rate=rate)
+    steps, small = 36, 2.0**-10
+    parameters = FmPaperParameters(rounds=1, local_steps=steps)
     setting = replace(SETTING, epsilon=1.0, max_participations=1, input_shape=(1,))
     scene = NeighbouringJob.of(PARAMETERS, setting)
-    broadcast = {HIDDEN: np.zeros((1, 1), np.float32), OUTPUT: np.array([[1, -1]], np.float32)}
+    output = np.zeros((WIDTH, 2), np.float32)
+    output[0] = small, -small
+    broadcast = {HIDDEN: np.zeros((1, WIDTH), np.float32), OUTPUT: output}
     exchange = FmPaperCloud(parameters, setting).plan()[0]
     # A record moves the slope by ½ in either class; W₂ adds the two up.
     others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
@@ -349,7 +353,7 @@ def fm_paper_attack(runs: int) -> Attack:
 
     def heard(present: bool) -> float:
         answer = device.answer(exchange, broadcast, scene.records(present))
-        return float(answer.segments[HIDDEN][0, 0]) / (-rate * steps) - 2 * others
+        return float(answer.segments[HIDDEN][0, 0]) / (-LEARNING_RATE * small * steps) - 2 * others
 
     claim = Claim("the mean of the steps", _claimed(device.price(exchange)[0]), proven=False)
     return past("fm_paper", f"one round of {steps} steps", runs, each(heard), 0.5, claim)

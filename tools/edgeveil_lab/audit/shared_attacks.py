@@ -116,7 +116,7 @@ GROUPS_JOB = (
 )
 NORMAL_JOB = JOB.replace(
     "method: fm, rounds: 2, shares: {centre: 0.3, quadratic: 0.3}, local_steps: 1",
-    "method: pca_residual, rounds: 2, centre_share: 0.4",
+    "method: pca_residual, rounds: 2",
 )
 ALL_HONEST = JOB.replace("honest_share: 0.5", "honest_share: 1")  # each adds the least noise
 CENTRE, FIRST, SECOND = 0, 2, 3  # exchanges: one to attack, and two of one size

@@ -281,7 +281,7 @@ class TurnedLabels:
     def __init__(self, *, summed: int = 0, honest: int = 0) -> None:
         setting = replace(FM_SETTING, max_participations=1, input_shape=(2,), classes=2)
         setting = replace(setting, summed=summed, honest=honest)
-        parameters = PateParameters(rounds=1, steps=20)
+        parameters = PateParameters(rounds=1)
         self._device = PateDevice(parameters, setting)
         self._unit = 2.0**-VOTE_BITS if summed else 1.0  # of what is uploaded, in votes
         x = np.array([[1, 0], [-1, 0]], np.float32)
