@@ -4,7 +4,7 @@ import math
 
 from edgeveil_lab.load.leader import FleetTotals, Leader
 from edgeveil_lab.load.processes import ProcessWatch
-from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, SpentMark, outcome
+from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, drifts, outcome
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
@@ -43,7 +43,7 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
     chosen = LoadOptions(devices=devices, **options)
     rounds = [row(number, devices) for number in range(1, chosen.rounds + 1)]
     latency = {"p50": 1.4, "p95": 2.9, "p99": 3.1, "max": 3.3}
-    return {
+    found = {
         "options": chosen.model_dump(mode="json"),
         "environment": {"cores": 2, "python": "3.12.1", "broker": "mosquitto 2.0.11"},
         "status": "completed",
@@ -67,14 +67,18 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
             for name in NAMES
         },
         "peak_rss_bytes": {name: SIZES_MIB[name] << 20 for name in NAMES},
-        "cpu_ms_per_upload": dict(COSTS_MS),
+        "cpu_ms_per_upload": dict.fromkeys(NAMES) | COSTS_MS,
         "idle": None,
         "raw": None,
         "raw_ratio": None,
         "generator": {"processes": 1, "busy_percent": 40.0, "bottleneck": False, "note": ""},
         "series": [sample(second, devices, growth_mib_per_s) for second in range(seconds + 1)],
         "cells": [],
+        "drift": {},
     }  # fmt: skip
+    if chosen.minutes:
+        found["drift"] = drifts(found["series"])
+    return found
 
 
 RAW = {
@@ -92,9 +96,9 @@ def outcome_of(totals=None, watch=None, marks=(), **measured):
     """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
     options, run_log, watch = LoadOptions(devices=5), LoadRunLog(), watch or ProcessWatch()
     samples = SampleSeries(Leader(options, LoadFleet([]), {"": None}), watch)
-    noted = [SpentMark(cpu_s, {"bytes_down": 0}, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
+    noted = [(cpu_s, 0, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]
     for number in range(1, len(noted)):
         data = {"exchange": number, "attempt": 1, "uploads": 5}
         run_log.take({"type": "exchange_committed", "time": 10.0 * number, "data": data})
-    found = RunMeasurements(options, "a broker", _marks=noted, **measured)
+    found = RunMeasurements(options, "a broker", marks=noted, **measured)
     return outcome(found, totals or FleetTotals([], []), run_log, samples, watch)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil_lab.load.counters import UploadCounters
+from edgeveil_lab.load.counters import DurationHistogram, UploadCounters
 from edgeveil_lab.load.leader import FleetTotals
 from edgeveil_lab.load.run_log import LoadRunLog, losses, sum_matches
 
@@ -26,64 +29,60 @@ def counters():
     return counters
 
 
+def held(counters: UploadCounters, devices: str, recorded: str) -> None:
+    """These uploads are acknowledged, then those are in the commit record."""
+    for device in devices:
+        counters.ack(AT, name(device), "held", "", 14.0)
+    counters.commit(AT, b"".join(map(name, recorded)))
+
+
 def totals(*counted: UploadCounters) -> FleetTotals:
-    plains = [counters.to_plain() for counters in counted]
-    return FleetTotals(
-        plains, [{(r["round"], r["attempt"]): r for r in p["rounds"]} for p in plains]
-    )
+    found = [counters.snapshot() for counters in counted]
+    return FleetTotals(found, [one["rounds"] for one in found])
 
 
-def run_log(*uploads: int, mean: float | None = None) -> LoadRunLog:
-    rounds = [{"round": n, "attempt": 1, "uploads": u} for n, u in enumerate(uploads, 1)]
+def run_log(*uploads: int, mean: float | None = None, **cells: int) -> LoadRunLog:
+    """Rounds of so many uploads, or one of these cells' uploads, by the cloud's own word."""
+    uploads = uploads or ((sum(cells.values()),) if cells else ())
+    rounds = [
+        {"round": n, "attempt": 1, "uploads": u, "cells": cells} for n, u in enumerate(uploads, 1)
+    ]
     return LoadRunLog(committed=rounds, mean_of_values=mean)
 
 
-def losses_of(counters: UploadCounters, *uploads: int, alone: bool = True) -> dict[str, int]:
+def losses_of(counters: UploadCounters, *uploads: int, alone: bool = True) -> tuple[int, int]:
     found = losses(totals(counters), run_log(*uploads), alone=alone)
-    assert found.pop("left_out") == 0
-    return found
+    assert found["left_out"] == 0
+    return found["lost"], found["unanswered"]
 
 
 def test_counted_once_is_what_should_be(counters):
-    for device in "abcd":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(sorted(map(name, "abcd"))))
+    held(counters, "abcd", "dcba")
     counters.commit(AT, b"")  # the record comes to many devices; the first one counts
     assert (counters.counted, counters.missing, counters.repeated, counters.waiting) == (4, 0, 0, 0)
-    assert losses_of(counters, 4) == {"lost": 0, "unanswered": 0}
+    assert losses_of(counters, 4) == (0, 0)
 
 
 def test_acknowledged_and_not_in_the_record_is_lost(counters):
-    for device in "abcd":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(map(name, "abc")))
+    held(counters, "abcd", "abc")
     assert (counters.counted, counters.missing) == (3, 1)
-    assert losses_of(counters, 3)["lost"] == 1
+    assert losses_of(counters, 3) == (1, 0)
 
 
 def test_without_a_record_here_it_is_lost_only_if_the_round_was_committed(counters):
     for device in "abcd":
         counters.ack(AT, name(device), "held", "", 14.0)
-    assert losses_of(counters, 4)["lost"] == 4
-    assert losses_of(counters)["lost"] == 0
+    assert losses_of(counters, 4)[0] == 4
+    assert losses_of(counters)[0] == 0
 
 
-def test_an_answer_that_never_came_is_lost_unless_the_device_went_away(counters):
-    for device in "abc":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(map(name, "abc")))
-    assert losses_of(counters, 3) == {"lost": 1, "unanswered": 1}
+def test_an_answer_that_never_came_is_lost_while_the_device_was_there(counters):
+    held(counters, "abc", "abc")
+    assert losses_of(counters, 3) == (1, 1)
     counters.away(AT, name("d"))
-    assert losses_of(counters, 3) == {"lost": 0, "unanswered": 0}
-
-
-def test_a_device_that_is_back_must_be_answered(counters):
-    for device in "abc":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.away(AT, name("d"))
+    assert losses_of(counters, 3) == (0, 0)
     counters.away(AT, name("d"), away=False)
-    counters.commit(AT, b"".join(map(name, "abc")))
-    assert losses_of(counters, 3) == {"lost": 1, "unanswered": 1}
+    assert losses_of(counters, 3) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_device_that_is_back_must_be_answered(counters):
 )
 def test_the_clouds_count_of_a_round_is_that_of_its_record(counters, uploads, alone, lost):
     counters.commit(AT, b"".join(map(name, "abcd")))
-    assert losses_of(counters, uploads, alone=alone)["lost"] == lost
+    assert losses_of(counters, uploads, alone=alone)[0] == lost
 
 
 @pytest.mark.parametrize(
@@ -111,12 +110,10 @@ def test_without_a_round_there_is_no_sum():
 
 
 def test_a_late_upload_is_refused_and_not_lost(counters):
-    for device in "abc":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(map(name, "abc")))
+    held(counters, "abc", "abc")
     counters.ack(AT, name("d"), "closed", "", 21.0)
     assert counters.refused == {"upload: closed": 1}
-    assert losses_of(counters, 3)["lost"] == 0
+    assert losses_of(counters, 3)[0] == 0
 
 
 def test_twice_in_a_record_or_in_two_of_them_is_counted_twice(counters):
@@ -135,20 +132,15 @@ def test_held_and_then_refused_is_a_contradiction(counters):
     assert totals(counters, UploadCounters()).counts["duplicated"] == 1
 
 
-def test_a_repetition_that_all_generators_read_is_one():
-    counted = UploadCounters(), UploadCounters()
-    for counters in counted:
-        counters.commit(AT, name("a") * 2)
-    assert totals(*counted).counts["duplicated"] == 1
-
-
-def test_several_generators_add_up(counters):
+def test_several_generators_add_up_and_a_repetition_that_all_of_them_read_is_one(counters):
     other = UploadCounters()
     other.offer(AT, name("z"), (name("z"),), 9.0)
     other.round(AT).upload_bytes = 70
     counters.round(AT).upload_bytes = 30
+    for one in (counters, other):
+        one.commit(AT, name("y") * 2)
     both = totals(counters, other)
-    assert both.counts["offered"] == 5
+    assert (both.counts["offered"], both.counts["duplicated"]) == (5, 1)
     row = both.rounds[1, 1]
     assert (row["offered"], row["upload_bytes"], row["first_offer_s"]) == (5, 100, 9.0)
 
@@ -156,41 +148,49 @@ def test_several_generators_add_up(counters):
 def test_rounds_long_over_are_told_once_more_and_forgotten(counters):
     for number in range(2, 40):
         counters.round(ExchangeId(b"j" * 16, number, 1))
-    assert len(counters.to_plain()["rounds"]) == 39
-    assert [row["round"] for row in counters.to_plain()["rounds"]] == list(range(32, 40))
+    assert len(counters.snapshot()["rounds"]) == 39
+    assert list(counters.snapshot()["rounds"]) == [(number, 1) for number in range(32, 40)]
     assert counters.waiting == 0
 
 
-# --- cells ---
+@pytest.mark.parametrize(
+    ("recorded", "cells", "lost", "left_out"),
+    [
+        ("z", {"north": 1}, 0, 4),  # acknowledged for a round that was made without it
+        ("abc", {"north": 7, "south": 3}, 1, 0),
+        ("abc", {"north": 7, "south": 4}, 2, 0),  # also the one that the cloud counts
+        ("ab", {"north": 7}, 2, 2),  # left out, and some of it counts
+    ],
+)
+def test_what_a_cell_loses(counters, recorded, cells, lost, left_out):
+    held(counters, "abcd", recorded)
+    found = losses(totals(counters), run_log(**cells), alone=True, cell="south")
+    assert (found["lost"], found["left_out"]) == (lost, left_out)
 
 
-def made_of(**cells: int) -> LoadRunLog:
-    """One round of these cells' uploads, by the cloud's own word."""
-    row = {"round": 1, "attempt": 1, "uploads": sum(cells.values()), "cells": cells}
-    return LoadRunLog(committed=[row])
+# --- durations ---
+
+DURATIONS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200)
 
 
-def test_what_is_acknowledged_in_a_cell_that_was_left_out_is_told_and_not_lost(counters):
-    for device in "abc":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, name("z"))
-    found = losses(totals(counters), made_of(north=1), alone=True, cell="south")
-    assert found == {"lost": 0, "unanswered": 0, "left_out": 3}
+def of(values) -> DurationHistogram:
+    histogram = DurationHistogram()
+    for value in values:
+        histogram.add(value)
+    return histogram
 
 
-def test_a_cell_that_has_a_part_loses_what_is_not_in_the_record(counters):
-    for device in "abcd":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(map(name, "abc")))
-    told = totals(counters)
-    for south, lost in ((3, 1), (4, 2)):  # the other one, and the one that the cloud counts
-        found = losses(told, made_of(north=7, south=south), alone=True, cell="south")
-        assert (found["lost"], found["left_out"]) == (lost, 0)
+@given(DURATIONS, st.sampled_from([0.5, 0.95, 0.99, 1.0]))
+def test_a_percentile_is_within_its_bucket(values, share):
+    exact = sorted(values)[int(np.ceil(share * len(values))) - 1]
+    assert of(values).percentile(share) == pytest.approx(exact, rel=0.021)
 
 
-def test_a_cell_that_was_left_out_and_of_which_some_counts_is_found(counters):
-    for device in "abcd":
-        counters.ack(AT, name(device), "held", "", 14.0)
-    counters.commit(AT, b"".join(map(name, "ab")))
-    found = losses(totals(counters), made_of(north=7), alone=True, cell="south")
-    assert (found["lost"], found["left_out"]) == (2, 2)
+@given(DURATIONS, DURATIONS)
+def test_merged_it_says_what_one_alone_would(left, right):
+    merged = DurationHistogram.merged([of(left), of(right)])
+    assert merged.summary() == of(left + right).summary()
+
+
+def test_without_a_sample_nothing_is_known():
+    assert DurationHistogram().summary() == dict.fromkeys(("p50", "p95", "p99", "max"))

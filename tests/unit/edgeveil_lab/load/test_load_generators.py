@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil_lab.load.counters import GeneratorLoad, LoadMeter, UploadCounters
+from edgeveil_lab.load.counters import GeneratorLoad, UploadCounters
 from edgeveil_lab.load.generator import GeneratorReport, Turns
 from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.processes import ProcessWatch
@@ -19,71 +19,42 @@ from edgeveil_lab.load.sites import LoadFleet
 AT = ExchangeId(b"j" * 16, 1, 1)
 
 
-def judged(load: GeneratorLoad) -> dict:
-    """What is said of a generator whose uploads are acknowledged after 0.3 s."""
-    counters = UploadCounters()
-    counters.offer(AT, b"b", (b"b",), 10.0)
-    counters.ack(AT, b"b", "held", "", 10.3)
-    leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), {"": None})
-    leader.take("generator-1", GeneratorReport("connected", counters.to_plain(), load))
-    return SampleSeries(leader, ProcessWatch()).generator()
-
-
 @pytest.mark.parametrize(
-    "load",
-    [
-        GeneratorLoad(wall_s=10, cpu_s=9.5),
-        GeneratorLoad(wall_s=10, cpu_s=4, waited_s=5.5),
-        GeneratorLoad(wall_s=10, cpu_s=2, late_s=4.0, looks=100),
-    ],
-    ids=["busy", "no core was free", "late"],
+    ("cpu_s", "waited_s", "bottleneck"),
+    [(9.5, 0, True), (4, 5.5, True), (6, 1, False)],
+    ids=["busy", "no core was free", "with room"],
 )
-def test_a_generator_at_its_limits_is_said_aloud(load):
-    found = judged(load)
-    assert found["bottleneck"]
-    assert "add --processes" in found["note"]
-
-
-def test_a_generator_with_room_is_not():
-    found = judged(
-        GeneratorLoad(wall_s=10, cpu_s=6, waited_s=1, late_s=1.0, looks=100, worst_s=0.9)
-    )
-    assert (found["bottleneck"], found["note"], found["busy_percent"]) == (False, "", 70.0)
-
-
-def test_a_process_that_stands_still_for_most_of_the_time_is_late():
-    load = GeneratorLoad()
-    for _ in range(10):  # 0.3 s it runs, 0.7 s it is stopped
-        for _ in range(6):
-            load.late(0.001, 0.05)
-        load.late(0.7, 0.05)
-    assert load.mean_late_s == pytest.approx(0.245, abs=0.01)
+def test_a_generator_at_its_limits_is_said_aloud(cpu_s, waited_s, bottleneck):
+    leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), {"": None})
+    load = GeneratorLoad(10, cpu_s, waited_s)
+    leader.take("generator-1", GeneratorReport("connected", UploadCounters().snapshot(), load))
+    found = SampleSeries(leader, ProcessWatch()).generator()
+    assert found["bottleneck"] == bottleneck
+    assert ("add --processes" in found["note"]) == bottleneck
+    assert found["busy_percent"] == pytest.approx(10 * (cpu_s + waited_s))
 
 
 def test_only_the_time_of_uploads_counts():
-    meter = LoadMeter()
-    meter.look(5.0, 0.05, counts=False)
-    assert meter.load == GeneratorLoad()
+    load = GeneratorLoad()
+    load.look(counts=False)
+    assert load.wall_s == load.cpu_s == load.waited_s == 0
     sum(range(200_000))
-    meter.look(0.01, 0.05, counts=True)
-    assert meter.load.cpu_s > 0
-    assert meter.load.wall_s > 0
-    assert meter.load.worst_s == 0.01
+    load.look(counts=True)
+    assert load.wall_s > 0
+    assert load.cpu_s > 0
 
 
 def test_uploads_are_under_way_from_the_first_offer_to_the_last_answer():
     counters = UploadCounters()
     counters.round(AT)
-    assert not (counters.offering or counters.pending)
+    seen = [(counters.offering, counters.pending)]
     for blob in (b"a", b"b"):
         counters.offer(AT, blob, (blob,), 1.0)
-    counters.ack(AT, b"a", "held", "", 2.0)
-    assert counters.offering
-    assert counters.pending
-    counters.ack(AT, b"b", "closed", "", 2.0)
-    assert counters.offering
-    assert not counters.pending
+    for blob, said in ((b"a", "held"), (b"b", "closed")):
+        counters.ack(AT, blob, said, "", 2.0)
+        seen.append((counters.offering, counters.pending))
     counters.commit(AT, b"a")
+    assert seen == [(False, False), (True, True), (True, False)]
     assert not counters.offering
 
 
@@ -120,11 +91,12 @@ def play(*groups, pause_s=0.0):
     return log
 
 
-def test_answers_leave_when_all_are_sealed():
+def test_answers_leave_when_all_are_sealed_and_other_outcomes_at_once():
     log = play("abc")
     kinds = [kind for kind, _ in log]
     assert kinds.index("told sealed") > max(i for i, kind in enumerate(kinds) if kind == "sealed")
     assert [name for kind, name in log if kind == "told sealed"] == list("abc")
+    assert log.index(("told opened", "a")) < log.index(("opened", "b"))
 
 
 def test_who_comes_late_holds_the_others_back_only_shortly():
@@ -132,8 +104,3 @@ def test_who_comes_late_holds_the_others_back_only_shortly():
     assert log.index(("sealed", "c")) < log.index(("told sealed", "a"))
     log = play("ab", "c", pause_s=0.5)
     assert log.index(("told sealed", "b")) < log.index(("sealed", "c"))
-
-
-def test_outcomes_of_other_tasks_are_told_at_once():
-    log = play("ab")
-    assert log.index(("told opened", "a")) < log.index(("opened", "b"))

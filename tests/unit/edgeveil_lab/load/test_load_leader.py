@@ -25,7 +25,7 @@ WHERE = {"": SiteAccess("mqtt://127.0.0.1:1", KEY, KEY, "a word")}
 def report(connected: int) -> GeneratorReport:
     counters = UploadCounters()
     counters.connected = counters.connects = connected
-    return GeneratorReport("connected", counters.to_plain(), GeneratorLoad())
+    return GeneratorReport("connected", counters.snapshot(), GeneratorLoad())
 
 
 @pytest.mark.parametrize("cells", [("",), ("north", "south")])

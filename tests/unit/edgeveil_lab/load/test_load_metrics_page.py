@@ -39,7 +39,7 @@ def fetched(path: str, token_file=None) -> ProcessFigures:
         app = make_app(Store(), Idle(), lambda: {Scope.READ: TOKEN}, metrics=metrics)
         server = await app.start()
         try:
-            return await asyncio.to_thread(page(server.url + path, token_file))
+            return await asyncio.to_thread(page, server.url + path, token_file)
         finally:
             await server.stop()
 
@@ -68,9 +68,9 @@ def test_a_page_that_wants_another_token_or_is_not_there_says_so(token_file, tmp
     with pytest.raises(EdgeVeilError, match="no cloud"):
         fetched("/elsewhere", token_file)
     with pytest.raises(OSError, match="refused"):
-        page("http://127.0.0.1:1")()
+        page("http://127.0.0.1:1")
     with pytest.raises(OSError, match="--proxy-http URL"):
-        page(None)()
+        page(None)
     token_file.write_text("x" * 43)
     with pytest.raises(EdgeVeilError, match="does not know the token, which was not sent"):
         fetched("", token_file)
