@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -83,29 +82,22 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
 
 @cache
 def guards() -> tuple[Guard, ...]:
-    from edgeveil_lab.audit.device_timing import device_guards
-    from edgeveil_lab.audit.noise_guard import derived_guards
-    from edgeveil_lab.audit.record_guard import records_guard
-    from edgeveil_lab.audit.run_guards import disclosure_guard, rehearsal_guard
-    from edgeveil_lab.audit.schema_guard import schema_guard
-    from edgeveil_lab.audit.shared_attacks import shared_guards
+    from edgeveil_lab.audit.device_timing import DEVICE_GUARDS
+    from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
+    from edgeveil_lab.audit.record_guard import RECORDS_GUARD
+    from edgeveil_lab.audit.run_guards import DISCLOSURE, REHEARSAL
+    from edgeveil_lab.audit.schema_guard import SCHEMA
+    from edgeveil_lab.audit.shared_attacks import SHARED_GUARDS
     from edgeveil_lab.audit.timing import SUBNORMALS
 
     return (
-        SUBNORMALS,
-        *device_guards(),
-        records_guard(),
-        schema_guard(),
-        disclosure_guard(),
-        *derived_guards(),
-        *shared_guards(),
-        rehearsal_guard(),
+        *(SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA, DISCLOSURE),
+        *(*DERIVED_GUARDS, *SHARED_GUARDS, REHEARSAL),
     )
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
-    found = (g for g in guards() if (g.mechanism, g.promise) == (mechanism, promise))
-    guard = next(found)
+    guard = next(g for g in guards() if (g.mechanism, g.promise) == (mechanism, promise))
     stands, flawed = guard.play(False, quick), guard.play(True, quick)
     return GuardFinding(guard.mechanism, guard.promise, guard.flaw, stands, flawed)
 
@@ -120,41 +112,33 @@ def audit(
     effort = QUICK if quick else FULL
     if runs is not None:
         effort = Effort(runs, runs, runs)
-    guarded = [guard for guard in guards() if mechanism in ("", guard.mechanism)]
-    if mechanism and not guarded and all(a.mechanism != mechanism for a in attacks(effort)):
-        names = sorted(
-            {a.mechanism for a in attacks(effort)} | {guard.mechanism for guard in guards()}
-        )
-        raise UsageError(
-            f"no mechanism '{mechanism}'", where="--mechanism", fix=nearest(mechanism, names)
-        )
+    names = {one.mechanism for one in attacks(effort)} | {one.mechanism for one in guards()}
+    if mechanism and mechanism not in names:
+        fix = nearest(mechanism, sorted(names))
+        raise UsageError(f"no mechanism '{mechanism}'", where="--mechanism", fix=fix)
+    chosen = [one for one in attacks(effort) if mechanism in ("", one.mechanism)]
+    guarded = [one for one in guards() if mechanism in ("", one.mechanism)]
     console = Console(stderr=as_json, highlight=False)
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("attacking", total=None)
+        total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
+        bar = progress.add_task("attacking", total=total)
         beside = [guard for guard in guarded if not guard.at_rest]
-
-        def chosen() -> Sequence[Attack]:
-            found = [one for one in attacks(effort) if mechanism in ("", one.mechanism)]
-            total = sum(2 * len(pieces(attack)) for attack in found) + len(guarded)
-            progress.update(bar, total=total)
-            return found
-
         counted, played = spread(chosen, effort, lambda: progress.advance(bar), beside, quick)
-        findings = judge(chosen(), counted)
         for guard in guarded:
             if guard.at_rest:
                 played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
                 progress.advance(bar)
-        kept = [played[guard.promise] for guard in guarded]
-    failed = _failed(findings, kept)
+    findings, kept = judge(chosen, counted), [played[guard.promise] for guard in guarded]
+    failed = sum(found.proven and found.exceeds for found in findings)
+    failed += sum(found.verdict != "holds" for found in kept)
     if as_json:
         rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
         plain = {"beta": BETA, "tests": len(findings), "failed": failed, "findings": rows}
         plain["guards"] = [{**asdict(found), "verdict": found.verdict} for found in kept]
-        json.dump(_finite(plain), sys.stdout, allow_nan=False)
-        print(flush=True)
+        finite = json.loads(json.dumps(plain), parse_constant=lambda _infinite: None)
+        print(json.dumps(finite, allow_nan=False), flush=True)
     else:
-        show(console, findings, kept)
+        show(console, findings, kept, failed)
     return 1 if failed else 0
 
 
@@ -203,7 +187,7 @@ def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
 
 
 def spread(
-    chosen: Callable[[], Sequence[Attack]],
+    chosen: Sequence[Attack],
     effort: Effort,
     advance: Callable[[], object],
     beside: Iterable[Guard],
@@ -214,28 +198,25 @@ def spread(
     Returns hits (2, claims) by the attack's name, and findings by the guard's promise.
     """
     kept: dict[str, GuardFinding] = {}
-    workers = os.cpu_count() or 1
+    total = {one.name: np.zeros((2, len(one.claims)), np.int64) for one in chosen}
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_begin) as pool:
         try:
             with _interrupts_held():  # submitting starts the workers
-                guarding = [pool.submit(judged, g.mechanism, g.promise, quick) for g in beside]
-            every = chosen()
-            total = {one.name: np.zeros((2, len(one.claims)), np.int64) for one in every}
-            with _interrupts_held():
-                waiting = {
+                waiting: dict[Future[Any], tuple[str, bool]] = {
+                    pool.submit(judged, g.mechanism, g.promise, quick): ("", False) for g in beside
+                }
+                waiting |= {
                     pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
-                    for attack in every
+                    for attack in chosen
                     for side in (False, True)
                     for runs in pieces(attack)
                 }
-            both: list[Future[Any]] = [*guarding, *waiting]
-            for done in as_completed(both):
-                found = done.result()
+            for done in as_completed(waiting):
+                found, (name, present) = done.result(), waiting[done]
                 if isinstance(found, GuardFinding):
                     kept[found.promise] = found
                 else:
-                    name, present = waiting[done]
                     total[name][int(present)] += found
                 advance()
         except BaseException:
@@ -275,7 +256,9 @@ def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray
     return count(attack, present, runs)
 
 
-def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding] = ()) -> None:
+def show(
+    console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding], failed: int
+) -> None:
     for proven, title in ((True, "proven"), (False, "claimed, not proven")):
         heads = ("attack, event", "claimed ε", "at δ", "measured ε ≥", "finds ε ≥", "verdict")
         table, before = _table(title, *heads), ""
@@ -303,17 +286,11 @@ def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFind
         table.add_row(promise, stands, flawed, _coloured(guard.verdict))
     if kept:
         console.print(table)
-    failed = _failed(findings, kept)
     console.print(
         f"{len(findings)} tests, one error in a million allowed over all of them,"
         f" and {len(kept)} guards;",
         f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]",
     )
-
-
-def _failed(findings: Sequence[Finding], kept: Sequence[GuardFinding]) -> int:
-    refuted = sum(found.proven and found.exceeds for found in findings)
-    return refuted + sum(found.verdict != "holds" for found in kept)
 
 
 def _table(title: str, *heads: str) -> Table:
@@ -326,10 +303,3 @@ def _table(title: str, *heads: str) -> Table:
 def _coloured(verdict: str) -> str:
     colour = {"FAILS": "red", "BLIND": "red", "holds": "green"}.get(verdict, "yellow")
     return f"[{colour}]{verdict}[/{colour}]"
-
-
-def _finite(plain: dict[str, object]) -> dict[str, object]:
-    """Infinite figures as null: JSON has no other name for them."""
-    text = json.dumps(plain)
-    loaded: dict[str, object] = json.loads(text, parse_constant=lambda _name: None)
-    return loaded

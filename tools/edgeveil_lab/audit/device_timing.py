@@ -267,26 +267,6 @@ def device(
                 one.close()
 
 
-def device_guards() -> tuple[Guard, ...]:
-    """The crafted graphs against real devices under a stopwatch."""
-    return (
-        Guard(
-            "device answer",
-            "an upload leaves at a public moment, whatever the records are",
-            "answers leave when they are ready, subnormal numbers are not flushed",
-            _subnormal,
-            at_rest=True,
-        ),
-        Guard(
-            "device count",
-            "so it does where there are far more records than a job expects, or none",
-            "answers leave when they are ready",
-            _count,
-            at_rest=True,
-        ),
-    )
-
-
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     """Numbers that are slow to work on where r is there."""
     given = records(_RECORDS)
@@ -309,3 +289,21 @@ def _runs(flawed: bool, quick: bool) -> int:
     if flawed:
         return QUICK_FLAWED_RUNS if quick else FLAWED_RUNS
     return QUICK_RUNS if quick else RUNS
+
+
+DEVICE_GUARDS = (
+    Guard(
+        "device answer",
+        "an upload leaves at a public moment, whatever the records are",
+        "answers leave when they are ready, subnormal numbers are not flushed",
+        _subnormal,
+        at_rest=True,
+    ),
+    Guard(
+        "device count",
+        "so it does where there are far more records than a job expects, or none",
+        "answers leave when they are ready",
+        _count,
+        at_rest=True,
+    ),
+)

@@ -34,29 +34,6 @@ COMPARISONS = 300  # of one draw; the code makes fewer than 200
 WORDS = (0, 1, 2, 3, 1 << 20, (1 << 52) - 1, 1 << 63, (1 << 64) - 1)
 
 
-def derived_guards() -> tuple[Guard, ...]:
-    return (
-        Guard(
-            "derived_noise",
-            "a restored backup gives the same answer to the same question",
-            "fresh noise for every answer",
-            restored,
-        ),
-        Guard(
-            "derived_noise",
-            "another sum has unrelated noise",
-            "noise that is bound to the question alone",
-            other_sums,
-        ),
-        Guard(
-            "sampler",
-            "a draw ends for every word",
-            "a walk step by step from a guess",
-            endless_words,
-        ),
-    )
-
-
 def restored(flawed: bool, quick: bool) -> AttackOutcome:
     """Put the ledger's files back after each answer, and average the answers."""
     times, trials = (16, 4) if quick else (64, 10)
@@ -183,3 +160,25 @@ def endless_words(flawed: bool, quick: bool) -> AttackOutcome:
             most = max(most, draw.compared)
     figure = f"{endless} of {len(WORDS) * len(tails)} draws do not end, {most} comparisons at most"
     return AttackOutcome(endless > 0, figure)
+
+
+DERIVED_GUARDS = (
+    Guard(
+        "derived_noise",
+        "a restored backup gives the same answer to the same question",
+        "fresh noise for every answer",
+        restored,
+    ),
+    Guard(
+        "derived_noise",
+        "another sum has unrelated noise",
+        "noise that is bound to the question alone",
+        other_sums,
+    ),
+    Guard(
+        "sampler",
+        "a draw ends for every word",
+        "a walk step by step from a guess",
+        endless_words,
+    ),
+)

@@ -165,15 +165,6 @@ _POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]
 _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names()), _POOR]
 
 
-def records_guard() -> Guard:
-    return Guard(
-        "records",
-        "a record that is added to a file or removed costs what is printed",
-        "held back and dealt by index",
-        play,
-    )
-
-
 @dataclass(frozen=True)
 class FleetRelease:
     """What a fleet's devices hold and would release before any noise."""
@@ -382,3 +373,11 @@ def _folder() -> Iterator[Path]:
         finally:
             sys.path.remove(name)
             sys.modules.pop(PYTHON_MODULE, None)
+
+
+RECORDS_GUARD = Guard(
+    "records",
+    "a record that is added to a file or removed costs what is printed",
+    "held back and dealt by index",
+    play,
+)

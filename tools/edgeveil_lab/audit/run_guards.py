@@ -77,15 +77,6 @@ def shrinking() -> torch.nn.Module:
     return nn.Sequential(nn.Linear(8, 3), nn.Softshrink())
 
 
-def rehearsal_guard() -> Guard:
-    return Guard(
-        "rehearsal",
-        "a job that fails late spends nothing",
-        "jobs are not played on made-up records",
-        late_failures,
-    )
-
-
 def late_failures(flawed: bool, quick: bool) -> AttackOutcome:
     """Submit jobs that fail late; with the flaw no job is played on made-up records before."""
     del quick  # it takes seconds either way
@@ -162,15 +153,6 @@ def _played(store: Store, host: CloudHost, entry: JobEntry, ledger: Ledger) -> N
 RECORDS, CLASSES, DEVICES = 14_330, 3, 5
 _TELLING = 1000  # a smaller whole number may stand there for another reason
 _NUMBER = re.compile(r"(?<![\w.])\d{4,}(?![\w.])")
-
-
-def disclosure_guard() -> Guard:
-    return Guard(
-        "output of a run",
-        "a run on an own file tells no exact figure of the records dealt to devices",
-        "the noise-free reference and who holds what, as of a published set",
-        _disclosed,
-    )
 
 
 def _disclosed(flawed: bool, quick: bool) -> AttackOutcome:
@@ -258,3 +240,19 @@ def _own_file_job(folder: Path, rounds: int) -> Path:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(plain))
     return path
+
+
+REHEARSAL = Guard(
+    "rehearsal",
+    "a job that fails late spends nothing",
+    "jobs are not played on made-up records",
+    late_failures,
+)
+
+
+DISCLOSURE = Guard(
+    "output of a run",
+    "a run on an own file tells no exact figure of the records dealt to devices",
+    "the noise-free reference and who holds what, as of a published set",
+    _disclosed,
+)

@@ -53,15 +53,6 @@ _JOB_ID = bytes(16)
 _FRAME_BYTES = 1 << 16
 
 
-def schema_guard() -> Guard:
-    return Guard(
-        "schema jobs",
-        "no job learns from a device's answer, or its silence, what a record holds",
-        "the first line of a CSV file is taken for its names, whatever it is",
-        play,
-    )
-
-
 def play(flawed: bool, quick: bool) -> AttackOutcome:
     """Ask each form of file for columns of guessed names, with its first record and without it."""
     plans = list(_plans(QUICK_GUESSES if quick else GUESSES))
@@ -188,3 +179,11 @@ def _site(folder: Path, state: Path, data: dict[str, Any]) -> dict[str, Any]:
         "proxy_key_file": str(state / "proxy.pub"),
         "data": {"name": "audited", "path": str(folder / "records"), **data},
     }
+
+
+SCHEMA = Guard(
+    "schema jobs",
+    "no job learns from a device's answer, or its silence, what a record holds",
+    "the first line of a CSV file is taken for its names, whatever it is",
+    play,
+)

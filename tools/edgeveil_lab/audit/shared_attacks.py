@@ -409,35 +409,6 @@ def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
 # --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---
 
 
-def shared_guards() -> tuple[Guard, ...]:
-    return (
-        Guard(
-            MECHANISM,
-            "the honest parts of a sum are the noise that is printed",
-            "the noise divided by all uploads of a sum",
-            honest_parts,
-        ),
-        Guard(
-            MECHANISM,
-            "an exchange is unmasked for one set",
-            "a proxy that forgets what it has unmasked",
-            two_sets,
-        ),
-        Guard(
-            MECHANISM,
-            "an upload has masks that nobody else knows",
-            "one seed for the uploads of two devices",
-            shared_seed,
-        ),
-        Guard(
-            MECHANISM,
-            "even one seed in two rounds makes other masks",
-            "masks that follow from the seed alone",
-            seed_of_two_rounds,
-        ),
-    )
-
-
 def _runs(needed: int, flawed: bool) -> int:
     """Of a guard: as it stands the attacks of this file try it too, so that fewer are enough."""
     return needed if flawed else needed // 4
@@ -584,3 +555,31 @@ def _outcome(attack: Attack) -> AttackOutcome:
     found, claim = max(pairs, key=lambda pair: (pair[0] > pair[1].epsilon, pair[0]))
     figure = f"measured ε ≥ {found:.2f} of {up(claim.epsilon)} at δ = {up(claim.delta)}"
     return AttackOutcome(found > claim.epsilon, figure)
+
+
+SHARED_GUARDS = (
+    Guard(
+        MECHANISM,
+        "the honest parts of a sum are the noise that is printed",
+        "the noise divided by all uploads of a sum",
+        honest_parts,
+    ),
+    Guard(
+        MECHANISM,
+        "an exchange is unmasked for one set",
+        "a proxy that forgets what it has unmasked",
+        two_sets,
+    ),
+    Guard(
+        MECHANISM,
+        "an upload has masks that nobody else knows",
+        "one seed for the uploads of two devices",
+        shared_seed,
+    ),
+    Guard(
+        MECHANISM,
+        "even one seed in two rounds makes other masks",
+        "masks that follow from the seed alone",
+        seed_of_two_rounds,
+    ),
+)

@@ -17,10 +17,9 @@ from rich.table import Table
 
 from edgeveil.errors import UsageError
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_lab.capacity.play import BROKER_BYTES_PER_S, FleetPlay
+from edgeveil_lab.capacity.play import BROKER_BYTES_PER_S, PARTIES, FleetPlay
 from edgeveil_lab.load.scenario import LoadOptions
 
-PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
 _WORKERS = ("cloud", "proxy")
 _LATEST_S = 36000.0
 

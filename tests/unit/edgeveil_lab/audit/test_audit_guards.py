@@ -16,7 +16,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.subnormals import set_flushing, subnormals_flushed
 from edgeveil_lab.audit.command import guards, judged
 from edgeveil_lab.audit.device_timing import TimedDevice, audit_job
-from edgeveil_lab.audit.noise_guard import derived_guards
+from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
 from edgeveil_lab.audit.run_guards import _own_file_job, exact_figures
 from edgeveil_lab.audit.timing import (
     SHAPE,
@@ -67,7 +67,7 @@ def test_every_guard_is_played():
 
 
 def test_the_mean_of_sixteen_fresh_answers_is_four_times_as_near_and_that_of_derived_ones_is_one():
-    guard = derived_guards()[0]
+    guard = DERIVED_GUARDS[0]
     told = r"(\d+) of 60 answers are new, their mean off by (.+) σ"
     seen = [re.fullmatch(told, guard.play(flawed, True).figure) for flawed in (False, True)]
     assert [found[1] for found in seen] == ["0", "60"]

@@ -13,6 +13,7 @@ from edgeveil_lab.audit.shared_attacks import (
     CENTRE,
     GROUPS_JOB,
     MECHANISM,
+    SHARED_GUARDS,
     UPLOADS,
     AskedProxy,
     SharedNoiseJob,
@@ -20,7 +21,6 @@ from edgeveil_lab.audit.shared_attacks import (
     mixed_totals_attack,
     normal_attack,
     part_attack,
-    shared_guards,
     shared_update_attack,
     shared_votes_attack,
     sum_attack,
@@ -181,7 +181,7 @@ FAST = ("an exchange is unmasked for one set", "an upload has masks that nobody 
     "promise",
     [
         pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.drill])
-        for one in shared_guards()
+        for one in SHARED_GUARDS
     ],
 )
 def test_a_planted_flaw_is_found_and_the_code_holds(promise):
