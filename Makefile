@@ -65,7 +65,7 @@ fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=100
 
 KILLS  ?= 20
 CHAOS  ?=
-chaos: mosquitto $(VENV)/.all  ## kill, cut and spoil a site while jobs run, then check what was lost (KILLS=20, CHAOS='--secure | --cells 3 | --drill')
+chaos: mosquitto $(VENV)/.all  ## kill, cut and spoil a site while jobs run, then check what was lost (KILLS=20, CHAOS='--secure | --cells 3')
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(CHAOS)
 
 long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cells, a crash at every boundary, 200 rounds of wrong masks, 30 minutes of load, the whole audit

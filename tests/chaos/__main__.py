@@ -1,7 +1,7 @@
 """`python -m tests.chaos`: kill, cut and spoil while jobs run, then check what was lost.
 
-OUT gets `chaos.json` (of the drill `drill.json`) and `logs/`. Exit code 0: every check holds; 1: a
-violation; 130: Ctrl-C, with everything ended.
+OUT gets `chaos.json` and `logs/`. Exit code 0: every check holds; 1: a violation; 130: Ctrl-C, with
+everything ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json
-from tests.chaos.checks import CheckOutcome, check_all, rounds_during_faults
-from tests.chaos.drill import Drill
-from tests.chaos.drill_checks import check_drill
+from tests.chaos.checks import check_all, rounds_during_faults
 from tests.chaos.evidence import Evidence, collect
-from tests.chaos.run import ChaosOptions, ChaosRun
+from tests.chaos.run import ChaosRun
 from tests.chaos.site import ASKED_BY
 
 JOB = Path(__file__).parent / "chaos.yaml"
@@ -43,37 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", type=int, default=1, help="cells under one cloud, default 1")
     parser.add_argument("--engine", choices=("local", "ray"), help="workers that open batches, of"
                         " the cloud or of a Ray cluster; they are killed too")  # fmt: skip
-    parser.add_argument("--drill", action="store_true", help="the trust drill instead: a leaked"
-                        " key, lost stores, expired certificates, a clone, a rollback")  # fmt: skip
-    parser.add_argument("--out", type=Path, help="default out/chaos, of the drill out/drill")
+    parser.add_argument("--out", type=Path, default=Path("out/chaos"), help="default out/chaos")
     parser.add_argument("--keep", action="store_true", help="keep the site's folder")
     asked = parser.parse_args(argv)
-    name = "drill" if asked.drill else "chaos"
-    out = (asked.out or Path("out") / name).absolute()
-    (out / f"{name}.json").unlink(missing_ok=True)
+    out: Path = asked.out.absolute()
+    (out / "chaos.json").unlink(missing_ok=True)
     shutil.rmtree(out / "logs", ignore_errors=True)
     (out / "logs").mkdir(parents=True)
     try:
-        found = (_drill if asked.drill else _chaos)(asked, out / "logs")
+        return _play(asked, out)
     except EdgeVeilError as error:
         print(f"tests.chaos: {error}", file=sys.stderr)
         return error.exit_code
-    if found is None:
-        _say("Interrupted; nothing was checked")
-        return INTERRUPTED
-    result, checked = found
-    result |= {
-        "ok": all(one.holds for one in checked),
-        "checks": [asdict(one) | {"violations": one.violations[:_SHOWN]} for one in checked],
-    }
-    write_json(out / f"{name}.json", result)
-    for one in checked:
-        outcome = "holds" if one.holds else f"{len(one.violations)} VIOLATIONS"
-        _say(f"{one.looked:>7}  {outcome:<14}  {one.name}: {one.about}")
-        for line in one.violations[:_SHOWN]:
-            _say(f"         {line}")
-    _say(f"{'every check holds' if result['ok'] else 'a check does not hold'}; see {out}")
-    return 0 if result["ok"] else 1
 
 
 def _say(line: str) -> None:
@@ -84,23 +63,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _played(play: Callable[[], None], stop: Callable[[], None]) -> bool:
-    """Play, then stop; False after Ctrl-C. A second one must not leave processes behind."""
-    with signals(signal.SIG_IGN):
-        try:
-            with signals(_interrupt):
-                play()
-        except KeyboardInterrupt:
-            return False
-        finally:
-            stop()
-    return True
-
-
-Found = tuple[dict[str, Any], list[CheckOutcome]]
-
-
-def _chaos(asked: argparse.Namespace, logs: Path) -> Found | None:
+def _play(asked: argparse.Namespace, out: Path) -> int:
     wanted = Overrides(secure=asked.secure or None)
     job, run = local_job(JOB, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
@@ -109,21 +72,40 @@ def _chaos(asked: argparse.Namespace, logs: Path) -> Found | None:
     check_data(job, run)
     if asked.engine == "ray":
         imported_ray(ASKED_BY)
-    options = ChaosOptions(asked.kills, asked.seed, engine=asked.engine)
-    with scratch(keep=asked.keep) as folder:
-        chaos = ChaosRun(job, run, options, folder, logs, _say)
+    logs = out / "logs"
+    # A second Ctrl-C must not leave processes behind.
+    with scratch(keep=asked.keep) as folder, signals(signal.SIG_IGN):
+        chaos = ChaosRun(job, run, asked.kills, asked.seed, asked.engine, folder, logs, _say)
         _say(f"{len(chaos.faults)} faults: seed {asked.seed}; site in {folder}, logs in {logs}")
-        if not _played(chaos.run, chaos.stop):
-            return None
+        try:
+            with signals(_interrupt):
+                chaos.run()
+        except KeyboardInterrupt:
+            _say("Interrupted; nothing was checked")
+            return INTERRUPTED
+        finally:
+            chaos.stop()
         found = collect(chaos.site.site, logs, chaos.site.wrong)
-    return _result(chaos, found), check_all(found, chaos.facts())
+    checked = check_all(found, chaos.facts())
+    sound = all(not one.violations for one in checked)
+    write_json(out / "chaos.json", {"ok": sound, **_result(chaos, found)} | {
+        "checks": [asdict(one) | {"violations": one.violations[:_SHOWN]} for one in checked],
+    })  # fmt: skip
+    for one in checked:
+        outcome = f"{len(one.violations)} VIOLATIONS" if one.violations else "holds"
+        _say(f"{one.looked:>7}  {outcome:<14}  {one.name}: {one.about}")
+        for line in one.violations[:_SHOWN]:
+            _say(f"         {line}")
+    _say(f"{'every check holds' if sound else 'a check does not hold'}; see {out}")
+    return 0 if sound else 1
 
 
 def _result(chaos: ChaosRun, found: Evidence) -> dict[str, Any]:
     """Plain values for JSON; times in seconds since the run's beginning."""
     facts, ends = chaos.facts(), chaos.site.supervisor.ends
     return {
-        "options": asdict(chaos.asked),
+        "kills": chaos.kills,
+        "seed": chaos.seed,
         "seconds": chaos.now_s(),
         "up_s": chaos.up_s,
         "quiet_s": chaos.quiet_s,
@@ -159,22 +141,6 @@ def _result(chaos: ChaosRun, found: Evidence) -> dict[str, Any]:
         "schedule": [asdict(fault) for fault in chaos.faults],
         "ends": [asdict(end) for end in ends],
     }
-
-
-def _drill(asked: argparse.Namespace, logs: Path) -> Found | None:
-    with scratch(keep=asked.keep) as folder:
-        drill = Drill(folder, logs, _say)
-        if not _played(drill.play, drill.stop):
-            return None
-        found = drill.evidence()
-    result = {
-        "seconds": drill.now_s(),
-        "devices": len(found.boxes),
-        "revoked": sorted(found.notes.revoked),
-        "acts": [asdict(act) for act in found.acts],
-        "jobs": [{"id": job.id, "status": job.status, "reason": job.reason} for job in found.jobs],
-    }
-    return result, check_drill(found)
 
 
 if __name__ == "__main__":

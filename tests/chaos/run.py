@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ class CloudJobs:
     """The jobs of one cloud, over its HTTP control, which may be away at any moment.
 
     `known` is read anew at every look: the answer to a submission may be lost. Paused jobs are
-    resumed while `resuming`; while `feeding` a new one follows the last.
+    resumed; while `feeding` a new one follows the last.
     """
 
     def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
@@ -89,7 +88,7 @@ class CloudJobs:
         self.known: list[dict[str, Any]] = []
         self.committed = 0  # exchanges of the jobs under way
         self.resumed: Counter[str] = Counter()
-        self.feeding, self.resuming = False, True
+        self.feeding = False
 
     def look(self) -> bool:
         """Ask for the state of all jobs; False while the cloud does not answer."""
@@ -97,40 +96,23 @@ class CloudJobs:
             cloud = self._connect()
             self.known = cloud.list()
             for job in self.known:
-                if job["status"] == "paused" and self.resuming:
+                if job["status"] == "paused":
                     cloud.resume(job["id"])
                     self.resumed[job["id"]] += 1
             going = [job["id"] for job in self.known if not job["ended_at"]]
             self.committed = sum(len(cloud.job(job)["exchanges"]) for job in going)
             if self.feeding and self.idle:
-                self.submit()
+                cloud.submit_yaml(self._yaml)
             return True
         return False
-
-    def submit(self) -> str:
-        return self._connect().submit_yaml(self._yaml)
 
     @property
     def idle(self) -> bool:
         return all(job["ended_at"] for job in self.known)
 
     @property
-    def names(self) -> list[str]:
-        return [job["id"] for job in self.known]
-
-    @property
     def completed(self) -> list[str]:
         return [job["id"] for job in self.known if job["status"] == "completed"]
-
-    @property
-    def going(self) -> str:
-        """The job that has not ended; empty without one."""
-        return next((job["id"] for job in self.known if not job["ended_at"]), "")
-
-    def status(self, job: str) -> tuple[str, str]:
-        """Its state and why."""
-        found = next((one for one in self.known if one["id"] == job), {})
-        return str(found.get("status", "")), str(found.get("reason", ""))
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -140,6 +122,7 @@ class CloudJobs:
 
 START_S = 120.0
 _RELEASES_S = 60.0
+_STALL_S = 120.0  # a quiet site whose jobs stand still for so long has hung
 _LOOK_S = 0.4
 _LINE_EVERY_S = 10.0
 _START_ENDS = 3  # so many ends by themselves, and the site will not start
@@ -151,34 +134,27 @@ _TOUCHES = {  # by kind of fault, counters of the relays
 }
 
 
-@dataclass(frozen=True)
-class ChaosOptions:
-    """A quiet site whose jobs stand still for `stall_s` has hung. `engine`: of workers that open
-    batches; None: no workers."""
-
-    kills: int = 20
-    seed: int = 1
-    every_s: float = 1.5
-    stall_s: float = 120.0
-    engine: Engine | None = None
-
-
 class ChaosRun:
-    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line."""
+    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line.
+
+    `engine`: of workers that open batches; None: no workers.
+    """
 
     def __init__(
         self,
         job: Job,
         run: LocalRun,
-        asked: ChaosOptions,
+        kills: int,
+        seed: int,
+        engine: Engine | None,
         folder: Path,
         logs: Path,
         say: Callable[[str], None],
     ) -> None:
-        self.asked, self._logs, self._say = asked, logs, say
+        self.kills, self.seed, self._logs, self._say = kills, seed, logs, say
         self._begun_s, self.begun_at = time.monotonic(), time.time()
-        self.site = ChaosSite(job, run, folder, logs, asked.seed, self.now_s, asked.engine)
-        self.faults = schedule(asked.seed, asked.kills, self.site.targets, asked.every_s)
+        self.site = ChaosSite(job, run, folder, logs, seed, self.now_s, engine)
+        self.faults = schedule(seed, kills, self.site.targets)
         self.jobs = CloudJobs(self._cloud, submitted(job))
         self.late: list[str] = []
         self.stalled: dict[str, Any] | None = None
@@ -251,7 +227,7 @@ class ChaosRun:
         while not (self._look(doing) and holds()):
             if self.jobs.mark != self._moved[1]:
                 self._moved = (self.now_s(), self.jobs.mark)
-            if self.now_s() - self._moved[0] > self.asked.stall_s:
+            if self.now_s() - self._moved[0] > _STALL_S:
                 self.stalled = self._picture()
                 return False
         return True

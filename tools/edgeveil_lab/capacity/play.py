@@ -182,7 +182,7 @@ class FleetPlay(MemoryNet):
         self.shape, self._folder, self._say = shape, folder, say
         self._free_s = defaultdict[str, float](
             float
-        )  # until when a party's loop, worker or line is taken
+        )  # when a loop, worker or line is free
         self.tallies = {name: PartyTally() for name in PARTIES}
         self._buckets: dict[int, dict[int, list[Node]]] = {}  # by level
         self._chance = Random(7)  # noqa: S311 - which of those played a round asks
