@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from broker_harness import PASSWORDS
 
-from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import LoadFleet, TargetCell, TargetSite, dial_site
+from edgeveil_lab.load.sites import LoadFleet, TargetCell, dial_site
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_port
 
 
@@ -16,12 +15,10 @@ def test_an_unreachable_broker_and_a_refused_account_are_named(tmp_path):
     broker = BrokerProcess(
         BrokerPlan(engine=choose_engine(), acl=None), tmp_path / "broker", users=PASSWORDS
     )
-    key = SigningKey.generate().public()
 
-    def dial(url, user):
-        target = TargetSite("http://cloud", tmp_path, key, {"": TargetCell(url, key)})
-        options = LoadOptions.model_construct(user=user)
-        dial_site(options, target, LoadFleet.make(1), PASSWORDS["ada"])
+    def dial(url: str, user: str | None) -> None:
+        cell = TargetCell(url, b"", b"", password=PASSWORDS["ada"])
+        dial_site(LoadOptions.model_construct(user=user), cell, LoadFleet.make(1))
 
     nowhere = f"mqtt://127.0.0.1:{free_port()}"
     with pytest.raises(BrokerError, match="nothing listens on this port"):

@@ -180,9 +180,7 @@ class FleetPlay(MemoryNet):
     ) -> None:
         super().__init__(work_s=lambda _task: 0.0, packet_bytes=shape.packet_bytes)
         self.shape, self._folder, self._say = shape, folder, say
-        self._free_s = defaultdict[str, float](
-            float
-        )  # when a loop, worker or line is free
+        self._free_s = defaultdict[str, float](float)  # when a loop, worker or line is free
         self.tallies = {name: PartyTally() for name in PARTIES}
         self._buckets: dict[int, dict[int, list[Node]]] = {}  # by level
         self._chance = Random(7)  # noqa: S311 - which of those played a round asks

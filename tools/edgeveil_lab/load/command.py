@@ -152,7 +152,7 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
         folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        site, password = None, None
+        site = None
         with signals(interrupt, ENDING):
             if options.starts_site:
                 fleet = LoadFleet.make(options.devices)
@@ -163,13 +163,13 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
                 # What is admitted goes; a thread pool that is interrupted at its start never ends.
                 came: list[int] = []
                 with signals(lambda number, _frame: came.append(number), ENDING):
-                    target, fleet, password = running_target(options)
+                    target, fleet = running_target(options)
                     stack.callback(dismiss, options, fleet)
-                    dial_site(options, target, fleet, password)
+                    dial_site(options, target.first, fleet)
                 if came:
                     interrupt(came[0])
             view = stack.enter_context(LoadView(options, console))
-            session = LoadSession(options, fleet, target, site, view.update, password)
+            session = LoadSession(options, fleet, target, site, view.update)
             failure = until_stopped(session.run())
         if failure is not None:
             session.measured.reason = str(failure)

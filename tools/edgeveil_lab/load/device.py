@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -58,7 +59,6 @@ from edgeveil.protocol.messages import (
     Message,
     Note,
     Offer,
-    PeerKeys,
     ReleaseOutcome,
     Signer,
     decode,
@@ -76,11 +76,13 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.tensors import masked_segment
 from edgeveil.protocol.transfer import Fetch
-from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.counters import UploadCounters
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.sites import FleetMember
+
+if TYPE_CHECKING:
+    from edgeveil_lab.load.generator import Generator
 
 # --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
 
@@ -338,46 +340,26 @@ class _Upload:
     offered_s: float
 
 
-Dial = Callable[["LoadDevice"], None]
-Queue = Callable[["LoadDevice", object], None]
-
-
-@dataclass(frozen=True)
-class DeviceSetup:
-    """What else all devices of a process share. `dial` and `queue` are its loop's."""
-
-    cloud_key: VerifyKey
-    proxy_key: VerifyKey
-    protocol: int
-    qos: int
-    packet_bytes: int
-    user: str | None
-    password: str | None
-    dial: Dial
-    queue: Queue
-    topics: Topics
-
-
 class LoadDevice:
     """A machine, its connection, its timers. `online` while it wants to be connected."""
 
-    def __init__(self, setup: DeviceSetup, shared: SharedWork, member: FleetMember) -> None:
+    def __init__(self, crowd: Generator, member: FleetMember) -> None:
         signing = SigningKey(member.signing)
         self.id: str = signing.public().fingerprint()
-        self._setup, self._shared = setup, shared
+        self._crowd, self._shared, options = crowd, crowd.shared, crowd.options
         self._signer = Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
         self.machine = DeviceMachine(
             self._signer,
-            PeerKeys.pinned(cloud=setup.cloud_key, proxy=setup.proxy_key),
+            crowd.keys,
             DeviceMemory(),
-            DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
+            DeviceSettings(packet_bytes=options.packet_bytes, blob_bytes=1 << 40),
             sealing=self._sealing,
         )
-        self._worker = NoiseWorker(shared, opening, self.id)
+        self._worker = NoiseWorker(crowd.shared, opening, self.id)
         self._password = member.password
-        self._topic = encoded_topic(setup.topics.device_up(self.id))
+        self._topic = encoded_topic(crowd.topics.device_up(self.id))
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._client: BareClient | None = None
@@ -390,21 +372,21 @@ class LoadDevice:
 
     def client(self) -> BareClient:
         """A fresh connection, to be dialled now."""
-        setup, will = self._setup, encode(self._signer.note(Bye(self.id)))
-        spoken = setup.topics
+        options, will = self._crowd.options, encode(self._signer.note(Bye(self.id)))
+        spoken = self._crowd.topics
         login = Login(
             client_id=f"{self.id}-load",
-            username=setup.user or self.id,
-            password=setup.password if setup.user else self._password,
+            username=options.user or self.id,
+            password=self._crowd.password if options.user else self._password,
             will=(spoken.device_up(self.id), will),
             keepalive_s=KEEPALIVE_S,
-            packet_bytes=setup.packet_bytes,
+            packet_bytes=options.packet_bytes,
         )
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or time.time()
         topics = (spoken.all_down, spoken.device_down(self.id), *spoken.buckets(self._sealing))
-        self._client = BareClient(self, login, setup.protocol, topics, self._topic)
+        self._client = BareClient(self, login, options.protocol, topics, self._topic)
         return self._client
 
     @property
@@ -413,7 +395,7 @@ class LoadDevice:
 
     def connect(self) -> None:
         self.online = True
-        self._setup.dial(self)
+        self._crowd.dialler.dial(self)
 
     def on_up(self) -> None:
         self.answered.set()
@@ -460,7 +442,7 @@ class LoadDevice:
 
     def _again(self) -> None:
         if self.online and self._client is None:
-            self._setup.dial(self)
+            self._crowd.dialler.dial(self)
 
     def cut(self) -> None:
         if self._client is not None:
@@ -540,7 +522,7 @@ class LoadDevice:
                 row.began_s = row.began_s or time.time()
             if manifest.buckets == 1:
                 task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
-        self._setup.queue(self, task)
+        self._crowd.queue(self, task)
 
     def _send(self, message: object) -> None:
         if self._client is None or not self._client.up:
@@ -550,7 +532,7 @@ class LoadDevice:
             row = self._shared.counters.round(self._upload.at)
             row.upload_messages += 1
             row.upload_bytes += len(frame)
-        self._client.publish(frame, self._setup.qos)
+        self._client.publish(frame, self._crowd.options.qos)
 
     def _offered(self, item: OutboxPut) -> None:
         if item.dummy:

@@ -10,30 +10,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from edgeveil.config.addresses import BrokerAddress
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol.device_round import ComputeAnswer
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import ExchangeId, PeerKeys
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
 from edgeveil_lab.load.counters import GeneratorLoad
-from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
+from edgeveil_lab.load.device import LoadDevice, SharedVerifyKey, SharedWork
 from edgeveil_lab.load.mqtt import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.processes import run_child
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import FleetMember
-
-
-@dataclass(frozen=True)
-class SiteAccess:
-    broker: str
-    cloud_key: bytes
-    proxy_key: bytes
-    password: str | None = field(repr=False)
-    ca: Path | None = None
+from edgeveil_lab.load.sites import FleetMember, TargetCell
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class FleetShare:
     options: LoadOptions
     members: Sequence[FleetMember] = field(repr=False)
     cell: str
-    where: SiteAccess
+    where: TargetCell
 
 
 @dataclass(frozen=True)
@@ -127,22 +117,13 @@ class Generator:
         self._last_start_s = float("-inf")
         where = share.where
         address, rate = BrokerAddress.parse(where.broker), options.rate_per_s
-        ca = options.ca or where.ca
-        tls = client_context(ca, options.cert, options.key) if address.tls else None
+        tls = client_context(where.ca, options.cert, options.key) if address.tls else None
         self.dialler = Dialler(address, tls, rate and rate / share.of)
-        setup = DeviceSetup(
-            cloud_key=SharedVerifyKey(where.cloud_key),
-            proxy_key=VerifyKey(where.proxy_key),
-            protocol=options.protocol,
-            qos=options.qos,
-            packet_bytes=options.packet_bytes,
-            user=options.user,
-            password=where.password,
-            dial=self.dialler.dial,
-            queue=self._queue,
-            topics=Topics(share.cell),
+        self.keys = PeerKeys.pinned(
+            cloud=SharedVerifyKey(where.cloud_key), proxy=VerifyKey(where.proxy_key)
         )
-        self.devices = [LoadDevice(setup, self.shared, member) for member in share.members]
+        self.password, self.topics = where.password, Topics(share.cell)
+        self.devices = [LoadDevice(self, member) for member in share.members]
         # Tens of thousands of lasting objects: looking through them again and again takes a core.
         gc.collect()
         gc.freeze()
@@ -172,7 +153,7 @@ class Generator:
                 while any(device.connected for device in self.devices):
                     await asyncio.sleep(_LOOK_S)
 
-    def _queue(self, device: LoadDevice, task: object) -> None:
+    def queue(self, device: LoadDevice, task: object) -> None:
         wait_s = 0.0
         if isinstance(task, ComputeAnswer):
             wait_s = self._wait_s(task.manifest.at)

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgeveil.errors import JobFailed
 from edgeveil_lab.load.counters import DurationHistogram, RoundKey
-from edgeveil_lab.load.generator import FleetShare, GeneratorReport, SiteAccess, generate
+from edgeveil_lab.load.generator import FleetShare, GeneratorReport, generate
 from edgeveil_lab.load.processes import ChildProcesses
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import LoadFleet
+from edgeveil_lab.load.sites import LoadFleet, TargetCell
 
 Rows = dict[RoundKey, dict[str, Any]]
 
@@ -32,7 +32,7 @@ class Leader:
     by turns, and in each to its generators. May be asked in any thread."""
 
     def __init__(
-        self, options: LoadOptions, fleet: LoadFleet, where: Mapping[str, SiteAccess]
+        self, options: LoadOptions, fleet: LoadFleet, where: Mapping[str, TargetCell]
     ) -> None:
         self._options, self._fleet, self._where = options, fleet, where
         self._cells = list(where)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import resource
-import socket
 import ssl
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -58,12 +57,6 @@ class ClientOwner(Protocol):
 class BareClient(asyncio.Protocol):
     """One connection, up once the broker took login and subscriptions."""
 
-    __slots__ = (
-        *("_framer", "_heard_s", "_in_flight", "_login", "_loop", "_next_id", "_owner"),
-        *("_protocol", "_queue", "_sent_s", "_topics", "_transport", "_up_topic", "_window"),
-        *("bytes_in", "bytes_out", "up"),
-    )
-
     def __init__(
         self,
         owner: ClientOwner,
@@ -83,8 +76,6 @@ class BareClient(asyncio.Protocol):
         self._heard_s = self._sent_s = self._loop.time()
         self.up = False
         self.bytes_in = self.bytes_out = 0
-
-    # --- what the owner does ---
 
     def publish(self, frame: bytes, qos: int) -> bool:
         """Send to the device's own topic, now or once the window has room; False if it is down."""
@@ -115,14 +106,8 @@ class BareClient(asyncio.Protocol):
         elif now_s - self._sent_s > keepalive_s / 2:
             self._write(packets.PINGREQ)
 
-    # --- asyncio's calls ---
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._write(packets.connect(self._login, self._protocol))
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +121,6 @@ class BareClient(asyncio.Protocol):
             self._end(f"malformed packet ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the loss, unless the end was reported already."""
         self._end("connection lost")
 
     def _packet(self, first: int, body: bytes) -> None:
@@ -230,14 +214,12 @@ class Dialler:
     async def bring(self, devices: Sequence[ClientOwner]) -> None:
         """Let all of them connect, evenly at the rate."""
         loop, rate = asyncio.get_running_loop(), self._rate_per_s
-        began_s, sent = loop.time(), 0
-        while sent < len(devices):
-            elapsed_s = loop.time() - began_s
-            due = len(devices) if rate is None else min(len(devices), 1 + int(elapsed_s * rate))
-            for device in devices[sent:due]:
-                device.connect()
-            sent = due
-            await asyncio.sleep(_STEP_S)
+        began_s = loop.time()
+        for number, device in enumerate(devices):
+            while rate is not None and number > (loop.time() - began_s) * rate:
+                await asyncio.sleep(_STEP_S)
+            device.connect()
+        await asyncio.sleep(_STEP_S)
 
     def dial(self, device: ClientOwner) -> None:
         """Connect this device as soon as there is room."""
@@ -250,27 +232,20 @@ class Dialler:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _fill(self) -> None:
+    def _fill(self, done: asyncio.Task[None] | None = None) -> None:
+        self._open.discard(done)  # type: ignore[arg-type]
         while self._waiting and len(self._open) < _AT_ONCE:
             task = asyncio.create_task(self._connect(self._waiting.popleft()))
             self._open.add(task)
-            task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._fill()
+            task.add_done_callback(self._fill)
 
     async def _connect(self, device: ClientOwner) -> None:
         address, context = self._address, self._context
-        loop = asyncio.get_running_loop()
+        loop, name = asyncio.get_running_loop(), address.host if context else None
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await loop.create_connection(
-                    device.client,
-                    self._host,
-                    address.port,
-                    ssl=context,
-                    server_hostname=address.host if context else None,
+                    device.client, self._host, address.port, ssl=context, server_hostname=name
                 )
         except (OSError, TimeoutError) as error:
             device.on_down(dial_fault(error, address).what)

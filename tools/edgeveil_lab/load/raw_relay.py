@@ -12,7 +12,7 @@ import ctypes
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -49,6 +49,7 @@ TOPICS = Topics()
 READY, _WHERE = "ready", "--compare raw"
 KEEPALIVE_S = 60
 CONNECT_S = 60.0
+CREDIT_BYTES = 16 << 20  # of all generators, sent and not yet counted by the sink
 _CREDIT_LOOK_S = 0.001
 _TICK_S = 5.0
 
@@ -71,7 +72,6 @@ class RawCrowd:
     rounds: int
     qos: int
     processes: int
-    credit_bytes: int  # of all generators together, sent and not yet counted by the sink
 
 
 def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
@@ -112,17 +112,40 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
 def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
     """Connect all devices of `crowd`, then send a round each time `start` opens."""
 
+    async def tick(peers: Sequence[_RawPeer]) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for peer in peers:
+                peer.sender.tick(asyncio.get_running_loop().time())
+
     async def work() -> int:
-        sender = _Sender(crowd, counted)
-        await sender.connect()
-        ticking = asyncio.create_task(sender.tick())
+        edge, address = crowd.edge, crowd.edge.addresses[0]
+        tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
+        dialler = Dialler(address, tls)
+        peers = [_RawPeer(device, crowd, dialler) for device in crowd.devices]
+        await dialler.bring(peers)
+        async with asyncio.timeout(CONNECT_S):
+            for peer in peers:
+                await peer.answered.wait()
+                if peer.lost:
+                    raise BrokerError(f"a device was turned away: {peer.lost}")
+        ticking = asyncio.create_task(tick(peers))
         pipe.send(READY)
+        size, sent_bytes = sum(map(len, crowd.frames)), 0
         for _ in range(crowd.rounds):
             await asyncio.to_thread(start.wait)
-            await sender.send_round()
+            for peer in peers:
+                while sent_bytes * crowd.processes - counted.value > CREDIT_BYTES:
+                    await asyncio.sleep(_CREDIT_LOOK_S)
+                for frame in crowd.frames:
+                    if not peer.sender.publish(frame, crowd.qos):
+                        raise BrokerError(f"a device lost its connection: {peer.lost}")
+                sent_bytes += size
+                await asyncio.sleep(0)  # let the loop write and read
         await asyncio.to_thread(start.wait)  # the leader has seen the last round arrive
         ticking.cancel()
-        sender.finish()
+        for peer in peers:
+            peer.sender.finish()
         return 0
 
     run_child(lambda: on_fast_loop(work()), pipe)  # as the test's own generators
@@ -130,7 +153,7 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
 
 class _RawPeer:
     def __init__(self, device: RawDevice, crowd: RawCrowd, dialler: Dialler) -> None:
-        self._device, self._crowd, self._dialler = device, crowd, dialler
+        self._device, self._edge, self._dialler = device, crowd.edge, dialler
         self.answered = asyncio.Event()
         self.lost = ""
         self.sender = self.client()
@@ -139,7 +162,7 @@ class _RawPeer:
         self._dialler.dial(self)
 
     def client(self) -> BareClient:
-        device, edge = self._device, self._crowd.edge
+        device, edge = self._device, self._edge
         login = Login(
             client_id=f"{device.id}-raw-{secrets.token_hex(2)}",
             username=device.id,
@@ -162,47 +185,6 @@ class _RawPeer:
         self.answered.set()
 
 
-class _Sender:
-    def __init__(self, crowd: RawCrowd, counted: Any) -> None:
-        self._crowd, self._counted, self._sent_bytes = crowd, counted, 0
-        edge = crowd.edge
-        address = edge.addresses[0]
-        tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
-        self._dialler = Dialler(address, tls)
-        self._peers = [_RawPeer(device, crowd, self._dialler) for device in crowd.devices]
-
-    async def connect(self) -> None:
-        await self._dialler.bring(self._peers)
-        async with asyncio.timeout(CONNECT_S):
-            for peer in self._peers:
-                await peer.answered.wait()
-                if peer.lost:
-                    raise BrokerError(f"a device was turned away: {peer.lost}")
-
-    async def send_round(self) -> None:
-        crowd, size = self._crowd, sum(map(len, self._crowd.frames))
-        for peer in self._peers:
-            while self._sent_bytes * crowd.processes - self._counted.value > crowd.credit_bytes:
-                await asyncio.sleep(_CREDIT_LOOK_S)
-            for frame in crowd.frames:
-                if not peer.sender.publish(frame, crowd.qos):
-                    raise BrokerError(f"a device lost its connection: {peer.lost}")
-            self._sent_bytes += size
-            await asyncio.sleep(0)  # let the loop write and read
-
-    async def tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now_s = asyncio.get_running_loop().time()
-            for peer in self._peers:
-                peer.sender.tick(now_s)
-
-    def finish(self) -> None:
-        for peer in self._peers:
-            peer.sender.finish()
-
-
-CREDIT_BYTES = 16 << 20
 STALLED_S = 30.0
 _LOOK_S = 0.002
 
@@ -262,23 +244,21 @@ def run_raw(
         count = min(options.processes, len(devices))
         start = children.context.Barrier(count + 1)
         for number in range(count):
-            crowd = RawCrowd(
-                devices[number::count], site.edge, frames, rounds, options.qos, count, CREDIT_BYTES
-            )
+            crowd = RawCrowd(devices[number::count], site.edge, frames, rounds, options.qos, count)
             children.start(f"generator-{number + 1}", generate, crowd, counted, start)
         _await_ready(children, count)
         watch = ProcessWatch()
         watch.add({**children.pids, **brokers})
         watch.look()
         before_s = watch.cpu_s()
-        seconds = _rounds(children, counted, start, rounds, len(devices) * sum(map(len, frames)))
+        round_bytes = len(devices) * sum(map(len, frames))
+        seconds = _rounds(children, counted, start, rounds, round_bytes)
         watch.look()
         used_s = {name: cpu_s - before_s[name] for name, cpu_s in watch.cpu_s().items()}
         peaks = watch.peak_rss_bytes()
     finally:
         children.end()
-    uploads, upload_bytes = len(devices) * rounds, sum(map(len, frames))
-    took_s = sum(seconds)
+    uploads, upload_bytes, took_s = len(devices) * rounds, sum(map(len, frames)), sum(seconds)
     return {
         "uploads": uploads,
         "upload_bytes": upload_bytes,
@@ -315,16 +295,18 @@ def _await_ready(children: ChildProcesses, count: int) -> None:
     """Until so many more have said so. Raises JobFailed."""
     deadline_s = time.monotonic() + CONNECT_S
     while count:
-        _check(found := list(children.received(max(0.0, deadline_s - time.monotonic()))))
-        count -= len(found)
+        count -= _said(children, max(0.0, deadline_s - time.monotonic()))
         if time.monotonic() > deadline_s:
             raise JobFailed("the bare relay did not come up", where=_WHERE)
 
 
-def _check(found: Iterable[tuple[str, object]]) -> None:
+def _said(children: ChildProcesses, timeout_s: float = 0.0) -> int:
+    """Number of messages of the parts. Raises JobFailed where one has ended."""
+    found = list(children.received(timeout_s))
     for name, message in found:
         if message is None:
             raise JobFailed(f"{name}: it ended", where=_WHERE)
+    return len(found)
 
 
 def _rounds(
@@ -337,7 +319,7 @@ def _rounds(
         seen = counted.value
         while counted.value < number * round_bytes:
             time.sleep(_LOOK_S)
-            _check(children.received())
+            _said(children)
             if counted.value != seen:
                 seen, moved_s = counted.value, time.monotonic()
             elif time.monotonic() - moved_s > STALLED_S:

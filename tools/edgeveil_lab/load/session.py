@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from edgeveil.errors import BrokerError, EdgeVeilError
-from edgeveil_lab.load.generator import SiteAccess
 from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.processes import ProcessWatch, page
 from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, outcome
@@ -40,16 +39,10 @@ class LoadSession:
         target: TargetSite,
         site: LocalSite | None,
         show: Show,
-        password: str | None,
     ) -> None:
         self._options, self._target, self._site = options, target, site
         self._show = show
-        key = target.cloud_key.to_bytes()
-        where = {
-            cell: SiteAccess(at.broker, key, at.proxy_key.to_bytes(), password, at.ca)
-            for cell, at in target.cells.items()
-        }
-        self._leader = Leader(options, fleet, where)
+        self._leader = Leader(options, fleet, target.cells)
         self._watch = ProcessWatch()
         if site is not None:
             self._watch.add(site.pids())

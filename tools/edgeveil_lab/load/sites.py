@@ -6,8 +6,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from edgeveil.config.cloud import CloudSite
 from edgeveil.config.proxy import ProxySite
 from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import make_certificates
-from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import BrokerError, JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
@@ -33,6 +33,7 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json, own_address
 from edgeveil_tools.local.children import Children
+from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import (
     BrokerPlan,
@@ -75,27 +76,20 @@ class LoadFleet:
     @classmethod
     def make(cls, count: int) -> LoadFleet:
         """`count` new devices, from the operating system's randomness."""
-        return cls(
-            [
-                FleetMember(os.urandom(32), os.urandom(32), secrets.token_urlsafe(24))
-                for _ in range(count)
-            ]
-        )
+        random, word = os.urandom, secrets.token_urlsafe
+        return cls([FleetMember(random(32), random(32), word(24)) for _ in range(count)])
 
     def dealt(self, number: int, of: int) -> LoadFleet:
         """The share of one, counted from 0, where `of` take turns."""
         return LoadFleet(self.members[number::of])
 
-    def enrolments(self) -> Iterator[Enrolment]:
-        return (member.enrolment() for member in self.members)
+    def enrolments(self) -> list[Enrolment]:
+        return [member.enrolment() for member in self.members]
 
     def users(self, enrolments: Sequence[Enrolment]) -> dict[str, str]:
         """Broker user (the device's id) to password; `enrolments` in the members' order."""
         pairs = zip(enrolments, self.members, strict=True)
         return {enrolment.device_id: member.password for enrolment, member in pairs}
-
-    def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> LoadFleet:
@@ -109,18 +103,15 @@ class LoadFleet:
             raise UsageError("is not a fleet file", where=where, fix=_MAKE)
         return cls(found.members)
 
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
+
     def save(self, path: Path) -> None:
         """Write the file, mode 0600. Raises UsageError if it exists or cannot be written."""
-        try:
+        with writing(path):
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError as error:
-            raise UsageError(
-                f"the fleet cannot be written ({error.strerror})",
-                where=str(path),
-                fix="name a new file in a folder that you may write to",
-            ) from None
-        with os.fdopen(handle, "wb") as file:
-            file.write(self.to_bytes())
+            with os.fdopen(handle, "wb") as file:
+                file.write(self.to_bytes())
 
     @classmethod
     def load(cls, path: Path) -> LoadFleet:
@@ -133,20 +124,54 @@ class LoadFleet:
         return cls.from_bytes(raw, str(path))
 
 
+def write_fleet(path: Path, devices: int) -> None:
+    """Write a new fleet, `<path>.enrolments` for `edgeveil proxy admit` and `<path>.users` for the
+    edge broker's list of users. Raises UsageError."""
+    fleet = LoadFleet.make(devices)
+    fleet.save(path)
+    enrolments = fleet.enrolments()
+    lines = "".join(enrolment.to_line() for enrolment in enrolments)
+    write_private(path.with_name(f"{path.name}.enrolments"), lines)
+    write_private(path.with_name(f"{path.name}.users"), users_text(fleet.users(enrolments)))
+
+
 def admit(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
-    registry = Registry(registry_file, limit=limit)
-    try:
+    with closing(Registry(registry_file, limit=limit)) as registry:
         registry.admit_many(enrolments, note="load test", again=True)
-    finally:
-        registry.close()
 
 
-def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> None:
-    registry = Registry(registry_file, limit=limit)
-    try:
+def revoke(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None:
+    with closing(Registry(registry_file, limit=limit)) as registry:
         registry.revoke_many(enrolment.device_id for enrolment in enrolments)
-    finally:
-        registry.close()
+
+
+# --- the site under load ---
+
+
+@dataclass(frozen=True)
+class TargetCell:
+    """How the devices of a cell reach it: public keys as bytes; `password`: of `--user`."""
+
+    broker: str
+    cloud_key: bytes
+    proxy_key: bytes
+    proxy_http: str | None = None
+    ca: Path | None = None
+    password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TargetSite:
+    """The cloud's page, and the cells by name: "" where there is one."""
+
+    cloud: str
+    token_file: Path
+    cells: Mapping[str, TargetCell]
+
+    @property
+    def first(self) -> TargetCell:
+        """The one cell of a running site."""
+        return next(iter(self.cells.values()))
 
 
 # --- brokers, a cloud and proxies that know the fleet ---
@@ -154,29 +179,6 @@ def revoke(registry_file: Path, enrolments: Iterable[Enrolment], limit: int) -> 
 _DEVICES = 100_000
 _CONNECTIONS = 20_000
 _SPARE_CONNECTIONS = 100
-
-
-@dataclass(frozen=True)
-class TargetCell:
-    broker: str
-    proxy_key: VerifyKey
-    proxy_http: str | None = None
-    ca: Path | None = None
-
-
-@dataclass(frozen=True)
-class TargetSite:
-    """Addresses and keys of the site under load."""
-
-    cloud: str
-    token_file: Path
-    cloud_key: VerifyKey
-    cells: Mapping[str, TargetCell]
-
-    @property
-    def first(self) -> TargetCell:
-        """The one cell of a running site."""
-        return next(iter(self.cells.values()))
 
 
 class LocalSite:
@@ -217,13 +219,12 @@ class LocalSite:
         keys = {}
         proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
         for name in ("cloud", *proxies.values()):
-            role = name.partition("-")[0]
-            keys[name] = make_signing_key(folder / "state" / name, role).public()
-            keys[name].save(folder / "keys" / f"{name}.pub")
+            key = make_signing_key(folder / "state" / name, name.partition("-")[0]).public()
+            key.save(folder / "keys" / f"{name}.pub")
+            keys[name] = key.to_bytes()
         self._admit()
         if plan.tls:
-            hosts = ["localhost", plan.host]
-            make_certificates(folder / "tls", hosts, plan.domains)
+            make_certificates(folder / "tls", ["localhost", plan.host], plan.domains)
         for domain in plan.domains:
             self._start_broker(domain)
         settings = {name: plan.proxy(cell) for cell, name in proxies.items()}
@@ -237,21 +238,17 @@ class LocalSite:
             path.write_text(yaml.safe_dump(of_it), "utf-8")
             load_site(path)
             self.children.start(name, [role, "--config", str(path)])
-        return TargetSite(
-            cloud=plan.url,
-            token_file=folder / "state" / "cloud" / "http.token",
-            cloud_key=keys["cloud"],
-            cells={cell: self._target(cell, keys[name]) for cell, name in proxies.items()},
-        )
-
-    def _target(self, cell: str, proxy_key: VerifyKey) -> TargetCell:
-        plan, domain = self._plan, of_cell("edge", cell)
-        return TargetCell(
-            broker=self._brokers[domain].url,
-            proxy_key=proxy_key,
-            proxy_http=f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}",
-            ca=self.folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
-        )
+        cells = {}
+        for cell, name in proxies.items():
+            domain, page = of_cell("edge", cell), plan.ports_of(cell).proxy_http
+            cells[cell] = TargetCell(
+                self._brokers[domain].url,
+                keys["cloud"],
+                keys[name],
+                f"http://{place(plan.host, page)}",
+                folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
+            )
+        return TargetSite(plan.url, folder / "state" / "cloud" / "http.token", cells)
 
     def pids(self) -> dict[str, int]:
         return self.children.pids() | self.broker_pids()
@@ -281,7 +278,7 @@ class LocalSite:
         for number, cell in enumerate(cells):
             fleet, user, name = self._fleet.dealt(number, len(cells)), proxy_user(cell), "proxy"
             name = of_cell(name, cell)
-            enrolments = list(fleet.enrolments())
+            enrolments = fleet.enrolments()
             limit = max(_DEVICES, len(enrolments))
             admit(self.folder / "state" / name / REGISTRY_FILE, enrolments, limit)
             accounts = fleet.users(enrolments)
@@ -303,7 +300,7 @@ class LocalSite:
         if plan.tls:
             certificate = self.folder / "tls" / f"broker-{domain}.crt"
             tls = BrokerTls(cert_file=certificate, key_file=certificate.with_suffix(".key"))
-        broker = BrokerProcess(
+        broker = self._brokers[domain] = BrokerProcess(
             BrokerPlan(
                 engine=plan.engine,  # type: ignore[arg-type]
                 port=plan.port(domain),
@@ -317,7 +314,6 @@ class LocalSite:
             self.folder / f"broker-{domain}",
             users_file=self.folder / "passwords" / f"{domain}-broker.users",
         )
-        self._brokers[domain] = broker
         broker.start()
 
 
@@ -327,75 +323,70 @@ FLEET_FILE = "load.fleet"
 _USERS = Path("passwords") / "edge-broker.users"
 
 
-def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet, str | None]:
-    """Where to find it, who plays, and the password of `user`. Raises UsageError, ConfigError."""
-    password = read_password(options.password_file)
-    if options.site is not None:
-        target, fleet = _on_this_machine(options, options.site)
+def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
+    """Where to find it, and who plays. Raises UsageError, ConfigError."""
+    password, folder = read_password(options.password_file), options.site
+    if folder is not None:
+        cloud = load_as(CloudSite, folder / "cloud.yaml")
+        proxy = load_as(ProxySite, folder / "proxy.yaml")
+        edge, keys = proxy.edge_broker, _keys(folder / "keys")
+        page, ca = own_address(proxy.http), options.ca or edge.ca_file
+        cell = TargetCell(edge.urls[0], *keys, page, ca, password)
+        token = cloud.state_dir / "http.token"
+        target = TargetSite(own_address(cloud.http), token, {"": cell})
+        fleet = _admitted(folder, proxy, options.devices)
     else:
-        target, fleet = _anywhere(options), LoadFleet.load(_given(options.fleet, "fleet"))
+        folder, token, file = (Path(getattr(options, k)) for k in ("keys", "token_file", "fleet"))
+        http = _proxy_page(options.proxy_http)
+        cell = TargetCell(str(options.broker), *_keys(folder), http, options.ca, password)
+        target = TargetSite(str(options.cloud), token, {"": cell})
+        fleet = LoadFleet.load(file)
     if len(fleet.members) < options.devices:
         raise UsageError(
             f"holds {len(fleet.members)} devices, {options.devices} are asked for",
             where=str(options.fleet or options.site),
             fix="make a larger one with edgeveil loadtest --make-fleet",
         )
-    return target, LoadFleet(fleet.members[: options.devices]), password
+    return target, LoadFleet(fleet.members[: options.devices])
 
 
-def write_fleet(path: Path, devices: int) -> None:
-    """Write a new fleet, `<path>.enrolments` for `edgeveil proxy admit` and `<path>.users` for the
-    edge broker's list of users. Raises UsageError."""
-    fleet = LoadFleet.make(devices)
-    fleet.save(path)
-    enrolments = list(fleet.enrolments())
-    lines = "".join(enrolment.to_line() for enrolment in enrolments)
-    write_private(path.with_name(f"{path.name}.enrolments"), lines)
-    write_private(path.with_name(f"{path.name}.users"), users_text(fleet.users(enrolments)))
+def _keys(folder: Path) -> tuple[bytes, bytes]:
+    names = {"cloud.pub": "the cloud", "proxy.pub": "the proxy"}
+    cloud, proxy = (peer_key(folder / file, who).to_bytes() for file, who in names.items())
+    return cloud, proxy
 
 
-def _anywhere(options: LoadOptions) -> TargetSite:
-    keys = _given(options.keys, "keys")
-    cloud, proxy = _keys(keys)
-    url = options.proxy_http and options.proxy_http.rstrip("/")
-    if url is not None:
-        try:
-            get_json(url, "/status")
-        except OSError as error:
-            raise UsageError(
-                f"no proxy answers at {url} ({error})",
-                where="--proxy-http",
-                fix="name http.host and http.port of its site file, or leave the option out",
-            ) from None
-    return TargetSite(
-        cloud=str(options.cloud),
-        token_file=_given(options.token_file, "token_file"),
-        cloud_key=cloud,
-        cells={"": TargetCell(str(options.broker), proxy, url)},
-    )
+def _proxy_page(url: str | None) -> str | None:
+    if url is None:
+        return None
+    try:
+        get_json(url.rstrip("/"), "/status")
+    except OSError as error:
+        raise UsageError(
+            f"no proxy answers at {url} ({error})",
+            where="--proxy-http",
+            fix="name http.host and http.port of its site file, or leave the option out",
+        ) from None
+    return url.rstrip("/")
 
 
 _DIAL_S = 3.0
 _AGAIN_S = 0.3
 
 
-def dial_site(
-    options: LoadOptions, target: TargetSite, fleet: LoadFleet, password: str | None
-) -> None:
+def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
     """Connect once to a running site's edge broker as its first device. Raises BrokerError.
 
     Of a site on this machine a refusal is final after `_DIAL_S`: its broker may not have read the
     new accounts yet.
     """
-    user = options.user
-    if user is None:
-        user, password = fleet.members[0].enrolment().device_id, fleet.members[0].password
+    own = fleet.members[0]
     settings = LinkSettings(
-        target.first.broker,
+        cell.broker,
         f"load-{secrets.token_hex(4)}",
-        username=user,
-        password=password,
-        ca_file=options.ca or target.first.ca,
+        username=options.user or own.enrolment().device_id,
+        password=cell.password if options.user else own.password,
+        ca_file=cell.ca,
         cert_file=options.cert,
         key_file=options.key,
         protocol=options.protocol,
@@ -426,21 +417,6 @@ async def _dial(settings: LinkSettings, protocol: int) -> None:
         await link.close()
 
 
-def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, LoadFleet]:
-    cloud = load_as(CloudSite, folder / "cloud.yaml")
-    proxy = load_as(ProxySite, folder / "proxy.yaml")
-    cloud_key, proxy_key = _keys(folder / "keys")
-    edge = proxy.edge_broker
-    of_it = TargetCell(edge.urls[0], proxy_key, own_address(proxy.http), edge.ca_file)
-    target = TargetSite(
-        cloud=own_address(cloud.http),
-        token_file=cloud.state_dir / "http.token",
-        cloud_key=cloud_key,
-        cells={"": of_it},
-    )
-    return target, _admitted(folder, proxy, options.devices)
-
-
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
     """The site's own fleet for load tests, made and given accounts at first use.
 
@@ -451,14 +427,13 @@ def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
     fleet = LoadFleet.load(path) if known_fleet else LoadFleet.make(devices)
     if len(fleet.members) < devices:
         return fleet
-    enrolments = list(LoadFleet(fleet.members[:devices]).enrolments())
+    enrolments = LoadFleet(fleet.members[:devices]).enrolments()
     admit(proxy.state_dir / REGISTRY_FILE, enrolments, proxy.limits.devices)
-    if known_fleet:
-        return fleet
-    users = folder / _USERS
-    known = users.read_text("utf-8") if users.exists() else ""
-    write_private(users, known + users_text(fleet.users(enrolments)))
-    fleet.save(path)
+    if not known_fleet:
+        users = folder / _USERS
+        known = users.read_text("utf-8") if users.exists() else ""
+        write_private(users, known + users_text(fleet.users(enrolments)))
+        fleet.save(path)
     return fleet
 
 
@@ -467,13 +442,3 @@ def dismiss(options: LoadOptions, fleet: LoadFleet) -> None:
     if options.site is not None:
         proxy = load_as(ProxySite, options.site / "proxy.yaml")
         revoke(proxy.state_dir / REGISTRY_FILE, fleet.enrolments(), proxy.limits.devices)
-
-
-def _keys(folder: Path) -> tuple[VerifyKey, VerifyKey]:
-    return peer_key(folder / "cloud.pub", "the cloud"), peer_key(folder / "proxy.pub", "the proxy")
-
-
-def _given(path: Path | None, key: str) -> Path:
-    if path is None:
-        raise UsageError("is needed for a running site", where=key, fix=f"name it with --{key}")
-    return path

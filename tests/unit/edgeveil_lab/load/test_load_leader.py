@@ -13,13 +13,13 @@ import pytest
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import JobFailed
 from edgeveil_lab.load.counters import GeneratorLoad, UploadCounters
-from edgeveil_lab.load.generator import GeneratorReport, SiteAccess
+from edgeveil_lab.load.generator import GeneratorReport
 from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import LoadFleet
+from edgeveil_lab.load.sites import LoadFleet, TargetCell
 
 KEY = SigningKey.generate().public().to_bytes()
-WHERE = {"": SiteAccess("mqtt://127.0.0.1:1", KEY, KEY, "a word")}
+WHERE = {"": TargetCell("mqtt://127.0.0.1:1", KEY, KEY, password="a word")}
 
 
 def report(connected: int) -> GeneratorReport:
