@@ -28,6 +28,9 @@ edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:
 """
 
 
+CAPACITY = {"selected": 100, "rounds": 2, "upload_bytes": 65536, "package_bytes": 65536}
+
+
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
     _add_reproduce(commands)
@@ -87,19 +90,11 @@ def _reproduce(args: argparse.Namespace) -> int:
         lines = [f"{name:<18} {f['source']}: {f['title']}" for name, f in listed.items()]
         print(json.dumps(listed, ensure_ascii=False) if args.json else "\n".join(lines))
         return 0
-    quick: bool = args.quick
-    out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
-    wanted = ReproductionOptions(
-        out=out,
-        seeds=args.seeds if args.seeds is not None else (1 if quick else 3),
-        data=args.data,
-        quick=quick,
-        only=args.only,
-        rounds=args.rounds,
-        ray_address=args.ray,
-        as_json=args.json,
-    )
-    return reproduce(args.name, wanted)
+    names = ("data", "quick", "only", "rounds", "ray", "json")
+    given = {name: getattr(args, name) for name in names}
+    out = args.out or Path("out/reproduce") / (args.name + "-quick" * args.quick)
+    seeds = args.seeds if args.seeds is not None else (1 if args.quick else 3)
+    return reproduce(args.name, ReproductionOptions(out, seeds, **given))
 
 
 def _add_load(commands: Subparsers) -> None:
@@ -165,14 +160,9 @@ def _add_capacity(commands: Subparsers) -> None:
     made.add_argument(
         "--devices", type=_sizes, default=(10_000,), metavar="N[,N…]", help="default 10000"
     )
-    made.add_argument("--selected", type=int, default=100, metavar="S", help="default 100")
-    made.add_argument("--rounds", type=int, default=2, metavar="R", help="default 2")
-    made.add_argument(
-        "--upload-bytes", type=int, default=65536, metavar="BYTES", help="default 65536"
-    )
-    made.add_argument(
-        "--package-bytes", type=int, default=65536, metavar="BYTES", help="default 65536"
-    )
+    for name, default in CAPACITY.items():
+        option = f"--{name.replace('_', '-')}"
+        made.add_argument(option, type=int, default=default, metavar="N", help=f"default {default}")
     made.add_argument(
         "--out", type=Path, default=Path("out/capacity"), metavar="DIR", help="default out/capacity"
     )
@@ -183,8 +173,7 @@ def _add_capacity(commands: Subparsers) -> None:
 def _capacity(args: argparse.Namespace) -> int:
     from edgeveil_lab.capacity.command import capacity
 
-    names = ("selected", "rounds", "upload_bytes", "package_bytes")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in CAPACITY}
     return capacity(args.devices, args.out, **options, as_json=args.json)
 
 

@@ -134,6 +134,7 @@ class PcaResidualCloud(CloudMethod):
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: fm_sums.Budget = budget(parameters, setting)
+        self.ridge = RIDGE
 
     def plan(self) -> tuple[Exchange, ...]:
         return exchanges((CENTRE,), self.parameters.rounds)
@@ -196,7 +197,7 @@ class PcaResidualCloud(CloudMethod):
         symmetric matrix of it, 2√d·σ, σ off its diagonal."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.setting.nominal_records * math.sqrt(uploads)
-        return RIDGE * 2 * math.sqrt(self.setting.dimension) * sigma / scale
+        return self.ridge * 2 * math.sqrt(self.setting.dimension) * sigma / scale
 
 
 def _refuses(

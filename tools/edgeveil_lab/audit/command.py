@@ -85,14 +85,15 @@ def guards() -> tuple[Guard, ...]:
     from edgeveil_lab.audit.device_timing import DEVICE_GUARDS
     from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
     from edgeveil_lab.audit.record_guard import RECORDS_GUARD
-    from edgeveil_lab.audit.run_guards import DISCLOSURE, REHEARSAL
+    from edgeveil_lab.audit.run_guards import DISCLOSURE
     from edgeveil_lab.audit.schema_guard import SCHEMA
     from edgeveil_lab.audit.shared_attacks import SHARED_GUARDS
     from edgeveil_lab.audit.timing import SUBNORMALS
 
     return (
         *(SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA, DISCLOSURE),
-        *(*DERIVED_GUARDS, *SHARED_GUARDS, REHEARSAL),
+        *DERIVED_GUARDS,
+        *SHARED_GUARDS,
     )
 
 

@@ -27,38 +27,15 @@ from edgeveil.errors import PrivacyError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Ack,
-    Decline,
-    ExchangeId,
-    Hello,
-    Manifest,
-    Note,
-    Offer,
-    Signer,
-    decode,
-    decode_body,
-    encode,
-)
+from edgeveil.protocol import messages
 from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.role import DeviceRole, build
+from edgeveil_lab.audit import timing
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
-from edgeveil_lab.audit.timing import (
-    CLASSES,
-    SHAPE,
-    SUBNORMAL,
-    DeviceAnswer,
-    TimingCase,
-    Values,
-    attacked,
-    crafted,
-    not_flushing,
-    records,
-)
 from edgeveil_tools.local.children import scratch
 
 PACKET_BYTES = 1 << 24
@@ -69,7 +46,7 @@ RUNS, QUICK_RUNS = 200, 10  # with r, and as many without
 FLAWED_RUNS, QUICK_FLAWED_RUNS = 60, 40
 _ROUNDS = 1000
 _RECORDS = 3
-_CHAIN = replace(SUBNORMAL, doublings=7, repeats=300)  # some 20 ms for each record
+_CHAIN = replace(timing.SUBNORMAL, doublings=7, repeats=300)  # some 20 ms for each record
 _MANY = 4  # records, where the job expects one: they take much of the budget
 
 
@@ -154,17 +131,21 @@ class TimedDevice:
         return self._runtime
 
     async def _publish(self, _to: fx.Address, frame: bytes) -> None:
-        left, message = self._left, decode(frame, PACKET_BYTES)
-        if isinstance(message, Note) and isinstance(decode_body(message.body), Hello):
-            held = Ack(hashlib.sha256(message.body.payload).digest(), "held")
-            note = Signer("proxy", self._proxy).note(held)
-            await self._runtime.receive(fx.ProxyAddress(), encode(note))
+        left, message = self._left, messages.decode(frame, PACKET_BYTES)
+        if isinstance(message, messages.Note) and isinstance(
+            messages.decode_body(message.body), messages.Hello
+        ):
+            held = messages.Ack(hashlib.sha256(message.body.payload).digest(), "held")
+            note = messages.Signer("proxy", self._proxy).note(held)
+            await self._runtime.receive(fx.ProxyAddress(), messages.encode(note))
             self._heard.set()
         if left is None or left.done():
             return
-        if isinstance(message, Offer):
+        if isinstance(message, messages.Offer):
             left.set_result(time.perf_counter())
-        elif isinstance(message, Note) and isinstance(decode_body(message.body), Decline):
+        elif isinstance(message, messages.Note) and isinstance(
+            messages.decode_body(message.body), messages.Decline
+        ):
             left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
 
     def seconds(self) -> float:
@@ -185,7 +166,10 @@ class TimedDevice:
         exchange = next(self._rounds)
         self._sequence += 1
         state = self._plan.cloud.initial_state()
-        at, keys = ExchangeId(JOB_ID, exchange.index, 1), [key.to_bytes() for key in self._keys]
+        at, keys = (
+            messages.ExchangeId(JOB_ID, exchange.index, 1),
+            [key.to_bytes() for key in self._keys],
+        )
         context = RoundContext.of(self._plan, exchange.index)
         manifest, blob, _ = seal_round(context, state, keys, at, self._sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
@@ -196,13 +180,13 @@ class TimedDevice:
         except TimeoutError:
             return math.inf
 
-    async def _hear(self, manifest: Manifest, blob: bytes) -> None:
-        offer = Signer("cloud", self._cloud).offer(manifest, blob)
-        await self._runtime.receive(fx.ProxyAddress(), encode(offer))
+    async def _hear(self, manifest: messages.Manifest, blob: bytes) -> None:
+        offer = messages.Signer("cloud", self._cloud).offer(manifest, blob)
+        await self._runtime.receive(fx.ProxyAddress(), messages.encode(offer))
 
-    def _announcement(self) -> tuple[Manifest, bytes]:
+    def _announcement(self) -> tuple[messages.Manifest, bytes]:
         job = self._plan.job
-        terms = Terms("job", ExchangeId(JOB_ID, 0, 1), 0, job.digest(), "job")
+        terms = Terms("job", messages.ExchangeId(JOB_ID, 0, 1), 0, job.digest(), "job")
         package = encode_package(JobPackage(job.canonical(), self._graph))
         keys = [SealingKey(key.to_bytes()) for key in self._keys]
         manifest, blob, _ = seal_broadcast(terms, package, keys, PACKET_BYTES)
@@ -240,7 +224,7 @@ def _site(folder: Path, max_records: int) -> dict[str, object]:
 @contextmanager
 def device(
     guarded: bool, nominal_records: int, max_records: int | None = None
-) -> Iterator[DeviceAnswer]:
+) -> Iterator[timing.DeviceAnswer]:
     """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records.
 
     `max_records`: how many they may hold, by default as many as the job expects.
@@ -249,11 +233,11 @@ def device(
     memory = Path("/dev/shm")  # noqa: S108 - what a disk takes is no record's doing
     with scratch(keep=False, parent=memory if memory.is_dir() else None) as folder:
 
-        def answer(graph: bytes, x: Values) -> float:
+        def answer(graph: bytes, x: timing.Values) -> float:
             key = (graph, x.tobytes())
             if key not in made:
                 own = Records(x, np.zeros(len(x), np.int64))
-                job = audit_job(SHAPE, nominal_records, CLASSES, BUDGET_S, _ROUNDS)
+                job = audit_job(timing.SHAPE, nominal_records, timing.CLASSES, BUDGET_S, _ROUNDS)
                 place = folder / str(len(made))
                 most = max_records or nominal_records
                 made[key] = TimedDevice(place, graph, own, job, max_records=most, guarded=guarded)
@@ -269,20 +253,20 @@ def device(
 
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     """Numbers that are slow to work on where r is there."""
-    given = records(_RECORDS)
-    graph = crafted(_CHAIN, given[-1])
-    with not_flushing() if flawed else nullcontext(), device(not flawed, _RECORDS) as answer:
-        case = TimingCase("subnormal", graph, given, given[:-1])
-        return attacked(answer, [case], _runs(flawed, quick))
+    given = timing.records(_RECORDS)
+    graph = timing.crafted(_CHAIN, given[-1])
+    with timing.not_flushing() if flawed else nullcontext(), device(not flawed, _RECORDS) as answer:
+        case = timing.TimingCase("subnormal", graph, given, given[:-1])
+        return timing.attacked(answer, [case], _runs(flawed, quick))
 
 
 def _count(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each record: as many as the box may hold, or none."""
-    given = records(_MANY)
-    graph = crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
+    given = timing.records(_MANY)
+    graph = timing.crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
     with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
-        case = TimingCase("count", graph, given, given[:0])
-        return attacked(answer, [case], _runs(flawed, quick))
+        case = timing.TimingCase("count", graph, given, given[:0])
+        return timing.attacked(answer, [case], _runs(flawed, quick))
 
 
 def _runs(flawed: bool, quick: bool) -> int:

@@ -22,6 +22,7 @@ from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.methods import pca_residual
 from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
@@ -33,11 +34,6 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
 )
 from edgeveil.parts.methods.fm_sums import GAUSSIAN_BITS, FmParameters, Shares, upper
-from edgeveil.parts.methods.pca_residual import (
-    PcaResidualCloud,
-    PcaResidualDevice,
-    PcaResidualParameters,
-)
 from edgeveil.privacy.accountant import epsilon, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
@@ -54,14 +50,14 @@ from edgeveil_lab.audit.mechanism_attacks import (
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Float64 = NDArray[np.float64]
-Parameters = FmParameters | PcaResidualParameters
-SummingDevice = FmDevice | PcaResidualDevice
+Parameters = FmParameters | pca_residual.PcaResidualParameters
+SummingDevice = FmDevice | pca_residual.PcaResidualDevice
 MakeDevice = Callable[[Any, MethodContext], SummingDevice]
 
 HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
-NORMAL = PcaResidualParameters(rounds=2)
+NORMAL = pca_residual.PcaResidualParameters(rounds=2)
 SETTING = MethodContext(
     epsilon=8.0,
     delta=1e-5,
@@ -100,10 +96,10 @@ class NeighbouringJob:
         return cls(parameters, setting, Records(others, labels), present)
 
 
-DEVICES: dict[str, MakeDevice] = {"fm": FmDevice, "pca_residual": PcaResidualDevice}
-CLOUDS: dict[str, Callable[[Any, MethodContext], FmCloud | PcaResidualCloud]] = {
+DEVICES: dict[str, MakeDevice] = {"fm": FmDevice, "pca_residual": pca_residual.PcaResidualDevice}
+CLOUDS: dict[str, Callable[[Any, MethodContext], FmCloud | pca_residual.PcaResidualCloud]] = {
     "fm": FmCloud,
-    "pca_residual": PcaResidualCloud,
+    "pca_residual": pca_residual.PcaResidualCloud,
 }
 
 

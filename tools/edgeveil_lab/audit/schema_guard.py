@@ -26,14 +26,8 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.sources import tables
 from edgeveil.privacy.ledger import Ledger
+from edgeveil.protocol import device_round
 from edgeveil.protocol.device import InstallJob
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-    SealedAnswer,
-)
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.sealed import JobPackage, Terms, seal_broadcast
 from edgeveil_cloud.broadcasts import seal_round
@@ -157,13 +151,13 @@ def _asked(host: DeviceHost, plan: Plan, keys: list[bytes]) -> tuple[object, ...
     host.perform(InstallJob(announced, JobPackage(job.canonical(), plan.graph())))
     state, at = plan.cloud.initial_state(), ExchangeId(_JOB_ID, 1, 1)
     manifest, blob, _ = seal_round(RoundContext.of(plan, 1), state, keys, at, 1, _FRAME_BYTES)
-    opened = host.perform(OpenPackage(manifest, blob))
-    if not isinstance(opened, OpenedPackage) or opened.package is None:
+    opened = host.perform(device_round.OpenPackage(manifest, blob))
+    if not isinstance(opened, device_round.OpenedPackage) or opened.package is None:
         raise TypeError("the device of the audit cannot open what is sealed to it")
-    answer = host.perform(ComputeAnswer(manifest, opened.package))
-    if isinstance(answer, SealedAnswer):
+    answer = host.perform(device_round.ComputeAnswer(manifest, opened.package))
+    if isinstance(answer, device_round.SealedAnswer):
         return "answered", answer.groups, answer.sizes, answer.at_once, answer.dummy
-    if isinstance(answer, NoAnswer):
+    if isinstance(answer, device_round.NoAnswer):
         return ("declined",)
     raise TypeError(f"the device of the audit fails: {answer}")
 

@@ -41,38 +41,12 @@ from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import proxy_rounds, sealed
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
-from edgeveil.protocol.proxy_rounds import (
-    BatchKept,
-    Collection,
-    CollectionState,
-    ProxyContext,
-    ProxyMasks,
-    ProxyMemory,
-    ProxyRounds,
-    ProxySettings,
-    SumMasks,
-    SummedMasks,
-)
-from edgeveil.protocol.sealed import (
-    MaskedVector,
-    RoundCheck,
-    choice,
-    committed,
-    masked_vectors,
-    open_seed,
-)
 from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
 from edgeveil_edge.sealing import Masks
 from edgeveil_lab.attack.membership import event_variances
-from edgeveil_lab.audit.fm_attacks import (
-    WITHOUT_COLLUSION,
-    Hear,
-    HostileCloud,
-    NeighbouringJob,
-    made,
-    ratio_attack,
-)
+from edgeveil_lab.audit import fm_attacks, statistics
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import (
     Attack,
@@ -81,13 +55,6 @@ from edgeveil_lab.audit.mechanism_attacks import (
     fresh_noise,
     gaussian_law,
     past,
-)
-from edgeveil_lab.audit.statistics import (
-    BETA,
-    EventCounts,
-    epsilon_at,
-    gaussian_threshold,
-    lower_bound,
 )
 from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
 from edgeveil_lab.audit.update_attacks import TurnedLabels
@@ -137,8 +104,8 @@ class MaskedExchange:
 
     def __init__(self, plan: Plan, exchange: Exchange) -> None:
         self.key, self.membership = OpeningKey.generate(), bytes(range(32))
-        self.manifest = said = committed(_manifest(plan, exchange), self.membership)
-        (self.vector,) = masked_vectors(said.at, said.groups, said.masked)
+        self.manifest = said = sealed.committed(_manifest(plan, exchange), self.membership)
+        (self.vector,) = sealed.masked_vectors(said.at, said.groups, said.masked)
         self._public = self.key.public().to_bytes()
 
     def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
@@ -151,7 +118,7 @@ class MaskedExchange:
         return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
 
     def seed(self, upload: MaskedUpload) -> MaskSeed:
-        return open_seed(self.key, self.manifest, upload.device, upload.seed)
+        return sealed.open_seed(self.key, self.manifest, upload.device, upload.seed)
 
     def opened(self, upload: MaskedUpload) -> Vector:
         return opened_vector(self.vector, upload.segment)
@@ -163,7 +130,7 @@ class MaskedExchange:
             total.add(self.opened(upload))
         if masks is None:
             masks = mask_sums([self.vector], [self.seed(upload) for upload in uploads])
-        check = RoundCheck.said(self.manifest, self.membership)
+        check = sealed.RoundCheck.said(self.manifest, self.membership)
         found = exact_sums([self.vector], [total], masks, check)
         return found[self.vector.name].astype(np.float64)
 
@@ -183,11 +150,11 @@ class SharedNoiseJob:
             raise TypeError("not a job of this file")
         self.uploads = job.round.min_batch // job.aggregation.groups
         self.honest = honest or math.ceil(job.privacy.honest_share * self.uploads)
-        self.scene = NeighbouringJob.of(parameters, plan.setting)
-        self.hostile = HostileCloud(self.scene)
+        self.scene = fm_attacks.NeighbouringJob.of(parameters, plan.setting)
+        self.hostile = fm_attacks.HostileCloud(self.scene)
         if parameters.method == "fm" and len(self.hostile.exchanges) > SECOND:
             self._turn_second_round()
-        self.device = made(self.scene)
+        self.device = fm_attacks.made(self.scene)
         self.exchanges = [MaskedExchange(plan, exchange) for exchange in self.hostile.exchanges]
         names = [f"liar {number}" for number in range(self.uploads - self.honest)]
         self.liars = [[one.nothing(name) for name in names] for one in self.exchanges]
@@ -195,7 +162,7 @@ class SharedNoiseJob:
 
     def _turn_second_round(self) -> None:
         """Broadcast weights under which the record counts nothing: rounds are told apart."""
-        hostile, device = self.hostile, made(self.scene)
+        hostile, device = self.hostile, fm_attacks.made(self.scene)
         tensors = dict(hostile.broadcasts[SECOND])
         tensors["iterate"] = -tensors["iterate"].astype(np.int32)
         hostile.broadcasts[SECOND] = tensors
@@ -252,7 +219,7 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
 
 def sum_attack(runs: int, job: SharedNoiseJob | None = None, title: str = "sums") -> Attack:
     job = job or SharedNoiseJob()
-    return ratio_attack(MECHANISM, title, runs, job.hostile, job.hear_sum, as_summed)
+    return fm_attacks.ratio_attack(MECHANISM, title, runs, job.hostile, job.hear_sum, as_summed)
 
 
 def groups_attack(runs: int) -> Attack:
@@ -267,7 +234,7 @@ def normal_attack(runs: int) -> Attack:
 def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
     """All others together. That the ε of sums does not hold for them shows what the attack sees."""
     job = job or SharedNoiseJob()
-    return ratio_attack(
+    return fm_attacks.ratio_attack(
         MECHANISM, "all others collude", runs, job.hostile, job.hear_one, as_single, colluding=True
     )
 
@@ -296,7 +263,7 @@ def shared_update_attack(
     base, full = (_exact(stage, update).astype(np.float64) for update in updates)
     apart = for_one_record(release)
     law = gaussian_law((as_single if alone else as_summed)(apart))
-    edge, delta = gaussian_threshold(law.mu, runs)
+    edge, delta = statistics.gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
     along = (full - base) / (np.linalg.norm(full - base) * np.sqrt(law.sigma_squared))
 
@@ -316,7 +283,7 @@ def _past(events: Sequence[Event], delta: float, *, alone: bool) -> tuple[Claim,
     found, name = epsilon(events, delta), "past the threshold"
     if not alone:
         return (Claim(name, found.epsilon, delta),)
-    beside = Claim(f"{name}{WITHOUT_COLLUSION}", found.epsilon, delta, proven=False)
+    beside = Claim(f"{name}{fm_attacks.WITHOUT_COLLUSION}", found.epsilon, delta, proven=False)
     return (Claim(name, found.collusion_epsilon, delta), beside)
 
 
@@ -341,7 +308,7 @@ def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
     (0: as many as are counted on), or (`alone`) all others together that device's own."""
     scene = TurnedLabels(summed=_SUMMED.summed, honest=_SUMMED.honest)
     law = gaussian_law((as_single if alone else as_summed)(scene.event))
-    edge, delta = gaussian_threshold(law.mu, runs)
+    edge, delta = statistics.gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
 
     def heard(turned: bool) -> float:
@@ -379,7 +346,7 @@ def mixed_totals_attack(runs: int) -> Attack:
     weight = gap / event_variances(second)
     deviation = math.sqrt((full - base) @ update_weight + gap @ weight)
     mu = math.hypot(first.mu, second.mu)
-    edge = epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
+    edge = statistics.epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
 
     def heard(present: bool) -> float:
         (numbers,) = job.segments(0, job.scene.records(present)).values()
@@ -466,7 +433,7 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
     """Take two rounds' numbers under masks away from each other; the seed is the same in both."""
     job = SharedNoiseJob(text=ALL_HONEST)
     bases = job.hostile.bases[FIRST] - job.hostile.bases[SECOND]
-    unbound = patch.object(MaskedVector, "use", property(lambda vector: b""))
+    unbound = patch.object(sealed.MaskedVector, "use", property(lambda vector: b""))
 
     def hear(k: int, records: Records) -> Float64:
         with _one_seed(), unbound if flawed else nullcontext():
@@ -488,28 +455,35 @@ class AskedProxy:
         manifest = exchange.manifest
         seeds = tuple(exchange.seed(upload) for upload in uploads)
         self._cloud = Signer("cloud", SigningKey.generate())
-        own, self.memory = Signer("proxy", SigningKey.generate()), ProxyMemory()
+        own, self.memory = Signer("proxy", SigningKey.generate()), proxy_rounds.ProxyMemory()
         keys = PeerKeys.pinned(cloud=self._cloud.key.public())
-        context = ProxyContext(own, keys, None, self.memory, ProxySettings())  # type: ignore[arg-type]
-        rounds = ProxyRounds(context)
-        state = CollectionState.HANDING_OVER
-        rounds.collections[manifest.at] = Collection(manifest, manifest.min_batch, state=state)
+        settings = proxy_rounds.ProxySettings()
+        context = proxy_rounds.ProxyContext(own, keys, None, self.memory, settings)  # type: ignore[arg-type]
+        rounds = proxy_rounds.ProxyRounds(context)
+        state = proxy_rounds.CollectionState.HANDING_OVER
+        rounds.collections[manifest.at] = proxy_rounds.Collection(
+            manifest, manifest.min_batch, state=state
+        )
         self._batch = Batch(manifest.at, len(seeds), 0, (len(seeds),), manifest.blob)
-        kept = BatchKept(manifest.at, own.header(self._batch), self._batch, b"", seeds)
+        kept = proxy_rounds.BatchKept(manifest.at, own.header(self._batch), self._batch, b"", seeds)
         self.memory.batches[manifest.at] = kept
-        self._masks, self._uploads, self._given = ProxyMasks(context, rounds), len(seeds), b""
+        self._masks, self._uploads, self._given = (
+            proxy_rounds.ProxyMasks(context, rounds),
+            len(seeds),
+            b"",
+        )
 
     def masks_of(self, chosen: Iterable[int]) -> bytes:
         """The sum of the masks of these uploads; empty where the proxy refuses."""
-        said = choice(list(chosen), self._uploads)
+        said = sealed.choice(list(chosen), self._uploads)
         asked = Unmask(self._batch.at, self._batch.blob.digest, said)
         effects = self._masks.asked(asked, self._cloud.note(asked).body)
         for effect in effects:
             if isinstance(effect, fx.Refuse):
                 return b""
-            if isinstance(effect, fx.Work) and isinstance(effect.task, SumMasks):
+            if isinstance(effect, fx.Work) and isinstance(effect.task, proxy_rounds.SumMasks):
                 self._given = mask_sums(effect.task.vectors, effect.task.sets[0])
-                self._masks.summed(effect.task, SummedMasks(self._given))
+                self._masks.summed(effect.task, proxy_rounds.SummedMasks(self._given))
         return self._given
 
 
@@ -539,16 +513,22 @@ def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
 
 
 def _single(
-    runs: int, job: SharedNoiseJob, hear: Hear, attacked: Sequence[int] | None = None
+    runs: int, job: SharedNoiseJob, hear: fm_attacks.Hear, attacked: Sequence[int] | None = None
 ) -> AttackOutcome:
-    return _outcome(ratio_attack(MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked))
+    return _outcome(
+        fm_attacks.ratio_attack(MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked)
+    )
 
 
 def _outcome(attack: Attack) -> AttackOutcome:
     """The claim of which most is missing."""
     without, present = (attack.play(side, attack.runs).sum(axis=1) for side in (False, True))
     measured = [
-        lower_bound(EventCounts(attack.runs, int(a), int(b)), claim.delta, BETA / len(without))
+        statistics.lower_bound(
+            statistics.EventCounts(attack.runs, int(a), int(b)),
+            claim.delta,
+            statistics.BETA / len(without),
+        )
         for claim, a, b in zip(attack.claims, without, present, strict=True)
     ]
     pairs = zip(measured, attack.claims, strict=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +45,7 @@ def masking(
     )
 
 
-def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
+def cases() -> list[tuple[str, Callable[[], object], float, str]]:
     data = bytes(1 << 20)
     blob = describe(data, 65024)
     frame = encode(part(blob, data, 0))
@@ -51,49 +53,37 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
     public = opening.public()
     sealed = seal(public, b"info", bytes(32))
     stream = seal_stream(content, b"c", data)
-    recipients = [OpeningKey.generate().public() for _ in range(1999)] + [public]
-    stanzas = seal_stanzas(content, recipients, b"info")
+    keys = [OpeningKey.generate().public() for _ in range(1999)] + [public]
+    stanzas = seal_stanzas(content, keys, b"info")
     signer = Signer("proxy", SigningKey.generate())
     records = np.random.default_rng(0).integers(-4096, 4096, (600, 833))
-    sigma_squared = Fraction(1 << 52)
+    variance, scale = Fraction(1 << 52), Fraction(1 << 20)
     at_device, at_proxy, at_cloud = masking()
-    return {
-        "discrete Gaussian, sigma 2^26": (
-            lambda: discrete_gaussian(sigma_squared, (100_000,)),
-            1e5,
-            "samples",
-        ),
-        "discrete Laplace, scale 2^20": (
-            lambda: discrete_laplace(Fraction(1 << 20), (100_000,)),
-            1e5,
-            "samples",
-        ),
-        "exact quadratic, 600 x 833": (lambda: exact_matmul(records.T, records), 600, "records"),
-        "encode a 64 KiB part": (lambda: encode(part(blob, data, 0)), 65024 / 1e6, "MB"),
-        "decode a 64 KiB part": (lambda: decode(frame, 65536), 65024 / 1e6, "MB"),
-        "sign a note": (lambda: signer.note(Hello("0" * 16)), 1, "notes"),
-        "seal 32 bytes to a key": (lambda: seal(public, b"info", bytes(32)), 1, "seals"),
-        "open 32 bytes": (lambda: open_sealed(opening, b"info", sealed), 1, "opens"),
-        "find one's own of 2,048 stanzas": (
-            lambda: open_stanzas(opening, b"info", stanzas),
-            1,
-            "areas",
-        ),
-        "seal to 2,000 recipients": (
-            lambda: seal_stanzas(content, recipients, b"info"),
-            2000,
-            "recipients",
-        ),
-        "seal a 1 MiB stream": (lambda: seal_stream(content, b"c", data), 1.048576, "MB"),
-        "open a 1 MiB stream": (lambda: open_stream(content, b"c", stream), 1.048576, "MB"),
-        "mask 100,000 numbers of 42 bits": (at_device, 1, "uploads"),
-        "add up masks of those": (at_proxy, 1, "uploads"),
-        "add up masked uploads of those": (at_cloud, 1, "uploads"),
-    }
+    rows: list[tuple[str, Callable[[], object], float, str]] = []
+
+    def case(name: str, units: float, unit: str, work: Callable[..., object], *given: Any) -> None:
+        rows.append((name, partial(work, *given), units, unit))
+
+    case("discrete Gaussian, sigma 2^26", 1e5, "samples", discrete_gaussian, variance, (100_000,))
+    case("discrete Laplace, scale 2^20", 1e5, "samples", discrete_laplace, scale, (100_000,))
+    case("exact quadratic, 600 x 833", 600, "records", exact_matmul, records.T, records)
+    case("encode a 64 KiB part", 65024 / 1e6, "MB", lambda: encode(part(blob, data, 0)))
+    case("decode a 64 KiB part", 65024 / 1e6, "MB", decode, frame, 65536)
+    case("sign a note", 1, "notes", lambda: signer.note(Hello("0" * 16)))
+    case("seal 32 bytes to a key", 1, "seals", seal, public, b"info", bytes(32))
+    case("open 32 bytes", 1, "opens", open_sealed, opening, b"info", sealed)
+    case("find one's own of 2,048 stanzas", 1, "areas", open_stanzas, opening, b"info", stanzas)
+    case("seal to 2,000 recipients", 2000, "recipients", seal_stanzas, content, keys, b"info")
+    case("seal a 1 MiB stream", 1.048576, "MB", seal_stream, content, b"c", data)
+    case("open a 1 MiB stream", 1.048576, "MB", open_stream, content, b"c", stream)
+    case("mask 100,000 numbers of 42 bits", 1, "uploads", at_device)
+    case("add up masks of those", 1, "uploads", at_proxy)
+    case("add up masked uploads of those", 1, "uploads", at_cloud)
+    return rows
 
 
 def main() -> None:
-    for name, (work, units, unit) in cases().items():
+    for name, work, units, unit in cases():
         print(f"{name:32} {per_second(work, units):14,.0f} {unit}/s", flush=True)
 
 

@@ -28,10 +28,10 @@ def capacity(
     devices: Sequence[int],
     out: Path,
     *,
-    selected: int = 100,
-    rounds: int = 2,
-    upload_bytes: int = 65536,
-    package_bytes: int = 65536,
+    selected: int,
+    rounds: int,
+    upload_bytes: int,
+    package_bytes: int,
     as_json: bool = False,
 ) -> int:
     """Play a fleet of each size; 0. Raises UsageError where a fleet is too small for a round."""

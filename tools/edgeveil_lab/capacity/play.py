@@ -32,18 +32,9 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_round import DeviceMemory, DeviceSettings
-from edgeveil.protocol.messages import (
-    Manifest,
-    Message,
-    Note,
-    PeerKeys,
-    Signer,
-    decode,
-    decode_body,
-    encode,
-)
 from edgeveil.protocol.sealed import Plaintext, Terms, front_bytes, in_pieces
 from edgeveil.testing import PlainSealing
 from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node
@@ -128,7 +119,7 @@ class SizedSealing(PlainSealing):
         part_bytes: int,
         *,
         bucketed: bool = False,
-    ) -> tuple[Manifest, bytes, bytes]:
+    ) -> tuple[messages.Manifest, bytes, bytes]:
         """See `edgeveil.protocol.sealed.seal_broadcast`; always in buckets."""
         manifest, data, tag = super().seal_broadcast(terms, package, recipients, part_bytes)
         level = bucket_level(recipients)
@@ -148,14 +139,14 @@ class SizedSealing(PlainSealing):
         return b"".join(b"".join(keys).ljust(size, b"\0") for keys in dealt)
 
     def open_broadcast(
-        self, key: OpeningKey, manifest: Manifest, data: bytes
+        self, key: OpeningKey, manifest: messages.Manifest, data: bytes
     ) -> tuple[bytes, bytes] | None:
         front = front_bytes(manifest, len(data))
         if not self.is_listed(key, manifest, data[:front]):
             return None
         return data[front:], self.membership(manifest)
 
-    def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
+    def is_listed(self, key: OpeningKey, manifest: messages.Manifest, stanzas: bytes) -> bool:
         return key.public().to_bytes() in stanzas
 
 
@@ -192,7 +183,7 @@ class FleetPlay(MemoryNet):
         self._say(f"admitting {shape.devices:,} devices")
         shared = SharedWork(shape.packet_bytes, shape.payload_bytes)
         played = min(shape.devices, int(_ASIDE * shape.asked) + 1)
-        pinned = PeerKeys.pinned(
+        pinned = messages.PeerKeys.pinned(
             **{name: SharedVerifyKey(key.to_bytes()) for name, key in keys.items()}
         )
         settings = DeviceSettings(packet_bytes=shape.packet_bytes, blob_bytes=_NO_LIMIT)
@@ -203,7 +194,7 @@ class FleetPlay(MemoryNet):
             enrolments.append(Enrolment.make(signing, opening))
             name, public = signing.public().fingerprint(), opening.public()
             machine = DeviceMachine(
-                Signer(name, signing), pinned, DeviceMemory(), settings, sealing=(public,)
+                messages.Signer(name, signing), pinned, DeviceMemory(), settings, sealing=(public,)
             )
             host = NoiseHost(shared, opening, name, SizedSealing())
             self._by_key[public.to_bytes()] = self.add(fx.DeviceAddress(name), machine, host)
@@ -274,7 +265,7 @@ class FleetPlay(MemoryNet):
         match effect:
             case fx.Send(to=to, message=message):
                 with tally.busy("encode"):
-                    frame = encode(message)
+                    frame = messages.encode(message)
                 self._carry(node.address, to, message, frame, at_s)
             case fx.Persist(item=item):
                 with tally.busy("store"):
@@ -300,14 +291,19 @@ class FleetPlay(MemoryNet):
         self._free_s[broker] = begin_s + size_bytes / BROKER_BYTES_PER_S
         return self._free_s[broker] + LATENCY_S - self.now_s
 
-    def _heard(self, party: str, frame: bytes) -> Message:
+    def _heard(self, party: str, frame: bytes) -> messages.Message:
         with self.tallies[party].busy("decode"):
-            message = decode(frame, self.packet_bytes)
+            message = messages.decode(frame, self.packet_bytes)
         self.tallies[party].receive(kind_of(message), len(frame))
         return message
 
     def _carry(
-        self, sender: fx.Address, to: fx.Address, message: Message, frame: bytes, at_s: float
+        self,
+        sender: fx.Address,
+        to: fx.Address,
+        message: messages.Message,
+        frame: bytes,
+        at_s: float,
     ) -> None:
         kind, size, edge = kind_of(message), len(frame), self.tallies["edge broker"]
         self.tallies[_NAMES[sender]].send(kind, size)
@@ -404,10 +400,10 @@ class FleetPlay(MemoryNet):
         self._until(done)
 
 
-def kind_of(message: Message) -> str:
+def kind_of(message: messages.Message) -> str:
     """What a message is called in an account: of a note, what it says."""
-    if isinstance(message, Note):
-        return type(decode_body(message.body)).__name__.lower()
+    if isinstance(message, messages.Note):
+        return type(messages.decode_body(message.body)).__name__.lower()
     return type(message).__name__.lower()
 
 

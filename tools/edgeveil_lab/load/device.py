@@ -23,6 +23,7 @@ from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
+from edgeveil.protocol import device_round, messages
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device import (
@@ -37,34 +38,6 @@ from edgeveil.protocol.device import (
     SealReport,
     StanzaLook,
     StatementApplied,
-)
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceSettings,
-    OpenedPackage,
-    OpenPackage,
-    OutboxPut,
-    SealDummies,
-    SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    HEALTH,
-    Ack,
-    BlobPart,
-    Bye,
-    Commit,
-    ExchangeId,
-    Manifest,
-    Message,
-    Note,
-    Offer,
-    ReleaseOutcome,
-    Signer,
-    decode,
-    decode_body,
-    decode_header,
-    encode,
 )
 from edgeveil.protocol.sealed import (
     RoundCheck,
@@ -99,12 +72,13 @@ class SharedWork:
         self.counters = UploadCounters()
         self.chance = random.Random(os.urandom(16))  # noqa: S311 - who goes away, and when
         self._packet_bytes = packet_bytes
-        self._frames: OrderedDict[bytes, tuple[bytes, Message]] = OrderedDict()
+        self._frames: OrderedDict[bytes, tuple[bytes, messages.Message]] = OrderedDict()
         self._frames_bytes = 0
         self._blobs: dict[bytes, bytes] = {}
         self._plans: dict[bytes, Plan] = {}
-        self._record: Commit | None = None  # the newest
-        self._pieces: dict[bytes, tuple[int, int, Fetch[Commit]]] = {}  # of it: which, of how many
+        self._record: messages.Commit | None = None  # the newest
+        # Of the newest record: which, of how many, and what came of it.
+        self._pieces: dict[bytes, tuple[int, int, Fetch[messages.Commit]]] = {}
         pool = np.random.default_rng().standard_normal(
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
         )
@@ -112,14 +86,14 @@ class SharedWork:
 
     # --- frames ---
 
-    def message(self, frame: bytes) -> Message:
+    def message(self, frame: bytes) -> messages.Message:
         """The frame's message, and a note of what commit records say. Raises ProtocolError."""
         key = frame[:_KEY_BYTES]
         known = self._frames.get(key)
         if known is not None and known[0] == frame:
             return known[1]
-        message = decode(frame, self._packet_bytes)
-        if isinstance(message, Offer | BlobPart):
+        message = messages.decode(frame, self._packet_bytes)
+        if isinstance(message, messages.Offer | messages.BlobPart):
             self._follow(message)
             self._frames[key] = (frame, message)
             self._frames_bytes += len(frame)
@@ -136,13 +110,13 @@ class SharedWork:
             self._blobs[digest] = data
         return self._blobs[digest]
 
-    def _follow(self, message: Message) -> None:
+    def _follow(self, message: messages.Message) -> None:
         """Read each commit record once, whichever device it came to first; forget old rounds."""
-        if isinstance(message, Offer):
-            header = decode_header(message.header)
-            if isinstance(header, Manifest) and header.kind == "round":
+        if isinstance(message, messages.Offer):
+            header = messages.decode_header(message.header)
+            if isinstance(header, messages.Manifest) and header.kind == "round":
                 self._forget()
-            if not isinstance(header, Commit) or header == self._record:
+            if not isinstance(header, messages.Commit) or header == self._record:
                 return
             self._record = header
             if message.data or not header.blob.size_bytes:
@@ -154,11 +128,13 @@ class SharedWork:
                 blob.digest: (place, places, Fetch(message, header, blob.size_bytes, blob=blob))
                 for place, places, blob in pieces
             }
-        elif isinstance(message, BlobPart) and self._record and message.blob in self._pieces:
+        elif (
+            isinstance(message, messages.BlobPart) and self._record and message.blob in self._pieces
+        ):
             place, places, fetch = self._pieces[message.blob]
             if fetch.add(message):
                 del self._pieces[message.blob]
-                self.counters.commit(self._record.at, fetch.finish(), place, places)
+                self.counters.commit(fetch.header.at, fetch.finish(), place, places)
 
     def _forget(self) -> None:
         """A new round: what was for the one before hardly comes again."""
@@ -174,7 +150,7 @@ class SharedWork:
         if job_id not in self._plans:
             self._plans[job_id] = compile_canonical(canonical)
 
-    def plan(self, manifest: Manifest) -> Plan:
+    def plan(self, manifest: messages.Manifest) -> Plan:
         plan = self._plans.get(manifest.at.job_id)
         if plan is None:
             raise ProtocolError("unknown_job")
@@ -245,22 +221,22 @@ class NoiseWorker:
             match task:
                 case FindStanza(manifest=manifest, stanzas=stanzas):
                     return StanzaLook(self._sealing.is_listed(self._opening, manifest, stanzas))
-                case OpenPackage(manifest=manifest, blob=blob):
+                case device_round.OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
                 case InstallJob(manifest=manifest, package=package):
                     self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
                     return Installation()
-                case ComputeAnswer(manifest=manifest, round_key=key):
+                case device_round.ComputeAnswer(manifest=manifest, round_key=key):
                     return self._seal(manifest, self._membership, key, dummy=False)
-                case SealDummies(manifest=manifest, round_key=key):
+                case device_round.SealDummies(manifest=manifest, round_key=key):
                     return self._seal(manifest, os.urandom(32), key, dummy=True)
                 case InstallRelease() | AdoptRelease():
                     return Installation()
                 case SealReport(manifest=manifest):
-                    said = ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
+                    said = messages.ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
                     return MadeReport(
-                        self._sealing.seal_segment(manifest, HEALTH, membership, said)
+                        self._sealing.seal_segment(manifest, messages.HEALTH, membership, said)
                     )
                 case ApplyStatement():
                     return StatementApplied(left=False)
@@ -270,23 +246,23 @@ class NoiseWorker:
             return fx.WorkFailed(str(error))
         return fx.WorkFailed("unknown_task")
 
-    def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
+    def _open(self, manifest: messages.Manifest, blob: bytes) -> device_round.OpenedPackage:
         opened = self._sealing.open_broadcast(self._opening, manifest, blob)
         if manifest.kind == "release":
             self._released = b""
         chance = self._shared.chance.random()
         if opened is None:
-            return OpenedPackage(None, chance)
+            return device_round.OpenedPackage(None, chance)
         package, membership = opened
         if manifest.kind == "round":
             self._membership = membership
         else:
             self._released = membership
-        return OpenedPackage(decode_package(package), chance)
+        return device_round.OpenedPackage(decode_package(package), chance)
 
     def _seal(
-        self, manifest: Manifest, membership: bytes, round_key: bytes, *, dummy: bool
-    ) -> SealedAnswer:
+        self, manifest: messages.Manifest, membership: bytes, round_key: bytes, *, dummy: bool
+    ) -> device_round.SealedAnswer:
         plan = self._shared.plan(manifest)
         exchange = plan.exchange(manifest.at.exchange)
         if manifest.groups != plan.groups(exchange) or manifest.masked != plan.masked(exchange):
@@ -304,10 +280,16 @@ class NoiseWorker:
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
         marks = tuple(segment_mark(membership, segment) for segment in sealed)
-        return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed)
+        return device_round.SealedAnswer(
+            groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed
+        )
 
     def _mask(
-        self, manifest: Manifest, values: Sequence[bytes], membership: bytes, round_key: bytes
+        self,
+        manifest: messages.Manifest,
+        values: Sequence[bytes],
+        membership: bytes,
+        round_key: bytes,
     ) -> tuple[list[bytes], bytes]:
         """The segments under masks, and the seed of these for the proxy."""
         seed, summed = MaskSeed.generate(), self._shared.plan(manifest).setting.summed
@@ -327,7 +309,7 @@ class NoiseWorker:
 
 KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
-_ANSWER_S = 2 * DeviceSettings.resend_s  # within it an upload is offered again
+_ANSWER_S = 2 * device_round.DeviceSettings.resend_s  # within it an upload is offered again
 _STEADY_S = 5.0
 
 
@@ -335,7 +317,7 @@ _STEADY_S = 5.0
 class _Upload:
     """The newest real one. `offered_s` is in seconds since 1970."""
 
-    at: ExchangeId
+    at: messages.ExchangeId
     blob: bytes
     offered_s: float
 
@@ -347,14 +329,14 @@ class LoadDevice:
         signing = SigningKey(member.signing)
         self.id: str = signing.public().fingerprint()
         self._crowd, self._shared, options = crowd, crowd.shared, crowd.options
-        self._signer = Signer(self.id, signing)
+        self._signer = messages.Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
         self.machine = DeviceMachine(
             self._signer,
             crowd.keys,
-            DeviceMemory(),
-            DeviceSettings(packet_bytes=options.packet_bytes, blob_bytes=1 << 40),
+            device_round.DeviceMemory(),
+            device_round.DeviceSettings(packet_bytes=options.packet_bytes, blob_bytes=1 << 40),
             sealing=self._sealing,
         )
         self._worker = NoiseWorker(crowd.shared, opening, self.id)
@@ -372,7 +354,10 @@ class LoadDevice:
 
     def client(self) -> BareClient:
         """A fresh connection, to be dialled now."""
-        options, will = self._crowd.options, encode(self._signer.note(Bye(self.id)))
+        options, will = (
+            self._crowd.options,
+            messages.encode(self._signer.note(messages.Bye(self.id))),
+        )
         spoken = self._crowd.topics
         login = Login(
             client_id=f"{self.id}-load",
@@ -477,7 +462,7 @@ class LoadDevice:
         """A frame from the proxy, or from the cloud through it."""
         try:
             message = self._shared.message(payload)
-            if isinstance(message, Note) and message.body.signer == "proxy":
+            if isinstance(message, messages.Note) and message.body.signer == "proxy":
                 self._note_ack(message)
         except ProtocolError as error:
             self._shared.counters.refused[error.reason] += 1
@@ -501,7 +486,7 @@ class LoadDevice:
                     self._cancel(name)
                 case fx.Work(task=task):
                     self._queue(task)
-                case fx.Persist(item=OutboxPut() as item):
+                case fx.Persist(item=device_round.OutboxPut() as item):
                     self._offered(item)
                 case fx.Refuse(reason=reason):
                     self._shared.counters.refused[f"device: {reason}"] += 1
@@ -515,26 +500,28 @@ class LoadDevice:
             if task.manifest.buckets == 1:
                 front = task.manifest.pieces[0].digest
                 task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
-        elif isinstance(task, OpenPackage):
+        elif isinstance(task, device_round.OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.counters.round(manifest.at)
                 row.began_s = row.began_s or time.time()
             if manifest.buckets == 1:
-                task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
+                task = device_round.OpenPackage(
+                    manifest, self._shared.blob(manifest.blob.digest, task.blob)
+                )
         self._crowd.queue(self, task)
 
     def _send(self, message: object) -> None:
         if self._client is None or not self._client.up:
             return
-        frame = encode(message)  # type: ignore[arg-type]
-        if self._upload is not None and isinstance(message, Offer | BlobPart):
+        frame = messages.encode(message)  # type: ignore[arg-type]
+        if self._upload is not None and isinstance(message, messages.Offer | messages.BlobPart):
             row = self._shared.counters.round(self._upload.at)
             row.upload_messages += 1
             row.upload_bytes += len(frame)
         self._client.publish(frame, self._crowd.options.qos)
 
-    def _offered(self, item: OutboxPut) -> None:
+    def _offered(self, item: device_round.OutboxPut) -> None:
         if item.dummy:
             self._upload = None
             return
@@ -544,10 +531,10 @@ class LoadDevice:
         if self._client is None or not self._client.up:
             counters.away(item.at, blob)
 
-    def _note_ack(self, note: Note) -> None:
-        body = decode_body(note.body)
+    def _note_ack(self, note: messages.Note) -> None:
+        body = messages.decode_body(note.body)
         upload = self._upload
-        if isinstance(body, Ack) and upload is not None and body.blob == upload.blob:
+        if isinstance(body, messages.Ack) and upload is not None and body.blob == upload.blob:
             self._shared.counters.ack(upload.at, upload.blob, body.status, body.reason, time.time())
 
     def _counted(self, number: object) -> None:

@@ -233,7 +233,7 @@ class Dialler:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _fill(self, done: asyncio.Task[None] | None = None) -> None:
-        self._open.discard(done)  # type: ignore[arg-type]
+        self._open.discard(done)
         while self._waiting and len(self._open) < _AT_ONCE:
             task = asyncio.create_task(self._connect(self._waiting.popleft()))
             self._open.add(task)

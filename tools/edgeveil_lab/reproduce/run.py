@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -82,7 +82,6 @@ class Experiment:
     `lines`, the figure against `x`, a line for each series; `rounds`, the accuracy after each
     round, a line for each trial; `scores`, cluster score and test loss after each round."""
 
-    name: str
     about: dict[str, Any]
     trials: tuple[Trial, ...]
 
@@ -105,16 +104,10 @@ def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) ->
     for row in rows:
         own = [row.get("job", {}), row.get("quick", {}) if quick else {}]
         job = merged(base, *(parts[part] for part in row.get("parts", ())), *own)
-        trials.append(
-            Trial(
-                row["name"],
-                row["label"],
-                {"job": row["name"], **job},
-                row["privacy"],
-                tuple(row.get("points", [row])),
-            )
-        )
-    return Experiment(name, {**defaults, **found}, tuple(trials))
+        job = {"job": row["name"], **job}
+        points = tuple(row.get("points", [row]))
+        trials.append(Trial(row["name"], row["label"], job, row["privacy"], points))
+    return Experiment({**defaults, **found}, tuple(trials))
 
 
 def _swept(row: Row) -> Iterator[Row]:
@@ -169,11 +162,10 @@ def breast_cancer() -> Records:
 
 def scores(result: Mapping[str, Any]) -> list[list[float]]:
     """Round, cluster score and test loss, of the rounds that have both."""
-    return [
-        [row["round"], row["cluster_scores"]["score"], row["loss"]]
-        for row in result["rounds"]
-        if row["cluster_scores"] and None not in (row["cluster_scores"]["score"], row["loss"])
-    ]
+    rows = (
+        [r["round"], (r["cluster_scores"] or {}).get("score"), r["loss"]] for r in result["rounds"]
+    )
+    return [row for row in rows if None not in row]
 
 
 def agreement(result: Mapping[str, Any]) -> float | None:
@@ -186,13 +178,6 @@ def agreement(result: Mapping[str, Any]) -> float | None:
     _, score, loss = np.transpose(found)
     value = float(spearmanr(score, loss).statistic)
     return value if np.isfinite(value) else None
-
-
-def measured(experiment: Experiment, result: Mapping[str, Any]) -> float | None:
-    if experiment.about.get("measure") == "agreement":
-        return agreement(result)
-    value: float | None = result["final"]["accuracy"]
-    return value
 
 
 # --- running ---
@@ -208,8 +193,8 @@ class ReproductionOptions:
     quick: bool = False
     only: Sequence[str] = ()
     rounds: int | None = None
-    as_json: bool = False
-    ray_address: str | None = None
+    json: bool = False
+    ray: str | None = None
 
     def command(self, name: str) -> str:
         """The command of this run, without a path of the machine or the name of a row."""
@@ -221,8 +206,7 @@ class ReproductionOptions:
         return shlex.join(parts)
 
 
-@dataclass(frozen=True)
-class PlayedTrial:
+class PlayedTrial(NamedTuple):
     """A trial with its job as it is run; `full_rounds` are those that `--rounds` may cut."""
 
     trial: Trial
@@ -252,7 +236,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
             where="edgeveil reproduce",
             fix="run it on a machine with a GPU; --quick shows that its rows run",
         )
-    stream = sys.stderr if wanted.as_json else sys.stdout
+    stream = sys.stderr if wanted.json else sys.stdout
     lacking = without_files(experiment.trials, wanted.data)
     able = [trial for trial in chosen if trial.source not in lacking]
     left_out = {one.source: lacking[one.source] for one in chosen if one.source in lacking}
@@ -289,7 +273,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
         "versions": versions(),
     }
     write(content, wanted.out)
-    if wanted.as_json:
+    if wanted.json:
         print(json.dumps(content, allow_nan=False), flush=True)
     print(markdown(content), file=stream)
     print(f"Files: {wanted.out}/ with {', '.join(FILES)}", file=stream)
@@ -300,18 +284,15 @@ def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
     """The trial's job file, written, cut to the rounds asked for, and checked with its records."""
     path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _dump(path, trial.job)
+    write_whole(path, yaml.safe_dump(trial.job, sort_keys=False).encode())
     ensure_for_jobs([path])
     full = load_job(path).rounds
     if wanted.rounds is not None and wanted.rounds < full:
-        _dump(path, merged(trial.job, {"train": {"rounds": wanted.rounds}}))
+        job = merged(trial.job, {"train": {"rounds": wanted.rounds}})
+        write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
     folder = folder_of(trial.source, wanted.data)
-    overrides = Overrides(simulate=True, data=folder, ray_address=wanted.ray_address)
+    overrides = Overrides(simulate=True, data=folder, ray_address=wanted.ray)
     return PlayedTrial(trial, grid_of(path, wanted.out, overrides, wanted.seeds, ()), full)
-
-
-def _dump(path: Path, job: dict[str, Any]) -> None:
-    write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
 
 
 def tuned_rows(rows: Sequence[Row], trials: Sequence[Trial]) -> list[str]:
@@ -349,7 +330,9 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
 def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[Row]:
     """One row for each point of the trial; curve and scores are the first seed's."""
     results = [found.content for run in played.runs if (found := run.done)]
-    values = [v for result in results if (v := measured(experiment, result)) is not None]
+    agreed = experiment.about.get("measure") == "agreement"
+    measured = [agreement(found) if agreed else found["final"]["accuracy"] for found in results]
+    values = [value for value in measured if value is not None]
     shared: Row = {
         "rounds": played.runs[0].job.rounds,
         "full_rounds": played.full_rounds,
@@ -376,12 +359,11 @@ def _unmeasured(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
     """A row for each point, with the text's figures alone."""
     empty = ("ours", "rounds", "full_rounds", "seconds", "command")
     why = f"not run: no files of {trial.source}" if trial.source in lacking else None
+    several = len(trial.points) > 1
     return [
         {
             "trial": trial.name,
-            "label": ", ".join(filter(None, (trial.label, point.get("label"))))
-            if len(trial.points) > 1
-            else trial.label,
+            "label": ", ".join([trial.label, *filter(None, [several and point.get("label")])]),
             "series": point.get("series", ""),
             "x": point.get("x"),
             "claimed": point.get("claimed"),
@@ -403,28 +385,21 @@ COLUMNS = ("row", "text", "ours", "privacy as claimed", "privacy as proven", "ro
 
 def write(content: Mapping[str, Any], out: Path) -> None:
     with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / KEPT, content)
         write_whole(out / "reproduction.md", markdown(content).encode())
         for kind in ("png", "svg"):
             write_whole(out / f"reproduction.{kind}", picture(content, kind))
 
 
-def kept(out: Path) -> dict[str, Any] | None:
-    """The table of a former run in this folder; None without one of this form."""
+def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
+    """By trial, the rows that a former run of this experiment measured in this folder."""
     try:
         found = json.loads((out / KEPT).read_bytes())
-    except (OSError, ValueError):
-        return None
-    known = isinstance(found, dict) and all("command" in row for row in found.get("rows", ()))
-    return found if known else None
-
-
-def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
-    """By trial, the rows that a former run of this experiment measured."""
-    found = kept(out) or {}
-    same = (found.get("experiment"), found.get("quick")) == (name, quick)
-    return rows_by([row for row in found["rows"] if row.get("command")], "trial") if same else {}
+        same = (found["experiment"], found["quick"]) == (name, quick)
+        rows = [row for row in found["rows"] if row["command"]] if same else []
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return rows_by(rows, "trial")
 
 
 def markdown(content: Mapping[str, Any]) -> str:

@@ -20,7 +20,11 @@ from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters
-from edgeveil.parts.methods.pca_residual import PcaResidualDevice, PcaResidualParameters
+from edgeveil.parts.methods.pca_residual import (
+    PcaResidualCloud,
+    PcaResidualDevice,
+    PcaResidualParameters,
+)
 from edgeveil.parts.models.heads import (
     head_probabilities,
     head_values,
@@ -56,7 +60,9 @@ def train(
         return []
     whole = compile_job(job).with_artifacts(read_artifacts(job))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
-    parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
+    parameters = job.train
+    if isinstance(parameters, FmParameters):
+        parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
     target, records = job.data.target, pooled(job, run, plan)
     found = noise_free_reference(parameters, setting, records, test, before, target)
     return found[: whole.rounds]
@@ -75,8 +81,8 @@ def noise_free_reference(
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. Under masks a sum
-    has the room of one device's records; this one is not cut off at it. The ridge stays as the
-    noise would have set it. A PCA is that of the pooled records, whichever the job names.
+    has the room of one device's records; this one is not cut off at it. The ridge of `fm` stays as
+    the noise would have set it. A PCA is that of the pooled records, whichever the job names.
     `before` is called ahead of each exchange; what it raises ends the training.
     """
     setting = replace(_with_pooled_projection(setting), summed=0)
@@ -84,6 +90,8 @@ def noise_free_reference(
     device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
     if not isinstance(device, FmDevice | PcaResidualDevice):
         return []
+    if isinstance(cloud, PcaResidualCloud):
+        cloud.ridge *= RIDGE_SHARE
     state = cloud.initial_state()
     phi = setting.features(test.x)
     found: list[float] = []

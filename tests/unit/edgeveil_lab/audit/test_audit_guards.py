@@ -46,7 +46,6 @@ FIGURES = {
         r"none found",
         r"the curve without noise in result.json.*who holds what in report.html",
     ),
-    "rehearsal": (r"refused before anything was priced", r"spent, then"),
     "derived_noise": (r"", r""),
     "sampler": (r"0 of 32 draws do not end", r""),
 }
