@@ -23,30 +23,9 @@ from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
-from edgeveil.protocol import device_round, messages
+from edgeveil.protocol import device as tasks
+from edgeveil.protocol import device_round, messages, sealed
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device import (
-    AdoptRelease,
-    ApplyStatement,
-    DeviceMachine,
-    FindStanza,
-    Installation,
-    InstallJob,
-    InstallRelease,
-    MadeReport,
-    SealReport,
-    StanzaLook,
-    StatementApplied,
-)
-from edgeveil.protocol.sealed import (
-    RoundCheck,
-    Sealing,
-    decode_package,
-    masked_vectors,
-    seal_seed,
-    segment_mark,
-)
 from edgeveil.protocol.tensors import masked_segment
 from edgeveil.protocol.transfer import Fetch
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
@@ -208,7 +187,7 @@ class NoiseWorker:
         shared: SharedWork,
         opening: OpeningKey,
         device: str,
-        sealing: Sealing = real_sealing,
+        sealing: sealed.Sealing = sealed,
     ) -> None:
         self._shared, self._opening, self._device = shared, opening, device
         self._sealing = sealing
@@ -219,27 +198,29 @@ class NoiseWorker:
         """The outcome of one task; `Failed` where it cannot be done."""
         try:
             match task:
-                case FindStanza(manifest=manifest, stanzas=stanzas):
-                    return StanzaLook(self._sealing.is_listed(self._opening, manifest, stanzas))
+                case tasks.FindStanza(manifest=manifest, stanzas=stanzas):
+                    return tasks.StanzaLook(
+                        self._sealing.is_listed(self._opening, manifest, stanzas)
+                    )
                 case device_round.OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
-                case InstallJob(manifest=manifest, package=package):
+                case tasks.InstallJob(manifest=manifest, package=package):
                     self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
-                    return Installation()
+                    return tasks.Installation()
                 case device_round.ComputeAnswer(manifest=manifest, round_key=key):
                     return self._seal(manifest, self._membership, key, dummy=False)
                 case device_round.SealDummies(manifest=manifest, round_key=key):
                     return self._seal(manifest, os.urandom(32), key, dummy=True)
-                case InstallRelease() | AdoptRelease():
-                    return Installation()
-                case SealReport(manifest=manifest):
+                case tasks.InstallRelease() | tasks.AdoptRelease():
+                    return tasks.Installation()
+                case tasks.SealReport(manifest=manifest):
                     said = messages.ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
-                    return MadeReport(
+                    return tasks.MadeReport(
                         self._sealing.seal_segment(manifest, messages.HEALTH, membership, said)
                     )
-                case ApplyStatement():
-                    return StatementApplied(left=False)
+                case tasks.ApplyStatement():
+                    return tasks.StatementApplied(left=False)
         except ProtocolError as error:
             return fx.WorkFailed(error.reason)
         except EdgeVeilError as error:
@@ -258,7 +239,7 @@ class NoiseWorker:
             self._membership = membership
         else:
             self._released = membership
-        return device_round.OpenedPackage(decode_package(package), chance)
+        return device_round.OpenedPackage(sealed.decode_package(package), chance)
 
     def _seal(
         self, manifest: messages.Manifest, membership: bytes, round_key: bytes, *, dummy: bool
@@ -274,14 +255,14 @@ class NoiseWorker:
         else:
             noise = values
             self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
-        sealed = [
+        answers = [
             self._sealing.seal_segment(manifest, group, membership, one)
             for one, group in zip(noise, manifest.groups, strict=True)
         ]
-        groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
-        marks = tuple(segment_mark(membership, segment) for segment in sealed)
+        groups, sizes = tuple(range(len(answers))), tuple(map(len, answers))
+        marks = tuple(sealed.segment_mark(membership, segment) for segment in answers)
         return device_round.SealedAnswer(
-            groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed
+            groups, sizes, b"".join(answers), marks, dummy, seed=sealed_seed
         )
 
     def _mask(
@@ -293,16 +274,16 @@ class NoiseWorker:
     ) -> tuple[list[bytes], bytes]:
         """The segments under masks, and the seed of these for the proxy."""
         seed, summed = MaskSeed.generate(), self._shared.plan(manifest).setting.summed
-        vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        vectors = sealed.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         steps = [
             as_summed_steps(np.frombuffer(v, np.float32) / np.float32(_NOISE_RANGE), summed)
             for v in values
         ]
         self.total = sum(int(one.sum()) for one in steps) / steps_of_one(summed)
         parts = zip(vectors, steps, strict=True)
-        check = RoundCheck.said(manifest, membership)
+        check = sealed.RoundCheck.said(manifest, membership)
         masked = [masked_segment(of, one, seed, check) for of, one in parts]
-        return masked, seal_seed(seed, manifest, self._device, round_key)
+        return masked, sealed.seal_seed(seed, manifest, self._device, round_key)
 
 
 # --- the device ---
@@ -332,7 +313,7 @@ class LoadDevice:
         self._signer = messages.Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
-        self.machine = DeviceMachine(
+        self.machine = tasks.DeviceMachine(
             self._signer,
             crowd.keys,
             device_round.DeviceMemory(),
@@ -496,10 +477,10 @@ class LoadDevice:
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
-        if isinstance(task, FindStanza):
+        if isinstance(task, tasks.FindStanza):
             if task.manifest.buckets == 1:
                 front = task.manifest.pieces[0].digest
-                task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
+                task = tasks.FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
         elif isinstance(task, device_round.OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
