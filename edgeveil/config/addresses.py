@@ -1,4 +1,4 @@
-"""Where a broker listens and how it is reached: the URLs of site files, taken apart once."""
+"""Addresses of brokers and HTTP proxies, parsed from the URLs of site files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from edgeveil.errors import UsageError
 
-PLAIN_PORT = 1883
-TLS_PORT = 8883
 WEBSOCKET_PATH = "/mqtt"
-_PORTS = {"mqtt": PLAIN_PORT, "mqtts": TLS_PORT, "ws": 80, "wss": 443}
+_PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _FORMS = "write mqtt://host:1883, mqtts://host:8883 for TLS, ws://host:80/mqtt or wss://host/mqtt"
 _PROXY_FORM = "write http://host:port or http://user@host:port"
 
@@ -74,17 +72,13 @@ class BrokerAddress:
     @property
     def url(self) -> str:
         """The whole URL."""
-        if self.path is None:
-            return f"{'mqtts' if self.tls else 'mqtt'}://{self._place}"
-        return f"{'wss' if self.tls else 'ws'}://{self._place}{self.path}"
-
-    @property
-    def _place(self) -> str:
-        return place(self.host, self.port)
+        scheme = "mqtt" if self.path is None else "ws"
+        at = place(self.host, self.port)
+        return f"{scheme}{'s' if self.tls else ''}://{at}{self.path or ''}"
 
     def __str__(self) -> str:
-        # What logs and errors show: without the query, where some services want a signature.
-        return self._place if self.path is None else self.url.partition("?")[0]
+        # For logs and errors: without the query, where some services want a signature.
+        return place(self.host, self.port) if self.path is None else self.url.partition("?")[0]
 
 
 @dataclass(frozen=True)

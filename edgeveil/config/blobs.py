@@ -18,19 +18,19 @@ def _prefix(url: str) -> str:
     """A URL that others begin with. Raises ValueError."""
     try:
         parts = urlsplit(url)
-        port = parts.port
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        parts, port = urlsplit(""), None
-    fine = parts.scheme in ("http", "https") and parts.hostname and port != 0
+        parts, fine = urlsplit(""), False
     plain = not (parts.query or parts.fragment or parts.username or parts.password)
     if not fine or not plain or not parts.path.endswith("/") or not url.isprintable():
         raise ValueError(f"must be like https://blobs.example.org/, got '{url[:64]}'")
-    if parts.scheme == "http" and not _is_near(parts.hostname or ""):
+    if parts.scheme == "http" and not is_near(parts.hostname or ""):
         raise ValueError("must be https: over http others on the way learn who fetches what")
     return url
 
 
-def _is_near(host: str) -> bool:
+def is_near(host: str) -> bool:
+    """Whether a host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

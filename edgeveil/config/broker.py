@@ -64,11 +64,8 @@ class BrokerSite(Block):
 
     def _mixes(self) -> Iterator[Mix]:
         if self.engine == "mosquitto" and self.tls is not None and self.websockets_port is not None:
-            yield Mix(
-                ("engine", "websockets_port", "tls"),
-                "mosquitto stalls with WebSockets over TLS; set amqtt, or leave TLS to a server in "
-                "front",
-            )
+            text = "mosquitto stalls with WebSockets over TLS; set amqtt, or end TLS in front of it"
+            yield Mix(("engine", "websockets_port", "tls"), text)
         ca_file, crl_file = (self.tls.ca_file, self.tls.crl_file) if self.tls else (None, None)
         if crl_file is not None and ca_file is None:
             text = "clients show no certificate that could be revoked; add tls.ca_file"
@@ -76,9 +73,7 @@ class BrokerSite(Block):
         if self.engine == "amqtt" and ca_file is not None:
             yield Mix(("engine", "tls.ca_file"), "amqtt cannot demand certificates; set mosquitto")
         if self.websockets_port == self.port:
-            yield Mix(
-                ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"
-            )
+            yield Mix(("websockets_port", "port"), f"{self.port} is of plain MQTT; take another")
         if self.cells and self.acl is None:
             yield Mix(("cells", "acl"), "there is no access list for them; add acl, or drop cells")
         if len(set(self.cells)) < len(self.cells):
@@ -89,8 +84,5 @@ class BrokerSite(Block):
             text = "an access list tells users apart, but nobody has to log in; add users_file"
             yield Mix(("acl", "users_file", "tls"), text)
         if self.host not in LOOPBACK:
-            yield Mix(
-                ("host", "users_file", "tls"),
-                f"{self.host} is open to the network and nobody has to log in; "
-                "add users_file, or listen on 127.0.0.1",
-            )
+            text = f"{self.host} is open to the network and nobody has to log in; add users_file,"
+            yield Mix(("host", "users_file", "tls"), f"{text} or listen on 127.0.0.1")

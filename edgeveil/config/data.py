@@ -1,4 +1,4 @@
-"""Where records come from, and how those of one data set are dealt to devices."""
+"""Data sources, and how the records of one data set are dealt to devices."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ class Partition(Block):
     """How the records of one data set are dealt to simulated devices."""
 
     kind: Annotated[
-        str,
-        AfterValidator(_partition_name),
-        Field(json_schema_extra=_every_partition),
+        str, AfterValidator(_partition_name), Field(json_schema_extra=_every_partition)
     ] = DEFAULT_PARTITION
     """`iid`: at random. `n_class`: each device holds records of about so many classes.
     `dirichlet`: each class is cut in uneven proportions. `quantity_skew`: sizes are uneven."""
@@ -156,8 +154,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     source = f"{at}.source"
     part = _source(data.source)
     if part is not None and part.place and data.path is None:
-        what = "a file" if part.place == "file" else "a folder of its files"
-        yield Mix((source, f"{at}.path"), f"{data.source} is read from {what}; add path")
+        yield Mix((source, f"{at}.path"), f"{data.source} is read from a {part.place}; add path")
     for key, text in {} if part is None else part.demands.items():
         if getattr(data, key) is None:
             yield Mix((source, f"{at}.{key}"), text)
@@ -171,27 +168,20 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
     yield from unread_mixes(data, data.source, at, source)
     shard = data.shard
-    if shard is not None:
-        yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
-        yield from _class_mixes(shard, data.source, f"{at}.shard", source)
-    if shard is not None and shard.index >= shard.devices:
-        text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
-        yield Mix((f"{at}.shard.index", f"{at}.shard.devices"), text)
-
-
-def _class_mixes(shard: Shard, source: str, at: str, source_key: str) -> Iterator[Mix]:
-    """Classes that are needed, or not read."""
-    published = _published(source)
+    if shard is None:
+        return
+    yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
+    published, at = _published(data.source), f"{at}.shard"
     if shard.classes is not None and published:
-        text = f"is for files of your own, and the source is {source}; drop it"
-        yield Mix((f"{at}.classes", source_key), text)
+        text = f"is for files of your own, and the source is {data.source}; drop it"
+        yield Mix((f"{at}.classes", source), text)
     if shard.classes is None and not published and _by_class(shard.partition):
-        text = (
-            "deals or disturbs by class, and which classes there are may not follow from your own"
-            " records;"
-            f" add classes: 10 to {at}, as the job has it"
-        )
+        text = "deals or disturbs by class, and your own records may not say which there are;"
+        text += f" add classes: 10 to {at}, as the job has it"
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
+    if shard.index >= shard.devices:
+        text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
+        yield Mix((f"{at}.index", f"{at}.devices"), text)
 
 
 def held_back_mixes(
@@ -199,10 +189,7 @@ def held_back_mixes(
 ) -> Iterator[Mix]:
     """A test part that is counted where it must be a share, or the other way round."""
     if records is not None and not _published(source):
-        text = (
-            f"counts records, and of {source} a share is held back, so that one record more moves"
-            " no other; write test_share: 0.2"
-        )
+        text = f"counts records, and of {source} a share is held back; write test_share: 0.2"
         yield Mix((f"{at}.test_records", source_key), text)
     if share is not None and _published(source):
         text = f"is for files of your own, and {source} counts its test; write test_records"
@@ -226,14 +213,11 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
 
 
 def unstated_header(data: Mapping[str, Any]) -> str:
-    """What a device's data block lacks for its jobs to be answered, as nobody says whether the
-    first line of its file names the columns; or ""."""
+    """Why a device's data block must say whether its file has a header, or ""."""
     if data.get("header") is not None or data.get("source") not in _readers("sources", "header"):
         return ""
-    return (
-        "without it a device answers no job; add header: true where the file's first line names"
-        " the columns, header: false where it does not"
-    )
+    text = "without it a device answers no job; add header: true where the file's first line"
+    return f"{text} names the columns, header: false where it does not"
 
 
 def _readers(family: str, key: str) -> list[str]:
@@ -256,9 +240,7 @@ def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Ite
         text = f"is for files of your own, {source} has a range of its own; drop it"
         yield Mix((f"{at}.lq_range", source_key), text)
     if rule.lq_data and rule.lq_range is None and not published:
-        text = (
-            "is noise in a range that may not follow from your own records; add lq_range: [0, 255]"
-        )
+        text = "is noise in a range that your own records may not say; add lq_range: [0, 255]"
         yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)
 
 
@@ -269,9 +251,7 @@ def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
         text = f"disturbs nothing while {zero} is 0; set both, or neither"
         yield Mix((f"{at}.{set_key}", f"{at}.{zero}"), text)
     if rule.lq_range is not None and rule.lq_range[0] >= rule.lq_range[1]:
-        text = (
-            f"must be the least and the greatest value, got {list(rule.lq_range)}; write [0, 255]"
-        )
+        text = f"must be least and greatest value, got {list(rule.lq_range)}; write [0, 255]"
         yield Mix((f"{at}.lq_range",), text)
     for key in ("classes_per_device", "alpha"):
         if getattr(rule, key) == Partition.model_fields[key].default:

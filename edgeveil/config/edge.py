@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from edgeveil.config.base import Block, Mix, SitePath
-from edgeveil.config.blobs import BlobAccess
+from edgeveil.config.blobs import BlobAccess, is_near
 from edgeveil.config.data import DataSource, data_mixes
 from edgeveil.config.links import (
     BrokerLink,
@@ -93,11 +92,7 @@ class EdgeLimits(Block):
 
 
 def _loopback(host: str) -> str:
-    try:
-        fine = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        fine = False
-    if not fine:
+    if not is_near(host):
         raise ValueError(f"must be of this machine alone, got '{host[:64]}'; write 127.0.0.1")
     return host
 
@@ -189,12 +184,9 @@ class EdgeSite(Block):
         for plugin in installed():
             named = (plugin.family, plugin.name) == ("sources", self.data.source)
             if named and plugin.distribution not in allowed:
-                yield Mix(
-                    ("data.source", "policy.allowed_plugins"),
-                    f"'{plugin.name}' is of plug-in {plugin.distribution}, which the owner does not"
-                    f" allow; add what `edgeveil methods digest {plugin.name}` prints to"
-                    " policy.allowed_plugins",
-                )
+                text = f"'{plugin.name}' is of plug-in {plugin.distribution}, which the owner does"
+                text += f" not allow; add what `edgeveil methods digest {plugin.name}` prints"
+                yield Mix(("data.source", "policy.allowed_plugins"), text)
         http, page = self.inference.http, self.page
         if http is not None and page is not None and http.port == page.port:
             text = f"both listen on port {page.port}; set another page.port"

@@ -1,15 +1,10 @@
-"""A failed validation -> one text per problem, with the line, what, why and the fix.
-
-A model's JSON Schema says where a key leads and what its value must be; that is told in words.
-"""
+"""Explain a failed validation by the model's JSON Schema: per problem the line, what, why, fix."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
-from functools import cached_property
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,7 +24,6 @@ _KINDS = {
     "object": "a block of keys",
     "null": "null",
 }
-_RARE = 4  # places of one name: `epsilon` says what was meant, `name` does not
 _RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")
 
@@ -46,28 +40,24 @@ class Explainer:
     def problems(self, error: ValidationError | ImpossibleMixError) -> list[Problem]:
         """One problem per key, however many alternatives of a value failed."""
         found: dict[Path, Problem] = {}
-        for detail in _faults(error):
+        for detail in faults(error):
             path, schema = self.place(detail)
             found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
         # A list whose items failed also counts as too short: the items say it better.
         lists = {path[:at] for path in found for at, step in enumerate(path) if type(step) is int}
         return [problem for path, problem in found.items() if path not in lists]
 
-    def places(self, error: ValidationError | ImpossibleMixError) -> list[tuple[Path, Schema]]:
-        """The faulty keys, each as it should be."""
-        return [self.place(detail) for detail in _faults(error)]
-
     def mixes(
         self, error: ValidationError | ImpossibleMixError, faulty: Iterable[Path] = ()
     ) -> list[Problem]:
-        """The impossible mixes, those left out that rest on a faulty key."""
-        skip = len(self.prefix)
+        """The impossible mixes, but for those that rest on a faulty key."""
+        skip, found = len(self.prefix), []
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
-        found = []
         for mix in _mixes(error):
             paths = [_steps(path) for path in mix.paths]
             if not any(_touch(path, bad) for path in paths for bad in spoiled):
-                found.append(self._mix(mix, paths))
+                given = [path for path in paths if self.prefix + path in self.tree.lines]
+                found.append(self._problem((given or paths)[0], mix.text))
         return found
 
     def place(self, detail: ErrorDetails) -> tuple[Path, Schema]:
@@ -96,10 +86,6 @@ class Explainer:
     def _problem(self, path: Path, text: str) -> Problem:
         full = self.prefix + path
         return Problem(full, self.tree.line(full), text)
-
-    def _mix(self, mix: Mix, paths: list[Path]) -> Problem:
-        given = [path for path in paths if self.prefix + path in self.tree.lines]
-        return self._problem((given or paths)[0], mix.text)
 
     def _text(self, detail: ErrorDetails, path: Path, schema: Schema) -> str:
         kind, given = detail["type"], detail.get("input")
@@ -144,21 +130,11 @@ class Explainer:
             else:
                 schema = self.walk.property(schema, step) or {}
             value = value[step]
-        owners = self.walk.owners(schema, name)
-        known = self.walk.keys(self.walk.chosen(schema, value))
-        if owners and name not in known:
-            return f"unknown key here, it belongs to {' and '.join(owners)}"
-        if get_close_matches(name, known, cutoff=0.75):
-            return f"unknown key, {nearest(name, known)}"
-        elsewhere = [place for place in self.walk.places if place.rsplit(".", 1)[-1] == name]
-        if elsewhere and len(elsewhere) <= _RARE and elsewhere[0] in self.walk.paths:
-            full = ".".join([*map(str, self.prefix), elsewhere[0]])
-            return f"unknown key here, did you mean '{full}'?"
-        return f"unknown key, {nearest(name, known)}"
+        return f"unknown key, {nearest(name, self.walk.keys(self.walk.chosen(schema, value)))}"
 
 
-def _faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
-    """What is wrong with single keys."""
+def faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
+    """The errors of single keys."""
     if isinstance(error, ImpossibleMixError):
         return []
     silent = (MIX, RESTS_ON_ANOTHER)
@@ -243,11 +219,6 @@ class SchemaWalk:
         """The names that a discriminator may have, empty for a node without one."""
         return list(self._mapping(node))
 
-    def owners(self, node: Schema, key: str) -> list[str]:
-        """The names whose blocks have a key, of a node with a discriminator."""
-        tags = self.tags(node)
-        return [tag for tag in tags if key in self.keys(self.tagged(node, tag) or {})]
-
     def chosen(self, node: Schema, value: Any) -> Schema:
         """The alternative that `value` names; the node itself where it has or names none."""
         given = value.get(self._discriminator(node).get("propertyName")) if value else None
@@ -265,24 +236,6 @@ class SchemaWalk:
         """The keys a block may have, over all its alternatives."""
         names = (name for variant in self.variants(node) for name in variant.get("properties", {}))
         return list(dict.fromkeys(names))
-
-    @cached_property
-    def paths(self) -> tuple[str, ...]:
-        """Every dotted key path of the schema, lists left out."""
-        return tuple(place for place in self.places if "[" not in place)
-
-    @cached_property
-    def places(self) -> tuple[str, ...]:
-        """The same with those of lists, as `features[].name`."""
-        return tuple(self._places(self.root, ""))
-
-    def _places(self, node: Schema, prefix: str) -> Iterator[str]:
-        for key in self.keys(node):
-            yield prefix + key
-            child = self.property(node, key)
-            if child is not None:
-                yield from self._places(child, f"{prefix}{key}.")
-                yield from self._places(self.item(child), f"{prefix}{key}[].")
 
 
 def bounds(node: Schema) -> str:

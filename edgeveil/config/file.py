@@ -33,8 +33,7 @@ def read(path: Path) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise problems_error(str(path), [Problem((), 1, "not a plain file; name a YAML file")])
         if found.st_size > yaml_tree.TEXT_BYTES:
-            text = yaml_tree.too_large(found.st_size)
-            raise problems_error(str(path), [Problem((), 1, text)])
+            raise problems_error(str(path), [Problem((), 1, yaml_tree.too_large(found.st_size))])
         with path.open("rb") as file:
             return file.read(yaml_tree.TEXT_BYTES + 1)
     except FileNotFoundError:
@@ -61,21 +60,17 @@ def parsed(raw: bytes, where: str) -> Tree:
 
 def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
     """The one block of a file; relative paths in it count from the file's folder."""
-    _only_key(tree, kind, str(path))
+    for key in tree.value:
+        if key != kind:
+            text = f"unknown key, a file with '{kind}' holds nothing else"
+            tree.problems.append(Problem((key,), tree.line((key,)), text))
+    if not isinstance(tree.value[kind], dict):
+        text = "must be a block of keys; indent the keys below it"
+        problems = [*tree.problems, Problem((kind,), tree.line((kind,)), text)]
+        raise problems_error(str(path), problems)
     for at, text in drop_retired(kind, tree.value[kind]):
         tree.problems.append(Problem((kind, *at), tree.line((kind, *at)), text))
     return checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
-
-
-def _only_key(tree: Tree, kind: str, where: str) -> None:
-    tree.problems += [
-        Problem((key,), tree.line((key,)), f"unknown key, a file with '{kind}' holds nothing else")
-        for key in tree.value
-        if key != kind
-    ]
-    if not isinstance(tree.value[kind], dict):
-        text = "must be a block of keys; indent the keys below it"
-        raise problems_error(where, [*tree.problems, Problem((kind,), tree.line((kind,)), text)])
 
 
 def checked(
@@ -100,11 +95,9 @@ def judged(
     folder: Path | None = None,
     schema: Callable[[], Schema] | None = None,
 ) -> R:
-    """Apply `judge`, which may raise ImpossibleMixError, to the model of a file's block.
-
-    `schema` gives the block's own where that says more; it is made only to explain problems.
-    Raises ConfigError with all problems, also those that `judge` finds among the sound keys.
-    """
+    """Apply `judge`, which may raise ImpossibleMixError, to the model of a file's block. `schema`
+    explains problems in place of the model's own. Raises ConfigError with all problems, also those
+    that `judge` finds among the sound keys."""
 
     def reading(value: Any) -> R:
         raw = json.dumps(value)
@@ -113,32 +106,26 @@ def judged(
     try:
         result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
-        from edgeveil.config.explain import Explainer, SchemaWalk  # a sound file needs none
+        from edgeveil.config.explain import Explainer, SchemaWalk, faults  # a sound file needs none
 
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
-        problems = _merged(tree.problems, explain.problems(error)) + explain.mixes(error)
-        problems += _mixes_behind(reading, explain, error)
+        misread = {problem.path for problem in tree.problems}  # fails again as a wrong type
+        told = [one for one in explain.problems(error) if one.path not in misread]
+        problems = [*tree.problems, *told, *explain.mixes(error)]
+        if places := [explain.place(detail) for detail in faults(error)]:
+            problems += _mixes_behind(reading, explain, places)
         raise problems_error(where, problems) from None
     if tree.problems:
         raise problems_error(where, tree.problems)
     return result
 
 
-def _merged(first: list[Problem], then: list[Problem]) -> list[Problem]:
-    """A value that YAML misread fails again as a wrong type: say it once."""
-    said = {problem.path for problem in first}
-    return first + [problem for problem in then if problem.path not in said]
-
-
 def _mixes_behind(
     reading: Callable[[Any], object],
     explain: Explainer,
-    error: ValidationError | ImpossibleMixError,
+    places: list[tuple[yaml_tree.Path, Schema]],
 ) -> list[Problem]:
-    """Mixes among the sound keys, which a faulty key elsewhere would otherwise hide."""
-    places = explain.places(error)
-    if not places:
-        return []
+    """Mixes among the sound keys, which the faulty ones at `places` would otherwise hide."""
     value = copy.deepcopy(explain.value)
     for path, schema in places:
         _mend(value, path, schema)

@@ -52,39 +52,20 @@ def _parsed(parse: Callable[[str], object], url: str) -> None:
 def _cell(name: str) -> str:
     if name and not _CELL.fullmatch(name):
         usual = re.sub("[^a-z0-9-]", "-", name.lower()).strip("-")[:32]
-        hint = f"write {usual}" if usual else "write north, for example"
-        raise ValueError(
-            f"must be small letters, digits and hyphens, 32 at most, got '{name[:64]}'; {hint}"
-        )
+        what = f"must be small letters, digits and hyphens, 32 at most, got '{name[:64]}'"
+        raise ValueError(f"{what}; write {usual or 'north, for example'}")
     return name
 
 
 _CELL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-Cell = Annotated[
-    str,
-    AfterValidator(_cell),
-    WithJsonSchema({"type": "string", "pattern": rf"^({_CELL.pattern})?$"}),
-]
+_CELL_FORM = {"type": "string", "pattern": rf"^({_CELL.pattern})?$"}
+Cell = Annotated[str, AfterValidator(_cell), WithJsonSchema(_CELL_FORM)]
 MOST_ADDRESSES = 8
 _URL_CHARACTERS = 300
 BrokerUrl = Annotated[str, Field(max_length=_URL_CHARACTERS), AfterValidator(_broker_url)]
-BrokerUrls = Annotated[
-    str | tuple[str, ...],
-    BeforeValidator(_broker_urls),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "maxLength": _URL_CHARACTERS},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "maxLength": _URL_CHARACTERS},
-                    "minItems": 1,
-                    "maxItems": MOST_ADDRESSES,
-                },
-            ]
-        }
-    ),
-]
+_Url = Annotated[str, Field(max_length=_URL_CHARACTERS)]
+_Urls = Annotated[tuple[_Url, ...], Field(min_length=1, max_length=MOST_ADDRESSES)]
+BrokerUrls = Annotated[_Url | _Urls, BeforeValidator(_broker_urls)]
 PacketBytes = Annotated[int, Field(ge=4096, le=268_435_455)]
 ByteLimit = Annotated[int, Field(ge=65536, le=1 << 50)]
 
@@ -206,6 +187,7 @@ ProxyHttp = Annotated[Http, AfterValidator(at_usual_port(8702))]
 
 def http_mixes(http: Http) -> Iterator[Mix]:
     """Impossible mixes of the block `http`."""
+    tls = "http.tls.client_ca_file"
     if http.socket is not None:
         for key in ("host", "port", "tls"):
             if key in http.model_fields_set and getattr(http, key) is not None:
@@ -215,8 +197,8 @@ def http_mixes(http: Http) -> Iterator[Mix]:
         yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
     clients = http.clients
     if clients and (http.tls is None or http.tls.client_ca_file is None):
-        text = "nobody vouches for their certificates; add http.tls.client_ca_file"
-        yield Mix(("http.clients", "http.tls.client_ca_file", "http.tls"), text)
+        text = f"nobody vouches for their certificates; add {tls}"
+        yield Mix(("http.clients", tls, "http.tls"), text)
     names = [one.name for one in clients]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield Mix(("http.clients",), f"names '{name}' twice; drop one")
@@ -246,9 +228,7 @@ def broker_mixes(link: BrokerLink, at: str, packet_bytes: int) -> Iterator[Mix]:
     files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
     for key, path in files.items():
         if path is not None and not any(BrokerAddress.parse(url).tls for url in link.urls):
-            text = (
-                "is read for TLS alone but no URL asks for it; write mqtts:// or wss://, or drop it"
-            )
+            text = "is read for TLS alone; write mqtts:// or wss://, or drop it"
             yield Mix((f"{at}.{key}", f"{at}.url"), text)
     if (link.cert_file is None) != (link.key_file is None):
         given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")

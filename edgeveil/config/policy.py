@@ -33,10 +33,9 @@ MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extr
 
 def _named_alone(any_function: bool) -> bool:
     if any_function:
-        raise ValueError(
-            "allow_python_models let any importable function run; name those that may in"
-            " allowed_python_models, as `edgeveil methods digest module:function` prints them"
-        )
+        what = "allow_python_models let any importable function run; name those that may in"
+        fix = "allowed_python_models, as `edgeveil methods digest module:function` prints them"
+        raise ValueError(f"{what} {fix}")
     return any_function
 
 

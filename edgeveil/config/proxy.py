@@ -114,10 +114,7 @@ class ProxySite(ProxyKeys):
         yield from broker_mixes(self.cloud_broker, "cloud_broker", self.limits.packet_bytes)
         yield from blob_mixes(self.blobs, "blobs")
         if self.cloud_broker.links > 2:
-            yield Mix(
-                ("cloud_broker.links",),
-                f"{self.cloud_broker.links} do no more than 2, one topic leads to the cloud; set 2",
-            )
+            yield Mix(("cloud_broker.links",), "one topic leads to the cloud; set at most 2")
         limits = self.limits
         rooms = (
             ("upload", limits.upload_bytes, "spool", limits.spool_bytes),
@@ -125,8 +122,5 @@ class ProxySite(ProxyKeys):
         )
         for key, size, room, most in rooms:
             if size > most:
-                yield Mix(
-                    (f"limits.{key}_bytes", f"limits.{room}_bytes"),
-                    f"{size} bytes do not fit into a {room} of {most}; "
-                    f"raise limits.{room}_bytes or lower it",
-                )
+                text = f"{size} bytes do not fit into a {room} of {most}; raise that or lower it"
+                yield Mix((f"limits.{key}_bytes", f"limits.{room}_bytes"), text)

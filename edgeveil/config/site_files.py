@@ -33,18 +33,13 @@ def site_of(kind: str) -> type[Site]:
 
 
 def load_site(path: Path) -> Site:
-    """Read a site file; its one top-level key says for which process.
-
-    Relative paths in it count from the file's folder. Whether key files exist is checked by
-    the process when it starts, not here. Raises ConfigError with all problems.
-    """
+    """Read a site file; relative paths in it count from its folder. The process checks at its start
+    whether key files exist. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
     kind = kind_of(tree.value)
     if kind not in SITES:
-        known = ", ".join(SITES)
-        text = f"not a site file, its top-level key must be one of: {known}"
-        if kind in tree.value:
-            text += f"; this is a {kind} file"
+        named = f"; this is a {kind} file" if kind in tree.value else ""
+        text = f"not a site file, its top-level key must be one of: {', '.join(SITES)}{named}"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
     if kind == "edge":
         return _edge_site(tree, path)

@@ -1,7 +1,7 @@
-"""YAML text -> plain values, with the line of every key. Builds nothing but plain values.
+"""Read YAML text as plain values, with the line of every key.
 
-The node tree is read, never constructed, so no tag can name code; anchors, deep nesting and
-floods of values are refused before they cost memory.
+Nodes are never constructed, so no tag can name code; anchors, deep nesting and floods of values are
+refused before they cost memory.
 """
 
 from __future__ import annotations
@@ -58,17 +58,14 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         self.nodes += 1
+        problem = ""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _Refused(
-                problem="anchors and aliases (& and *) are not read; write the value out",
-                problem_mark=event.start_mark,
-            )
-        if self.depth >= DEPTH or self.nodes > NODES:
+            problem = "anchors and aliases (& and *) are not read; write the value out"
+        elif self.depth >= DEPTH or self.nodes > NODES:
             limit = f"{DEPTH} levels" if self.depth >= DEPTH else f"{NODES} values"
-            raise _Refused(
-                problem=f"more than {limit}, which no configuration needs; shorten the file",
-                problem_mark=event.start_mark,
-            )
+            problem = f"more than {limit}, which no configuration needs; shorten the file"
+        if problem:
+            raise _Refused(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
         try:
             node: Node | None = super().compose_node(parent, index)
@@ -88,7 +85,7 @@ def read_tree(raw: bytes) -> Tree:
         line = raw.count(b"\n", 0, error.start) + 1
         return _broken(tree, line, "must be UTF-8 text, got other bytes; save it as UTF-8")
     try:
-        node = _compose(text)
+        node = _Loader(text).get_single_node()
     except _Refused as error:
         return _broken(tree, _line_of(error), str(error.problem))
     except yaml.reader.ReaderError as error:
@@ -109,15 +106,6 @@ def read_tree(raw: bytes) -> Tree:
 def too_large(size_bytes: int) -> str:
     """What is wrong with a text of more than `TEXT_BYTES`."""
     return f"must be at most {TEXT_BYTES} bytes, got {size_bytes}; is this a configuration file?"
-
-
-def _compose(text: str) -> Node | None:
-    loader = _Loader(text)  # raises ReaderError itself
-    try:
-        node: Node | None = loader.get_single_node()
-        return node
-    finally:
-        loader.dispose()
 
 
 def _broken(tree: Tree, line: int, text: str) -> Tree:

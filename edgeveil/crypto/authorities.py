@@ -84,9 +84,8 @@ class Authority:
             secret = serialization.load_pem_private_key(raw, passphrase)
         except (ValueError, TypeError):
             raise _damaged(key.parent) from None
-        if not isinstance(secret, ec.EllipticCurvePrivateKey):
-            raise _damaged(key.parent)
-        if secret.public_key() != found.public_key():
+        kind = ec.EllipticCurvePrivateKey
+        if not isinstance(secret, kind) or secret.public_key() != found.public_key():
             raise _damaged(key.parent)
         return cls(found, secret)
 
@@ -112,10 +111,8 @@ class Authority:
     def client(
         self, name: str, key: PublicKey, *, issue: int = 0, days: int = DAYS
     ) -> x509.Certificate:
-        """For who connects as the user `name`; `issue` counts the holder's certificates.
-
-        Raises UsageError where there have been too many to revoke them all.
-        """
+        """For who connects as the user `name`; `issue` counts the holder's certificates. Raises
+        UsageError where there are too many to revoke."""
         if not 0 <= issue < RENEWALS:
             fix = "rotate the authority"
             raise UsageError(f"has had {RENEWALS} certificates", where=name, fix=fix)
@@ -132,29 +129,24 @@ class Authority:
             .last_update(now - _SKEW)
             .next_update(now + datetime.timedelta(days=CRL_DAYS))
         )
+        revoked = x509.RevokedCertificateBuilder().revocation_date(now - _SKEW)
         for name in names:
             for issue in range(RENEWALS):
-                builder = builder.add_revoked_certificate(
-                    x509.RevokedCertificateBuilder()
-                    .serial_number(serial_number(name, issue))
-                    .revocation_date(now - _SKEW)
-                    .build()
-                )
+                one = revoked.serial_number(serial_number(name, issue)).build()
+                builder = builder.add_revoked_certificate(one)
         signed = builder.sign(self.key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM)
 
     def _leaf(
         self, name: str, key: PublicKey, serial: int, days: int, use: x509.ObjectIdentifier
     ) -> x509.CertificateBuilder:
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         return (
             _builder(_name(name), self.certificate.subject, key, serial, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
-            )
+            .add_extension(issuer, critical=False)
         )
 
 
@@ -184,11 +176,9 @@ def make_certificates(folder: Path, hosts: list[str], domains: Iterable[str]) ->
 
 
 def _damaged(folder: Path) -> UsageError:
-    return UsageError(
-        "the authority's key or certificate is damaged, or the passphrase is another",
-        where=str(folder),
-        fix="put back both, or remove both: then every client needs the new certificate",
-    )
+    what = "the authority's key or certificate is damaged, or the passphrase is another"
+    fix = "put back both, or remove both: then every client needs the new certificate"
+    return UsageError(what, where=str(folder), fix=fix)
 
 
 def _name(text: str) -> x509.Name:

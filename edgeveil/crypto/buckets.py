@@ -1,9 +1,8 @@
-"""Stanzas in buckets: what a device has to look through does not grow with who else is asked.
+"""Stanzas in buckets: a device looks through few of them, however many devices are asked.
 
-A device's bucket is a public hash of its sealing key, so that it knows where to look, and listens
-there, before it knows of any round. Of few recipients there is one bucket, which is the whole area
-of `seal_stanzas`. All buckets of a broadcast have one size, a function of how many recipients there
-are: dummies fill them up, so that a bucket does not tell how many of its devices were asked.
+A device's bucket is a public hash of its sealing key. Few recipients have one bucket, the whole
+area of `seal_stanzas`. All buckets of a broadcast have one size, by the number of recipients:
+dummies fill them up, so that none tells how many of its devices were asked.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def bucket_level(keys: Sequence[SealingKey]) -> int:
     more than 64; 1: all fit into one."""
     if len(keys) <= CAPACITY:
         return 1
-    large = [level for level in LEVELS if len(keys) <= _USUAL * level] or [LEVELS[-1]]
-    return next((level for level in large if max(_loads(keys, level)) <= CAPACITY), LEVELS[-1])
-
-
-def _loads(keys: Sequence[SealingKey], level: int) -> Iterable[int]:
-    return Counter(bucket_of(key, level) for key in keys).values()
+    for level in LEVELS:
+        if len(keys) <= _USUAL * level:
+            loads = Counter(bucket_of(key, level) for key in keys)
+            if max(loads.values()) <= CAPACITY:
+                return level
+    return LEVELS[-1]
 
 
 def bucket_of(key: SealingKey, level: int) -> int:
@@ -67,12 +66,10 @@ def bucket_bytes(stanzas: int) -> int:
 
 
 def fitting(keys: Iterable[bytes]) -> list[bytes]:
-    """Those of the keys for which there is a level where no bucket has more than 64.
+    """The keys without those that crowd a bucket at the largest level: of each the first 64 stay.
 
-    More than 64 in one of the most buckets that there may be do not come by chance. They are the
-    work of devices that looked for keys of one bucket, and it is their bucket that they crowd: of
-    its keys the first 64 in the order given are kept. So that whom a round asks stays uniform but
-    for them, where chance made that order.
+    More do not come by chance, but from devices that searched for keys of one bucket. Others are
+    asked uniformly still, where the given order is random.
     """
     room = Counter[int]()
     kept: list[bytes] = []

@@ -1,7 +1,6 @@
-"""Key types. Each use has a type of its own; secrets hide, refuse pickling, never hash.
+"""Key types, one for each use: secrets hide, refuse pickling, never hash.
 
-Every key is 32 bytes. A key file holds one line, `<tag> <hex>`, and the tag names the type, so
-that a public key handed over where a secret one belongs is refused by name.
+Every key is 32 bytes. A key file holds one line, `<tag> <hex>`; the tag names the type.
 """
 
 from __future__ import annotations
@@ -29,10 +28,14 @@ KEY_BYTES = 32
 L = TypeVar("L")
 
 
+def derived(secret: bytes, info: bytes) -> bytes:
+    """32 bytes by HKDF-SHA256 (RFC 5869), without salt, bound to `info`."""
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
+
+
 class Key:
     """32 bytes with a purpose. Immutable; equality is by type and in constant time."""
 
-    __slots__ = ("_library", "_raw")
     tag: ClassVar[str]
     secret: ClassVar[bool]
     _raw: bytes
@@ -40,10 +43,8 @@ class Key:
 
     def __init__(self, raw: bytes) -> None:
         if len(raw) != KEY_BYTES:
-            raise CryptoError(
-                f"{type(self).__name__} must be {KEY_BYTES} bytes, got {len(raw)}",
-                fix="copy the whole key file again",
-            )
+            what = f"{type(self).__name__} must be {KEY_BYTES} bytes, got {len(raw)}"
+            raise CryptoError(what, fix="copy the whole key file again")
         object.__setattr__(self, "_raw", bytes(raw))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -69,9 +70,8 @@ class Key:
     def save(self, path: Path, *, overwrite: bool = False) -> None:
         """Write the key file atomically: mode 0600 when secret, 0644 when public. Raises
         CryptoError when the file exists (unless `overwrite`) or cannot be written."""
-        write_key(
-            path, self.tag, self._raw, mode=0o600 if self.secret else 0o644, replace=overwrite
-        )
+        mode = 0o600 if self.secret else 0o644
+        write_key(path, self.tag, self._raw, mode=mode, replace=overwrite)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -82,7 +82,6 @@ class Key:
 class SecretKey(Key):
     """A key that shows nothing of itself and cannot leave the process by pickling."""
 
-    __slots__ = ()
     secret = True
 
     def __repr__(self) -> str:
@@ -100,7 +99,6 @@ class SecretKey(Key):
 class PublicKey(Key):
     """A key that anyone may hold; shown by its fingerprint only."""
 
-    __slots__ = ()
     secret = False
 
     def __hash__(self) -> int:
@@ -120,7 +118,6 @@ class PublicKey(Key):
 class VerifyKey(PublicKey):
     """Ed25519 public key: checks signatures."""
 
-    __slots__ = ()
     tag = "edgeveil-verify-key-1"
 
     def library_key(self) -> Ed25519PublicKey:
@@ -130,7 +127,6 @@ class VerifyKey(PublicKey):
 class SigningKey(SecretKey):
     """Ed25519 private key: signs."""
 
-    __slots__ = ()
     tag = "edgeveil-signing-key-1"
 
     def library_key(self) -> Ed25519PrivateKey:
@@ -143,7 +139,6 @@ class SigningKey(SecretKey):
 class SealingKey(PublicKey):
     """HPKE X25519 public key: anyone can seal to its owner."""
 
-    __slots__ = ()
     tag = "edgeveil-sealing-key-1"
 
     def library_key(self) -> X25519PublicKey:
@@ -153,7 +148,6 @@ class SealingKey(PublicKey):
 class OpeningKey(SecretKey):
     """HPKE X25519 private key: opens what was sealed to it."""
 
-    __slots__ = ()
     tag = "edgeveil-opening-key-1"
 
     def library_key(self) -> X25519PrivateKey:
@@ -166,60 +160,51 @@ class OpeningKey(SecretKey):
 class ContentKey(SecretKey):
     """Symmetric key of one encrypted stream; fresh for each."""
 
-    __slots__ = ()
     tag = "edgeveil-content-key-1"
 
 
 class LedgerKey(SecretKey):
     """Key of the hash chain over a device's privacy ledger; never leaves the box."""
 
-    __slots__ = ()
     tag = "edgeveil-ledger-key-1"
 
     def noise_key(self) -> NoiseKey:
-        """The key of this device's noise: HKDF-SHA256, so that neither key tells the other."""
-        derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.NOISE_KEY))
-        return NoiseKey(derive.derive(self._raw))
+        """Derive the key of this device's noise; neither key tells the other."""
+        return NoiseKey(derived(self._raw, separated(labels.NOISE_KEY)))
 
     def deposit_key(self) -> DepositKey:
-        """The key of what the device deposits with the proxy for its own eyes; HKDF as well."""
-        derive = HKDF(SHA256(), KEY_BYTES, salt=None, info=labels.separated(labels.DEPOSIT_KEY))
-        return DepositKey(derive.derive(self._raw))
+        """Derive the key of what the device deposits with the proxy for itself."""
+        return DepositKey(derived(self._raw, separated(labels.DEPOSIT_KEY)))
 
 
 class NoiseKey(SecretKey):
     """Key that all of a device's noise is derived from: who has it can take the noise away."""
 
-    __slots__ = ()
     tag = "edgeveil-noise-key-1"
 
 
 class DepositKey(SecretKey):
     """Key of what a device deposits with the proxy for its own eyes alone."""
 
-    __slots__ = ()
     tag = "edgeveil-deposit-key-1"
 
 
 class MaskSeed(SecretKey):
     """What one device's masks of one round are made of; the proxy has it, the cloud never."""
 
-    __slots__ = ()
     tag = "edgeveil-mask-seed-1"
 
 
 class CheckKey(SecretKey):
     """What the factors of check sums are made of; those have it who opened a round's package."""
 
-    __slots__ = ()
     tag = "edgeveil-check-key-1"
 
     @classmethod
     def disclosable(cls, membership: bytes, at: bytes) -> CheckKey:
         """Derive the key of the round `at` from its membership tag, which the key does not give
         away: the proxy hears it once it holds the round's batch."""
-        info = labels.context(labels.CHECK_KEY, at)
-        return cls(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(membership))
+        return cls(derived(membership, labels.context(labels.CHECK_KEY, at)))
 
     def commitment(self, at: bytes) -> bytes:
         """Return what binds whoever announces it to this one key in the round `at`, 32 bytes."""
@@ -227,10 +212,6 @@ class CheckKey(SecretKey):
 
 
 DEPOSIT_BYTES = 1024  # of what is deposited, whatever it holds
-
-
-# --- signatures -----------------------------------------------------------------------------
-
 
 SIGNATURE_BYTES = 64
 
@@ -251,30 +232,20 @@ def verify(key: VerifyKey, label: bytes, payload: bytes, signature: bytes) -> bo
     return True
 
 
-# --- key files ------------------------------------------------------------------------------
-
-
 _MAX_FILE_BYTES = 1024
-_OTHERS = 0o077
 
 
 def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
     """Write `<tag> <hex>` to `path` in one step, with `mode` from the first byte on. Raises
     CryptoError when the file exists and `replace` is false, or cannot be written."""
     if not replace and path.exists():
-        raise CryptoError(
-            "a key file is there already",
-            where=str(path),
-            fix="choose another path, or remove the old key if nothing depends on it",
-        )
+        fix = "choose another path, or remove the old key if nothing depends on it"
+        raise CryptoError("a key file is there already", where=str(path), fix=fix)
     try:
         write_durably(path, f"{tag} {raw.hex()}\n".encode("ascii"), mode=mode)
     except OSError as error:
-        raise CryptoError(
-            f"the key file cannot be written: {error.strerror}",
-            where=str(path),
-            fix="check that the folder exists and may be written",
-        ) from error
+        what, fix = f"the key file cannot be written: {error.strerror}", "check its folder"
+        raise CryptoError(what, where=str(path), fix=fix) from error
 
 
 def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
@@ -285,18 +256,13 @@ def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise CryptoError(
-            f"the key file cannot be read: {error.strerror}",
-            where=str(path),
-            fix="check the path in the site file, or provision the site first",
-        ) from error
+        what = f"the key file cannot be read: {error.strerror}"
+        fix = "check the path in the site file, or provision the site first"
+        raise CryptoError(what, where=str(path), fix=fix) from error
     raw = _parse(text, tag, str(path))
-    if secret and mode & _OTHERS:
-        raise CryptoError(
-            "other users of this machine may read this secret key",
-            where=str(path),
-            fix=f"chmod 600 {path}",
-        )
+    if secret and mode & 0o077:
+        what = "other users of this machine may read this secret key"
+        raise CryptoError(what, where=str(path), fix=f"chmod 600 {path}")
     return raw
 
 
@@ -310,6 +276,5 @@ def _parse(text: bytes, tag: str, where: str) -> bytes:
     try:
         return bytes.fromhex(words[1].decode("ascii"))
     except ValueError:
-        raise CryptoError(
-            "the key in this file is damaged", where=where, fix="copy the whole key file again"
-        ) from None
+        what = "the key in this file is damaged"
+        raise CryptoError(what, where=where, fix="copy the whole key file again") from None

@@ -1,7 +1,5 @@
-"""Versioned labels: every use of a key is bound to one of them, so no two uses can be mixed up.
-
-A label is ASCII without NUL. A change in what is signed, sealed or derived takes a new version.
-"""
+"""Versioned labels, one for each use of a key: ASCII without NUL. A change in what is signed,
+sealed or derived takes a new version."""
 
 from __future__ import annotations
 
@@ -42,10 +40,8 @@ MASK_CHECK = b"edgeveil/v1/mask-check"
 CHECK_KEY = b"edgeveil/v1/check-key"
 CHECK_COMMITMENT = b"edgeveil/v1/check-commitment"
 
-# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot, a record's rank
-# where a box has more than its owner lets it hold; and a device's
-# noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes
-# become noise is a change in what is derived.
+# Keyed hashes: a link of the privacy ledger, an evaluation record's slot, a record's rank; and a
+# device's noise: one question's key, its secret samples, the noise on one exact sum.
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
 EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
 RECORD_RANK = b"edgeveil/v1/record-rank"
@@ -68,17 +64,12 @@ CLAIM_KEY = b"edgeveil/v1/claim-key"
 
 
 def context(label: bytes, *parts: bytes) -> bytes:
-    """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.
-
-    Raises CryptoError when the label is empty or holds a NUL.
-    """
+    """`label`, NUL, then each part behind its 4-byte big-endian length; see `separated`."""
     return separated(label) + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def separated(label: bytes) -> bytes:
     """The label and its NUL. Raises CryptoError when the label is empty or holds a NUL."""
     if not label or b"\0" in label:
-        raise CryptoError(
-            "a label must be non-empty and free of NUL", fix="use edgeveil.crypto.labels"
-        )
+        raise CryptoError("a label must be non-empty and free of NUL")
     return label + b"\0"

@@ -28,11 +28,9 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from edgeveil.crypto.keys import KEY_BYTES, CheckKey, MaskSeed, SecretKey
+from edgeveil.crypto.keys import CheckKey, MaskSeed, SecretKey, derived
 from edgeveil.crypto.labels import MASK, MASK_CHECK, context
 from edgeveil.crypto.ring import CHECK_BYTES, Ring
 from edgeveil.errors import CryptoError
@@ -210,32 +208,28 @@ def unmasked(
 
 
 class Factors:
-    """The factors r_j of checks of many vectors of one ring: kept where few, else derived for
-    each."""
+    """The factors r_j of checks of many vectors of one ring: kept where few, else derived each time
+    anew."""
 
     def __init__(self, key: CheckKey, use: bytes, ring: Ring) -> None:
-        self.ring, self._use = ring, use
-        self._key = key
+        self.ring, self._use, self._key = ring, use, key
         self._modulus = 1 << ring.bits
-        self._few = ring.count <= _FACTORS_KEPT
         self._kept: UInt64 | None = None
 
     def blocks(self) -> Iterator[tuple[slice, UInt64]]:
         """Yield places and their factors, block by block."""
-        if self._few and self._kept is None:
-            self._kept = np.concatenate([words.copy() for _, words in self._derived()])
-        if self._kept is None:
+        if self.ring.count > _FACTORS_KEPT:
             yield from self._derived()
             return
+        if self._kept is None:
+            self._kept = np.concatenate([words.copy() for _, words in self._derived()])
         for part in _blocks(self.ring.count):
             yield part, self._kept[part]
 
     def form(self, numbers: UInt64) -> int:
         """Return Σ r_j·x_j mod 2^bits of a vector (count,)."""
-        total = 0
-        for part, words in self.blocks():
-            total += int(np.dot(words, numbers[part]))
-        return total % self._modulus
+        parts = (int(np.dot(words, numbers[part])) for part, words in self.blocks())
+        return sum(parts) % self._modulus
 
     def check_of_masked(self, vector: Vector) -> int:
         """Return the form of a vector less its check, mod 2^bits: of a sound one, `check_of_mask`
@@ -259,8 +253,8 @@ class _Keystream:
     """ChaCha20 keystream under a key of its own, given out block by block in one buffer."""
 
     def __init__(self, key: SecretKey, info: bytes) -> None:
-        derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(key.to_bytes())
-        self._stream = Cipher(ChaCha20(derived, _NONCE), mode=None).encryptor()
+        own = ChaCha20(derived(key.to_bytes(), info), _NONCE)
+        self._stream = Cipher(own, mode=None).encryptor()
         self._buffer = bytearray(8 * _BLOCK)
 
     def next(self, size: int) -> bytes:

@@ -48,14 +48,9 @@ def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | 
 
 
 def unusable(public: SealingKey) -> CryptoError:
-    """What is said of a public key of low order."""
-    return CryptoError(
-        f"nothing can be sealed to the key {public.fingerprint()}",
-        fix="enrol the device again with a key that it made itself",
-    )
-
-
-# --- stanzas --------------------------------------------------------------------------------
+    """The error of a public key of low order."""
+    what = f"nothing can be sealed to the key {public.fingerprint()}"
+    return CryptoError(what, fix="enrol the device again with a key that it made itself")
 
 
 TAG_BYTES = 8
@@ -77,15 +72,10 @@ def stanza_area_bytes(recipients: int) -> int:
 
 
 def seal_stanzas(
-    content_key: ContentKey,
-    recipients: Sequence[SealingKey],
-    info: bytes,
-    count: int | None = None,
+    content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes, count: int | None = None
 ) -> bytes:
     """The whole area: `count` stanzas (None: `stanza_count`), those beyond the recipients dummies.
-
-    Raises CryptoError when a recipient's key is unusable.
-    """
+    Raises CryptoError when a recipient's key is unusable."""
     ephemeral, thrown_away = OpeningKey.generate(), OpeningKey.generate().public()
     public, private = ephemeral.public(), ephemeral.library_key()
     raw = content_key.to_bytes()
@@ -131,7 +121,7 @@ def _bound(ephemeral: SealingKey, recipient: SealingKey, info: bytes) -> bytes:
 
 
 def _tag(private: X25519PrivateKey, other: SealingKey, bound: bytes) -> bytes:
-    """The tag of the secret that both keys share; CryptoError when `other` is of low order."""
+    """The tag of the keys' shared secret; CryptoError when `other` is of low order."""
     try:
         secret = private.exchange(other.library_key())
     except ValueError:

@@ -64,11 +64,8 @@ def seal_stream(
 
 
 def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
-    """The plaintext, whole or not at all.
-
-    Raises CryptoError when the key or context is another one, or when the stream was altered,
-    cut, reordered or extended.
-    """
+    """The plaintext, whole or not at all: CryptoError for another key or context, or an altered,
+    cut, reordered or extended stream."""
     view = memoryview(ciphertext)
     chunk_bytes = int.from_bytes(view[SALT_BYTES:HEADER_BYTES], "big")
     body = view[HEADER_BYTES:]
@@ -78,11 +75,9 @@ def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | mem
     starts = range(0, len(body), chunk_bytes + TAG_BYTES)
     opened = BytesIO()
     for position, start in enumerate(starts):
-        last = position == len(starts) - 1
+        nonce = _nonce(position, last=position == len(starts) - 1)
         try:
-            piece = aead.decrypt(
-                _nonce(position, last=last), body[start : start + chunk_bytes + TAG_BYTES], context
-            )
+            piece = aead.decrypt(nonce, body[start : start + chunk_bytes + TAG_BYTES], context)
         except (InvalidTag, ValueError):
             raise _refused() from None
         # One text has one chunking: an empty last chunk behind full ones is nobody's output.
@@ -94,7 +89,7 @@ def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | mem
 
 def _aead(content_key: ContentKey, salt: bytes, chunk_bytes: int) -> ChaCha20Poly1305:
     info = bound_to(STREAM_KEY, chunk_bytes.to_bytes(4, "big"))
-    hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=info)
+    hkdf = HKDF(SHA256(), KEY_BYTES, salt=salt, info=info)
     return ChaCha20Poly1305(hkdf.derive(content_key.to_bytes()))
 
 

@@ -69,59 +69,33 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
         if "buffer" in round_.model_fields_set:
-            yield Mix(
-                ("round.buffer", "round.mode"),
-                "is for buffered rounds alone; set round.mode: buffered, or leave it out",
-            )
+            text = "is for buffered rounds alone; set round.mode: buffered, or leave it out"
+            yield Mix(("round.buffer", "round.mode"), text)
         return
-    if round_.buffer is not None and round_.buffer < round_.min_batch:
-        yield Mix(
-            ("round.buffer", "round.min_batch"),
-            f"a round would close with {round_.buffer} uploads, and the proxy hands over "
-            f"{round_.min_batch} or more; set at least {round_.min_batch}",
-        )
-    asked, buffer = job.selection.devices, round_.buffer or 0
+    least, asked, buffer = round_.min_batch, job.selection.devices, round_.buffer or 0
+    if round_.buffer is not None and buffer < least:
+        text = f"the proxy hands over {least} or more uploads; set at least {least}"
+        yield Mix(("round.buffer", "round.min_batch"), text)
     if asked != "all" and buffer > (selected := rounded_up(asked, job.selection.over_select)):
-        yield Mix(
-            ("round.buffer", "selection.devices", "selection.over_select"),
-            f"only {selected} devices are selected, so no round would close with {buffer} uploads; "
-            f"set at most {selected}, or select more devices",
-        )
+        text = f"only {selected} devices are selected; set at most {selected}, or select more"
+        yield Mix(("round.buffer", "selection.devices", "selection.over_select"), text)
     if job.aggregation.secure:
-        yield Mix(
-            ("round.mode", "aggregation.secure"),
-            "a late update is masked for a sum that was made without it; leave secure out, or "
-            "round.mode: buffered",
-        )
+        text = "a late update is masked for a sum that was made without it; leave secure out"
+        yield Mix(("round.mode", "aggregation.secure"), text)
     elif job.aggregation.name != "fedavg":
-        yield Mix(
-            ("round.mode", "aggregation.name"),
-            "updates weighed by how late they are have a mean, and rules that compare them would "
-            f"take the late ones for outliers; use fedavg, '{job.aggregation.name}' looks at each",
-        )
+        text = f"'{job.aggregation.name}' would take late updates for outliers; use fedavg"
+        yield Mix(("round.mode", "aggregation.name"), text)
     if job.infer_every:
-        yield Mix(
-            ("round.mode", "unsupervised"),
-            "a late update comes without the inferences that others of its batch send, and would "
-            "be told by that; set unsupervised.eval_type to NOT_EVAL, or leave the block out",
-        )
+        text = "a late update has no inferences and would be told by that; leave the block out"
+        yield Mix(("round.mode", "unsupervised"), text)
     if not trains_model(job.train.method):
-        yield Mix(
-            ("round.mode", "train.method"),
-            f"what method '{job.train.method}' uploads is no change of a model, so one that is "
-            "late cannot be added to a newer model; use for example sgd or dp_sgd",
-        )
+        text = f"what method '{job.train.method}' uploads is no change of a model; use for example"
+        yield Mix(("round.mode", "train.method"), f"{text} sgd or dp_sgd")
     if any(getattr(entry, "composition", "") == "parallel" for entry in job.update):
-        yield Mix(
-            ("round.mode", "update"),
-            "composition: parallel claims its ε for values that hide among all others, and "
-            "late ones are weighed; use composition: sequential",
-        )
+        text = "composition: parallel hides values among all, late ones are weighed; use sequential"
+        yield Mix(("round.mode", "update"), text)
     needed = job.rounds * buffer
     if trainers is not None and (most := trainers * job.max_participations) < needed:
-        yield Mix(
-            ("privacy.max_participations", "round.buffer", "train.rounds"),
-            f"{trainers} devices that train in {job.max_participations} rounds each make {most} "
-            f"updates, and {job.rounds} rounds of {buffer} need {needed}; raise "
-            "max_participations, or lower round.buffer or train.rounds",
-        )
+        text = f"{trainers} devices make {most} updates, and {job.rounds} rounds of {buffer} need"
+        text += f" {needed}; raise max_participations, or lower round.buffer or train.rounds"
+        yield Mix(("privacy.max_participations", "round.buffer", "train.rounds"), text)

@@ -1,7 +1,7 @@
-"""A job -> its plan, or every reason why it cannot be one.
+"""Validate combinations of a job's settings and build its Plan.
 
-Holds a job's blocks against each other: values that are impossible together, and prices that cannot
-be met, are refused all at once, as `Mix`es that name their keys. Only `compile_job` makes plans.
+Impossible combinations, and prices that cannot be met, are refused all at once, as `Mix`es that
+name their keys. Only `compile_job` makes plans.
 """
 
 from __future__ import annotations
@@ -88,36 +88,26 @@ def compile_canonical(raw: bytes) -> Plan:
 
 
 def _privacy(job: Job) -> Iterator[Mix]:
-    bound = 1 / job.data.nominal_records
-    if job.privacy.delta >= bound:
-        yield Mix(
-            ("privacy.delta", "data.nominal_records"),
-            f"{number(job.privacy.delta)} is not below 1 / data.nominal_records = "
-            f"{number(bound)}, so publishing one whole record would satisfy it and it protects "
-            f"nobody; set for example {number(bound / 1000)}",
-        )
+    delta, bound = job.privacy.delta, 1 / job.data.nominal_records
+    if delta >= bound:
+        text = f"{number(delta)} is not below 1 / data.nominal_records, so it protects nobody"
+        text += f"; set for example {number(bound / 1000)}"
+        yield Mix(("privacy.delta", "data.nominal_records"), text)
     limit = job.privacy.max_participations
     if limit is not None and limit > job.rounds:
-        yield Mix(
-            ("privacy.max_participations", "train.rounds"),
-            f"{limit} is more than the {job.rounds} rounds of the job, so noise would be added "
-            f"for rounds that never come; set at most {job.rounds}, or leave it out",
-        )
+        text = f"{limit} is more than the {job.rounds} rounds of the job; set at most {job.rounds}"
+        yield Mix(("privacy.max_participations", "train.rounds"), text)
 
 
 def _time_budget(job: Job) -> Iterator[Mix]:
     closes_s = job.round.deadline_s
     if job.round.time_budget_s >= closes_s:
-        yield Mix(
-            ("round.budget_s", "round.deadline_s"),
-            f"answers leave up to {number(job.round.time_budget_s)} s after the package, but the "
-            f"round closes {number(closes_s)} s after the broadcast; set at most "
-            f"{number(closes_s / 2)}, or a later deadline_s",
-        )
+        text = f"the round closes {number(closes_s)} s after the broadcast; set at most"
+        yield Mix(("round.budget_s", "round.deadline_s"), f"{text} {number(closes_s / 2)}")
 
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """A schema that cannot be, or that says other records than the job."""
+    """A schema that is impossible, or that contradicts the job's other keys."""
     schema = job.data.schema_
     if schema is None:
         return
@@ -126,26 +116,18 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     if found:
         return
     if job.data.classes != schema.classes:
-        yield Mix(
-            ("data.classes", "data.schema.label"),
-            f"is {job.data.classes}, data.schema names {schema.classes} labels; leave it out, it "
-            "follows from the schema",
-        )
+        text = f"is {job.data.classes}, data.schema names {schema.classes} labels; leave it out"
+        yield Mix(("data.classes", "data.schema.label"), text)
     if schema.anomaly != job.anomaly:
         yield _other_labels(job)
     if job.data.input_shape != schema.input_shape:
-        yield Mix(
-            ("data.input_shape", "data.schema"),
-            f"is {list(job.data.input_shape)}, data.schema makes records of "
-            f"{list(schema.input_shape)}; leave it out, it follows from the schema",
-        )
+        shape = list(schema.input_shape)
+        text = f"is {list(job.data.input_shape)}, data.schema makes records of {shape}"
+        yield Mix(("data.input_shape", "data.schema"), f"{text}; leave it out")
     size = len(job.canonical())
     if size > CANONICAL_BYTES:
-        yield Mix(
-            ("data.schema",),
-            f"makes the job {size} bytes, devices take {CANONICAL_BYTES}; name fewer columns or "
-            "categories, and columns that are read alike in one list",
-        )
+        text = f"makes the job {size} bytes, devices take {CANONICAL_BYTES}; name fewer columns"
+        yield Mix(("data.schema",), f"{text} or categories, and like columns in one list")
     source = SOURCES.get(fleet.source) if fleet is not None else None
     if fleet is not None and source is not None:
         try:
@@ -155,71 +137,50 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _other_labels(job: Job) -> Mix:
-    """Labels that say what is normal where classes or a number are learned, or the reverse."""
+    """A label with `normal` where classes or a number are learned, or one without."""
     name = job.train.method if METHODS[job.train.method].anomaly or not job.model else ""
     key, what = ("train.method", f"method '{name}'") if name else ("model", "this model")
     if job.anomaly:
-        return Mix(
-            (key, "data.schema.label"),
-            f"{what} learns what is normal, and the label does not say what is; write for example"
-            " normal: [ok] in place of classes or number",
-        )
+        text = f"{what} learns what is normal; write for example normal: [ok] in place of classes"
+        return Mix((key, "data.schema.label"), text)
     able = [f"train: {{method: {name}}}" for name in METHODS if METHODS[name].anomaly]
     able += [f"model: {{name: {name}}}" for name in MODELS if MODELS[name].anomaly]
-    return Mix(
-        (key, "data.schema.label.normal"),
-        f"{what} learns classes or a number, and the label says what is normal; use"
-        f" {' or '.join(able)}, or name classes",
-    )
+    text = f"{what} learns classes or a number; name classes, or use {' or '.join(able)}"
+    return Mix((key, "data.schema.label.normal"), text)
 
 
 def _without_classes(job: Job) -> Iterator[Mix]:
-    """What is about classes, where the label is a number or what is normal is learned."""
+    """Settings about classes where the label is a number or what is normal is learned."""
     if job.measure == ACCURACY:
         return
     at = "train.method" if job.anomaly else "data.schema.label.number"
     if not job.anomaly and not METHODS[job.train.method].regression:
         able = ", ".join(name for name in METHODS if METHODS[name].regression)
-        yield Mix(
-            ("train.method", at),
-            f"method '{job.train.method}' learns classes, and the label is a number; use {able}, or"
-            " name classes",
-        )
+        text = f"method '{job.train.method}' learns classes, and the label is a number; use {able}"
+        yield Mix(("train.method", at), f"{text}, or name classes")
     if job.infer_every or job.cluster_every:
-        yield Mix(
-            ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at),
-            f"devices would upload probabilities of classes, and {job.learns}; set"
-            " unsupervised.eval_type to NOT_EVAL",
-        )
+        text = f"{job.learns}, and there are no probabilities of classes to upload; set NOT_EVAL"
+        keys = ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at)
+        yield Mix(keys, text)
     if build_rule(job.aggregation).validation_records:
-        yield Mix(
-            ("aggregation.name", at),
-            f"'{job.aggregation.name}' scores uploads by their accuracy, and {job.learns}; use"
-            " fedavg",
-        )
+        text = f"'{job.aggregation.name}' scores uploads by accuracy, and {job.learns}; use fedavg"
+        yield Mix(("aggregation.name", at), text)
 
 
 def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """Records that are too large, or have not the form of those that the fleet holds."""
-    if math.prod(job.data.input_shape) > RECORD_VALUES:
-        yield Mix(
-            ("data.input_shape",),
-            f"one record would hold more than {RECORD_VALUES} values; make it smaller",
-        )
+    """Records that are too large, or of another form than those of the fleet."""
+    shape = job.data.input_shape
+    if math.prod(shape) > RECORD_VALUES:
+        text = f"one record would hold more than {RECORD_VALUES} values; make it smaller"
+        yield Mix(("data.input_shape",), text)
     elif fleet is not None and fleet.source in SOURCES and SOURCES[fleet.source].shape:
         name, known = fleet.source, SOURCES[fleet.source]
-        shape, classes = known.shape, known.classes
-        if job.data.input_shape != shape:
-            yield Mix(
-                ("data.input_shape", "data.source", fleet.key),
-                f"is {list(job.data.input_shape)}, records of {name} have {list(shape)}; "
-                f"write input_shape: {list(shape)}",
-            )
-        if job.data.classes < classes:
-            yield Mix(
-                ("data.classes", "data.source", fleet.key),
-                f"is {job.data.classes}, {name} has {classes} classes; write classes: {classes}",
-            )
+        if shape != known.shape:
+            text = f"is {list(shape)}; for records of {name} write input_shape: {list(known.shape)}"
+            yield Mix(("data.input_shape", "data.source", fleet.key), text)
+        if job.data.classes < known.classes:
+            text = f"is {job.data.classes}, {name} has {known.classes} classes; write that"
+            yield Mix(("data.classes", "data.source", fleet.key), text)
 
 
 def _features(job: Job) -> Iterator[Mix]:
@@ -228,11 +189,8 @@ def _features(job: Job) -> Iterator[Mix]:
     for index, entry in enumerate(job.features):
         if isinstance(entry, PcaParameters):
             if index == 0 or index != last:
-                yield Mix(
-                    (f"features.{index}",),
-                    f"{entry.name} projects what the maps before it give; make it the "
-                    "last of the features, after at least one map, and the only PCA",
-                )
+                text = f"{entry.name} projects what the maps before it give; put it last, once"
+                yield Mix((f"features.{index}",), text)
             continue
         try:
             build_features([entry]).output_dim(job.data.input_shape)
@@ -242,131 +200,97 @@ def _features(job: Job) -> Iterator[Mix]:
 
 def _evaluation(job: Job) -> Iterator[Mix]:
     every = job.infer_every or job.cluster_every
-    asked = {
-        "unsupervised.every_rounds": bool(every),
-        "federated_evaluation": job.federated_evaluation is not None,
-    }
-    for key in [key for key in asked if asked[key]]:
+    for key in _evaluation_keys(job):
+        block = key.partition(".")[0]
         if job.data.evaluation_share == 0:
-            yield Mix(
-                ("data.evaluation_share", key, "unsupervised.eval_type"),
-                "devices are to be evaluated but keep no records apart for it; set for example "
-                f"0.1, or leave {key.partition('.')[0]} out",
-            )
+            text = "devices keep no records apart for their evaluation; set for example 0.1, or"
+            keys = ("data.evaluation_share", key, "unsupervised.eval_type")
+            yield Mix(keys, f"{text} leave {block} out")
         sums = key == "federated_evaluation" or job.cluster_every
         if sums and METHODS[job.train.method].learns_on == "nothing":
-            yield Mix(
-                (key, "unsupervised.upload", "train.method"),
-                f"method '{job.train.method}' learns nothing that could be evaluated; leave "
-                f"{key.partition('.')[0]} out",
-            )
+            text = f"method '{job.train.method}' learns nothing to evaluate; leave {block} out"
+            yield Mix((key, "unsupervised.upload", "train.method"), text)
     if not every:
         return
     yield from _uploads(job)
     if every > job.rounds:
-        yield Mix(
-            ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
-            f"{every} is more than the {job.rounds} rounds of the job, so devices would never be "
-            f"evaluated; set at most {job.rounds}, or 0 for never",
-        )
+        text = f"{every} is more than the {job.rounds} rounds of the job; set at most {job.rounds}"
+        keys = ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type")
+        yield Mix(keys, f"{text}, or 0 for never")
     if job.cluster_every:
         return
     if job.encrypt.privacy_eval_type == "LAPLACE" and job.encrypt.laplace_eval is None:
-        yield Mix(
-            ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised"),
-            "LAPLACE needs laplace_eval.laplace_eval_eps, the ε of one evaluation round; "
-            "add for example `laplace_eval: {laplace_eval_eps: 20}`",
-        )
+        text = "LAPLACE needs an ε; add for example `laplace_eval: {laplace_eval_eps: 20}`"
+        keys = ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised")
+        yield Mix(keys, text)
     if job.encrypt.privacy_eval_type == "NOT_ENCRYPT" and not job.privacy.accept_unproven:
-        yield Mix(
-            ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
-            "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
-            "or set privacy.accept_unproven to true",
-        )
+        text = "NOT_ENCRYPT has no guarantee; use LAPLACE, or set privacy.accept_unproven to true"
+        keys = ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised")
+        yield Mix(keys, text)
+
+
+def _evaluation_keys(job: Job) -> list[str]:
+    """The keys by which the job asks for evaluations on devices."""
+    every = job.infer_every or job.cluster_every
+    keys = ["unsupervised.every_rounds"] if every else []
+    return [*keys, "federated_evaluation"] if job.federated_evaluation is not None else keys
 
 
 def _cluster_sums(job: Job) -> Iterator[Mix]:
-    """`unsupervised.upload: sums`, and what is of other uploads, or of these alone."""
+    """`unsupervised.upload: sums`, and keys of other uploads, or of sums alone."""
     wanted, key = job.unsupervised, "unsupervised"
     if wanted.upload != "sums":
         if wanted.epsilon is not None:
-            yield Mix(
-                (f"{key}.epsilon", f"{key}.upload"),
-                f"is of upload: sums, and upload is {wanted.upload}, whose ε is"
-                " encrypt.laplace_eval.laplace_eval_eps; leave it out, or set upload: sums",
-            )
+            text = "is of upload: sums; leave it out, or write encrypt.laplace_eval"
+            yield Mix((f"{key}.epsilon", f"{key}.upload"), text)
         return
     if not job.cluster_every:
         return
     if wanted.epsilon is None:
-        yield Mix(
-            (f"{key}.epsilon", f"{key}.upload"),
-            "upload: sums needs the ε of all its sums together; add for example epsilon: 1",
-        )
+        text = "upload: sums needs the ε of all its sums together; add for example epsilon: 1"
+        yield Mix((f"{key}.epsilon", f"{key}.upload"), text)
     if job.encrypt != Encrypt():
-        yield Mix(
-            ("encrypt.privacy_eval_type", "encrypt", f"{key}.upload"),
-            "is about softmax uploads, and with upload: sums there are none; leave encrypt out, the"
-            f" ε of the sums is {key}.epsilon",
-        )
+        text = f"with upload: sums there are no softmax uploads; use {key}.epsilon in its place"
+        yield Mix(("encrypt.privacy_eval_type", "encrypt", f"{key}.upload"), text)
     cells = ClusterSums(job.data.classes).cells
     if cells > UPLOAD_VALUES:
-        yield Mix(
-            (f"{key}.upload", "data.classes"),
-            f"sums by {job.data.classes} clusters are {cells} values a device, more than"
-            f" {UPLOAD_VALUES}; use upload: mean",
-        )
+        text = f"would be {cells} values a device, more than {UPLOAD_VALUES}; use upload: mean"
+        yield Mix((f"{key}.upload", "data.classes"), text)
 
 
 def _federated_evaluation(job: Job) -> Iterator[Mix]:
-    """Evaluations that never come, or have no records, or no model."""
+    """Evaluations that never come, and alarms of a job that learns none."""
     asked, key = job.federated_evaluation, "federated_evaluation"
     if asked is None:
         return
     if asked.every_rounds > job.rounds:
-        yield Mix(
-            (f"{key}.every_rounds", "train.rounds"),
-            f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; set at most "
-            f"{job.rounds}, or leave it out: the last model is always evaluated",
-        )
+        text = f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; leave it out"
+        yield Mix((f"{key}.every_rounds", "train.rounds"), text)
     if asked.alarm_rate is not None and not job.anomaly:
-        yield Mix(
-            (f"{key}.alarm_rate", "train.method"),
-            "is of a job that learns what is normal, and this one learns classes or a number; leave"
-            " it out",
-        )
+        text = "is of a job that learns what is normal; leave it out"
+        yield Mix((f"{key}.alarm_rate", "train.method"), text)
 
 
 def _uploads(job: Job) -> Iterator[Mix]:
-    wanted = job.unsupervised
-    values = wanted.samples_per_device * job.data.classes
-    if wanted.upload == "per_sample" and values > UPLOAD_VALUES:
-        yield Mix(
-            ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload"),
-            f"{wanted.samples_per_device} rows of {job.data.classes} classes are {values} values "
-            f"a device, more than {UPLOAD_VALUES}; set at most "
-            f"{UPLOAD_VALUES // job.data.classes} samples, or upload: mean",
-        )
+    wanted, most = job.unsupervised, UPLOAD_VALUES // job.data.classes
+    if wanted.upload == "per_sample" and wanted.samples_per_device > most:
+        text = f"more than {UPLOAD_VALUES} values a device; set at most {most} samples"
+        keys = ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload")
+        yield Mix(keys, f"{text}, or upload: mean")
     if wanted.of_all and wanted.upload != "mean":
-        yield Mix(
-            ("unsupervised.eval_type", "unsupervised.upload"),
-            "MEAN_SOFTMAX is the mean of one vector a device, and nothing is clustered; leave "
-            "upload out, or choose for example SILHOUETTE_SCORE",
-        )
+        text = "MEAN_SOFTMAX is the mean of one vector a device; leave upload out"
+        yield Mix(("unsupervised.eval_type", "unsupervised.upload"), text)
 
 
 def _selected(job: Job) -> Iterator[Mix]:
     wanted = job.selection.devices
     if wanted == "all":
         return
-    selected = rounded_up(wanted, job.selection.over_select)
-    if job.round.min_batch > selected:
-        yield Mix(
-            ("round.min_batch", "selection.devices", "selection.over_select"),
-            f"a batch needs {job.round.min_batch} uploads (round.min_batch) but only {selected} "
-            "devices are selected, so no round could ever close; raise selection.devices or "
-            "lower round.min_batch",
-        )
+    selected, least = rounded_up(wanted, job.selection.over_select), job.round.min_batch
+    if least > selected:
+        text = f"a batch needs {least} uploads (round.min_batch) but only {selected} devices are"
+        text += " selected; raise selection.devices or lower round.min_batch"
+        yield Mix(("round.min_batch", "selection.devices", "selection.over_select"), text)
 
 
 def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -378,39 +302,27 @@ def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         if fleet is None or selected < fleet.devices:
             return
     at = () if fleet is None else (f"{fleet.key}.devices",)
-    yield Mix(
-        ("privacy.max_participations", "selection.devices", "train.rounds", *at),
-        f"every device is selected in each of the {job.rounds} rounds but may answer only "
-        f"{limit} of them, so the job would fail after round {limit}; select fewer devices a "
-        f"round (selection.devices), or set at least {job.rounds}",
-    )
+    text = f"all devices are selected in each of {job.rounds} rounds, so the job would fail after"
+    text += f" round {limit}; select fewer devices a round, or set at least {job.rounds}"
+    yield Mix(("privacy.max_participations", "selection.devices", "train.rounds", *at), text)
 
 
 def _model(job: Job) -> Iterator[Mix]:
     """A model where none is trained, none where one is, or one that takes other records."""
-    trains = trains_model(job.train.method)
-    if not trains:
+    method = job.train.method
+    if not trains_model(method):
         yield from _for_updates_alone(job)
-        if not job.features and METHODS[job.train.method].learns_on == "features":
-            yield Mix(
-                ("features", "train.method"),
-                f"method '{job.train.method}' learns on public features; add for example "
-                "`features: [{name: identity}]`",
-            )
+        if not job.features and METHODS[method].learns_on == "features":
+            text = f"method '{method}' learns on public features; add for example"
+            yield Mix(("features", "train.method"), f"{text} `features: [{{name: identity}}]`")
         return
     if projection_of(job.features) is not None:
-        yield Mix(
-            ("features", "train.method"),
-            f"a PCA takes exchanges of its own, which method '{job.train.method}' has not; leave "
-            "it out, or train with fm",
-        )
+        text = f"a PCA takes exchanges of its own, which method '{method}' has not; leave it out"
+        yield Mix(("features", "train.method"), text)
         return
     if job.model is None:
-        yield Mix(
-            ("model", "train.method"),
-            f"method '{job.train.method}' trains a model and none is named; add for example "
-            "`model: {name: mlp}`",
-        )
+        text = f"method '{method}' trains a model and none is named; add for example"
+        yield Mix(("model", "train.method"), f"{text} `model: {{name: mlp}}`")
         return
     try:
         weights = read_weights(job)
@@ -427,12 +339,9 @@ def _segment_names(job: Job, network: Network) -> Iterator[Mix]:
     """Names of weights under which no segment can travel."""
     wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
     if wrong and job.proxy.shuffle != "whole":
-        yield Mix(
-            ("model.function", "model", "proxy.shuffle"),
-            f"{wrong[0]} is a name under which no segment travels: those have at most 64 small "
-            "letters, digits and '.', '_', '-'; rename the module's attribute, or set "
-            "proxy.shuffle to whole, where all weights are one segment",
-        )
+        text = f"{wrong[0]} is a name under which no segment travels; use at most 64 small"
+        text += " letters, digits and '.', '_', '-', or set proxy.shuffle to whole"
+        yield Mix(("model.function", "model", "proxy.shuffle"), text)
 
 
 def _for_updates_alone(job: Job) -> Iterator[Mix]:
@@ -442,11 +351,8 @@ def _for_updates_alone(job: Job) -> Iterator[Mix]:
         ("proxy.shuffle", job.proxy.shuffle == "whole"),
     ):
         if given:
-            yield Mix(
-                (key, "train.method"),
-                f"is for methods that train a whole model, '{job.train.method}' does not; "
-                "leave it out, or choose for example sgd",
-            )
+            text = f"is for methods that train a whole model, '{job.train.method}' does not"
+            yield Mix((key, "train.method"), f"{text}; leave it out, or use for example sgd")
 
 
 def _stages(plan: Plan) -> Iterator[Mix]:
@@ -459,41 +365,22 @@ def _stages(plan: Plan) -> Iterator[Mix]:
         if name in names[:index]:
             yield Mix((at, "update"), f"'{name}' stands twice; leave one of them out")
         if stage.leads and index:
-            yield Mix(
-                (at, "update"),
-                f"'{name}' decides where training starts and keeps what it led to, so nothing may "
-                "have changed the update yet; put it first",
-            )
+            yield Mix((at, "update"), f"'{name}' decides where training starts; put it first")
         if stage.wire != "float32" and index < len(stages) - 1:
-            yield Mix(
-                (at, "update"),
-                f"'{name}' is how values travel, so nothing may change them any more; put it last",
-            )
+            yield Mix((at, "update"), f"'{name}' is how values travel; put it last")
         if stage.wire != "float32" and job.aggregation.secure:
-            yield Mix(
-                (at, "aggregation.secure"),
-                f"what is summed under masks travels as integers, not as {stage.wire}; "
-                f"leave '{name}' out, or aggregation.secure",
-            )
+            text = f"masked sums travel as integers, not as {stage.wire}; leave '{name}' out"
+            yield Mix((at, "aggregation.secure"), text)
         if getattr(job.update[index], "quantile", None) is not None and not job.aggregation.secure:
-            yield Mix(
-                (f"{at}.quantile", "aggregation.secure"),
-                "a clip norm that moves follows a sum of the devices' bits, and uploads are not "
-                "summed; set aggregation.secure, or leave quantile out",
-            )
+            text = "a clip norm that moves follows a sum of the devices' bits; leave quantile out,"
+            yield Mix((f"{at}.quantile", "aggregation.secure"), f"{text} or set aggregation.secure")
     noisy = [name for name, stage in stages if stage.protects]
     if len(noisy) > 1:
-        yield Mix(
-            ("update",),
-            f"{' and '.join(noisy)} would each spend the whole of privacy.epsilon on the same "
-            "update; keep one of them",
-        )
+        text = f"{' and '.join(noisy)} would each spend all of privacy.epsilon; keep one of them"
+        yield Mix(("update",), text)
     elif noisy and _noised_already(job, plan.setting):
-        yield Mix(
-            ("update", "train.method"),
-            f"method '{job.train.method}' adds noise of its own, so '{noisy[0]}' would spend "
-            "privacy.epsilon a second time; leave it out, or train with for example sgd",
-        )
+        text = f"method '{job.train.method}' adds noise of its own; leave '{noisy[0]}' out"
+        yield Mix(("update", "train.method"), text)
     if not job.privacy.accept_unproven:
         yield from _chosen_before_noise(stages)
 
@@ -512,74 +399,47 @@ def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mi
     for index, (name, stage) in enumerate(stages):
         later = [other for other, after in stages[index + 1 :] if after.protects]
         if stage.chooses and later:
-            yield Mix(
-                (f"update.{index}", "update", "privacy.accept_unproven"),
-                f"'{name}' chooses values before '{later[0]}' adds noise, and which it chose is "
-                f"told without noise; put it after '{later[0]}', where it is free, or set "
-                "privacy.accept_unproven to true",
-            )
+            text = f"'{name}' chooses values before '{later[0]}' adds noise, and its choice has"
+            text += f" none; put it after '{later[0]}', or set privacy.accept_unproven to true"
+            yield Mix((f"update.{index}", "update", "privacy.accept_unproven"), text)
 
 
 def _secure(plan: Plan) -> Iterator[Mix]:
-    """What cannot be done where the cloud sees sums alone."""
-    job, stages = plan.job, plan.setting.stages
+    """Settings that are impossible where the cloud sees sums alone, or only make sense there."""
+    job, stages, method = plan.job, plan.setting.stages, plan.job.train.method
+    shared = job.privacy.noise == "shared"
     if not job.aggregation.secure:
         if job.aggregation.groups > 1:
-            yield Mix(
-                ("aggregation.groups", "aggregation.secure"),
-                "uploads are dealt into groups where no single one is seen, and without secure "
-                "sums each is; leave groups out, or set secure",
-            )
-        if job.privacy.noise == "shared":
-            yield Mix(
-                ("privacy.noise", "aggregation.secure"),
-                "shared noise protects in sums alone, and without secure sums the cloud sees each "
-                "upload with its part of the noise; set aggregation.secure, or noise: local",
-            )
+            text = "without secure sums each upload is seen; leave groups out, or set secure"
+            yield Mix(("aggregation.groups", "aggregation.secure"), text)
+        if shared:
+            text = "shared noise protects in sums alone; set aggregation.secure, or noise: local"
+            yield Mix(("privacy.noise", "aggregation.secure"), text)
         return
-    method = job.train.method
     yield from _groups(job)
     if not METHODS[method].summed:
         able = ", ".join(name for name in METHODS if METHODS[name].summed)
-        yield Mix(
-            ("aggregation.secure", "train.method"),
-            f"what devices upload with method '{method}' is no sum of integers, so it cannot be "
-            f"summed under masks; use {able}, or leave secure out",
-        )
-    elif job.privacy.noise == "shared" and not (
-        METHODS[method].shares or (stages and stages[-1].shares)
-    ):
+        text = f"what method '{method}' uploads is no sum of integers; use {able}, or leave"
+        yield Mix(("aggregation.secure", "train.method"), f"{text} secure out")
+    elif shared and not (METHODS[method].shares or (stages and stages[-1].shares)):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
-        yield Mix(
-            ("privacy.noise", "train.method", "update"),
-            f"the noise of method '{method}' cannot be shared; use {able}, or a method without "
-            "noise and the stage gradient_gaussian, or noise: local",
-        )
+        text = f"the noise of method '{method}' cannot be shared; use {able}, or a method without"
+        text += " noise and the stage gradient_gaussian, or noise: local"
+        yield Mix(("privacy.noise", "train.method", "update"), text)
     for index, (entry, stage) in enumerate(zip(job.update, stages, strict=True)):
         if stage.chooses:
-            yield Mix(
-                ("aggregation.secure", f"update.{index}"),
-                f"'{entry.name}' sends few values to save bytes, but under masks all of them "
-                "travel alike; leave it out, or leave secure out",
-            )
-    if job.privacy.noise == "shared" and getattr(job.train, "noise", "gaussian") == "laplace":
-        yield Mix(
-            ("privacy.noise", "train.noise"),
-            "parts of Laplace noise do not add up to Laplace noise, so it cannot be shared; use "
-            "train.noise: gaussian, or privacy.noise: local",
-        )
+            text = f"'{entry.name}' sends few values, but under masks all travel; leave it out"
+            yield Mix(("aggregation.secure", f"update.{index}"), text)
+    if shared and getattr(job.train, "noise", "gaussian") == "laplace":
+        text = "parts of Laplace noise do not add up to such; use train.noise: gaussian"
+        yield Mix(("privacy.noise", "train.noise"), text)
     projection = projection_of(job.features)
     if projection is not None and projection.name == "ldp_pca":
-        yield Mix(
-            ("aggregation.secure", "features"),
-            "with ldp_pca each device learns in a basis of its own, so a sum of what they upload "
-            "means nothing that could be looked at; use ldp_fpca",
-        )
+        text = "with ldp_pca each device learns in a basis of its own; use ldp_fpca"
+        yield Mix(("aggregation.secure", "features"), text)
     if projection is not None and projection.noise == "wishart":
-        yield Mix(
-            ("aggregation.secure", "features"),
-            "Wishart noise has no bound that its sums could be given room for; set noise: gaussian",
-        )
+        text = "Wishart noise has no bound that fits a sum; set noise: gaussian"
+        yield Mix(("aggregation.secure", "features"), text)
 
 
 def _groups(job: Job) -> Iterator[Mix]:
@@ -587,25 +447,17 @@ def _groups(job: Job) -> Iterator[Mix]:
     rule, groups = job.aggregation.name, job.aggregation.groups
     of_groups = AGGREGATIONS[rule].of_groups
     if rule == "fedavg" and groups > 1:
-        yield Mix(
-            ("aggregation.groups", "aggregation.name"),
-            "the mean of groups is the mean of all, so groups are of no use to fedavg; leave them "
-            "out, or choose for example trimmed_mean",
-        )
+        text = "groups are of no use to fedavg; leave them out, or choose trimmed_mean"
+        yield Mix(("aggregation.groups", "aggregation.name"), text)
     elif rule != "fedavg" and not (of_groups and groups > 1):
-        way = "set aggregation.groups, whose means it compares then, " if of_groups else ""
-        yield Mix(
-            ("aggregation.secure", "aggregation.name", "aggregation.groups"),
-            f"with secure sums the cloud sees the sum of all uploads and no single one, and "
-            f"'{rule}' looks at single ones; {way}use fedavg, or leave secure out",
-        )
+        way = "set aggregation.groups, " if of_groups else ""
+        text = f"'{rule}' looks at single ones, and secure sums show none; {way}use fedavg, or"
+        keys = ("aggregation.secure", "aggregation.name", "aggregation.groups")
+        yield Mix(keys, f"{text} leave secure out")
     if groups > 1 and job.round.min_batch < 2 * groups:
-        yield Mix(
-            ("aggregation.groups", "round.min_batch"),
-            f"a batch of {job.round.min_batch} uploads in {groups} groups leaves one upload to "
-            f"some of them, which is then seen; set round.min_batch to at least {2 * groups}, or "
-            "fewer groups",
-        )
+        text = f"{groups} groups of {job.round.min_batch} uploads would show a single one; set"
+        text += f" round.min_batch to at least {2 * groups}, or fewer groups"
+        yield Mix(("aggregation.groups", "round.min_batch"), text)
 
 
 def _sum_room(plan: Plan) -> Iterator[Mix]:
@@ -615,10 +467,8 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
     lower = "lower data.nominal_records"
     sums = [("aggregation.secure", "devices' sums do", lower, spec) for spec in summed.values()]
     if inferred is not None:
-        key = "encrypt.laplace_eval.laplace_eval_eps"
-        sums.append(
-            (key, "sum of the devices' noised softmax does", "raise laplace_eval_eps", inferred)
-        )
+        key, what = "encrypt.laplace_eval.laplace_eval_eps", "sum of the devices' noised softmax"
+        sums.append((key, f"{what} does", "raise laplace_eval_eps", inferred))
     for phase, key, _ in _evaluations(plan.job) if plan.setting.summed else ():
         counts = plan.evaluation_of(phase).spec
         sums.append((key, "sum of the devices' noised counts does", "raise its epsilon", counts))
@@ -628,56 +478,40 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
             Ring(spec.count, spec.bits)
         except CryptoError as error:
             if what not in told:
-                yield Mix(
-                    (key, "selection.devices", "data.nominal_records", "privacy.epsilon"),
-                    f"the {what} not fit the largest ring, {error.what}; {way}, or name fewer"
-                    " devices in selection.devices",
-                )
+                text = f"the {what} not fit the largest ring, {error.what}; {way}, or name fewer"
+                keys = (key, "selection.devices", "data.nominal_records", "privacy.epsilon")
+                yield Mix(keys, f"{text} devices in selection.devices")
             told.add(what)
 
 
 def _own_bases(job: Job) -> Iterator[Mix]:
-    """What a PCA of each device's own cannot do, for want of a common basis."""
+    """Settings that need a common basis where each device has a PCA of its own."""
     projection = projection_of(job.features)
     if projection is None or projection.name == "ldp_fpca":
         return
     if projection.name == "ldp_pca" and job.selection.devices != "all":
-        yield Mix(
-            ("selection.devices", "features"),
-            "with ldp_pca a device needs its own answer to the first exchange in all others; "
-            "select all devices, or use ldp_fpca",
-        )
-    asked = {
-        "unsupervised.eval_type": bool(job.infer_every or job.cluster_every),
-        "federated_evaluation": job.federated_evaluation is not None,
-    }
-    for key in [key for key in asked if asked[key] and projection.name == "local_pca"]:
-        yield Mix(
-            (key, "unsupervised.every_rounds", "features"),
-            "with local_pca the cloud has no basis with which devices could evaluate; leave "
-            f"{key.partition('.')[0]} out, or use ldp_fpca",
-        )
+        text = "with ldp_pca a device builds on its first answer; select all, or use ldp_fpca"
+        yield Mix(("selection.devices", "features"), text)
+    for key in _evaluation_keys(job) if projection.name == "local_pca" else ():
+        text = "with local_pca the cloud has no basis to evaluate with; use ldp_fpca, or leave"
+        keys = (key.replace("every_rounds", "eval_type"), "unsupervised.every_rounds", "features")
+        yield Mix(keys, f"{text} {key.partition('.')[0]} out")
 
 
 def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """Budgets that no noise of this version meets: told now, not by devices in the first round."""
+    """Budgets that no noise of this version meets."""
     job = plan.job
     if job.privacy.epsilon is None and _adds_noise(plan):
-        yield Mix(
-            ("privacy.epsilon",),
-            "is missing and has no default: training adds noise, and a guarantee is chosen, not "
-            "inherited; set for example epsilon: 8",
-        )
+        text = "is missing and has no default; set for example epsilon: 8"
+        yield Mix(("privacy.epsilon",), text)
         return
     inferred = list(_evaluation_prices(plan))
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
-        yield Mix(
-            ("privacy.epsilon", "privacy", "train", "data", "features"),
-            f"ε = {number(plan.setting.epsilon)} with δ = {number(job.privacy.delta)} cannot be "
-            f"met, {error.what}; {error.fix}",
-        )
+        text = f"ε = {number(plan.setting.epsilon)} with δ = {number(job.privacy.delta)} cannot be"
+        keys = ("privacy.epsilon", "privacy", "train", "data", "features")
+        yield Mix(keys, f"{text} met, {error.what}; {error.fix}")
     else:
         if not inferred:
             yield from _sum_room(plan)
@@ -687,7 +521,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _evaluation_prices(plan: Plan) -> Iterator[Mix]:
-    """An ε that no noise of inferences, or of the devices' counts, meets."""
+    """An ε of evaluations that no noise meets."""
     asked: list[tuple[str, float, Callable[[], object]]]
     asked = [(key, e, partial(plan.evaluation_of, of)) for of, key, e in _evaluations(plan.job)]
     if plan.job.infer_every and plan.softmax_epsilon is not None:
@@ -713,35 +547,25 @@ def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:
 def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
     """A rule that is undefined on what devices upload, or needs more uploads than can come."""
     job = plan.job
-    rule, name = plan.rule, job.aggregation.name
+    rule, name, method = plan.rule, job.aggregation.name, job.train.method
     train = next(one for one in plan.planned if one.phase == TRAIN)
     if not rule.sums and plan.cloud.aim(plan.cloud.initial_state(), train) is None:
-        others = [one for one in AGGREGATIONS if AGGREGATIONS[one].rule.sums]
-        yield Mix(
-            ("aggregation.name", "train.method"),
-            f"'{name}' compares updates of weights, and is undefined on the noised sums that"
-            f" method '{job.train.method}' uploads; use {', '.join(others)}, or another method",
-        )
+        others = ", ".join(one for one in AGGREGATIONS if AGGREGATIONS[one].rule.sums)
+        text = f"'{name}' compares updates of weights, and is undefined on the sums of '{method}'"
+        yield Mix(("aggregation.name", "train.method"), f"{text}; use {others}")
     elif rule.whole and len(plan.cloud.segments(train)) > 1 and plan.sets == 1:
-        way = "set proxy.shuffle to whole" if trains_model(job.train.method) else "use fedavg"
-        yield Mix(
-            ("aggregation.name", "proxy.shuffle"),
-            f"'{name}' compares whole updates, but the proxy shuffles layer by layer, so the cloud "
-            f"cannot tell which layers belong together; {way}",
-        )
+        way = "set proxy.shuffle to whole" if trains_model(method) else "use fedavg"
+        text = f"'{name}' compares whole updates, but the proxy shuffles layer by layer; {way}"
+        yield Mix(("aggregation.name", "proxy.shuffle"), text)
     if plan.sets > 1:
         if rule.least > plan.sets:
-            yield Mix(
-                ("aggregation.groups", "aggregation.k", "aggregation.malicious"),
-                f"'{name}' needs {rule.least} means as it is set, and there are {plan.sets} "
-                f"groups; set at least {rule.least}, or ask for fewer",
-            )
+            text = f"'{name}' needs {rule.least} means, and there are {plan.sets} groups; set at"
+            at = ("aggregation.groups", "aggregation.k", "aggregation.malicious")
+            yield Mix(at, f"{text} least {rule.least}, or ask for fewer")
     elif rule.least > max(job.round.min_batch, most := _most_uploads(job, fleet)):
-        yield Mix(
-            ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices"),
-            f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come in "
-            "a round; ask for fewer, or select more devices",
-        )
+        text = f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come"
+        keys = ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices")
+        yield Mix(keys, f"{text}; ask for fewer, or select more devices")
 
 
 def _most_uploads(job: Job, fleet: KnownFleet | None) -> float:
@@ -763,8 +587,6 @@ def _claims(plan: Plan) -> Iterator[Mix]:
     events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
     unproven = sorted({event.what for event in events if event.status != "proven"})
     if unproven and not plan.job.privacy.accept_unproven:
-        yield Mix(
-            ("privacy.accept_unproven", "features", "train"),
-            f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or "
-            "consent in the job: `privacy: {accept_unproven: true}`",
-        )
+        text = f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or"
+        keys = ("privacy.accept_unproven", "features", "train")
+        yield Mix(keys, f"{text} write `privacy: {{accept_unproven: true}}`")

@@ -1,9 +1,8 @@
-"""Federated evaluation: the model's figures on the devices' own evaluation records, by noised sums.
+"""Federated evaluation: the model's figures on devices' own evaluation records, by noised sums.
 
-After a training round an exchange of its own carries the model: phase `evaluate` for counts of what
-it gets right (`record_counts`), `cluster` for the sums of cluster scores (`cluster_sums`). Each
-device adds up over its evaluation records, with noise made for all exchanges of the phase together;
-under masks the cloud has the sum alone.
+An exchange of its own after a training round carries the model: phase `evaluate` for counts of what
+it gets right (`record_counts`), `cluster` for sums of cluster scores (`cluster_sums`). The noise is
+made for all exchanges of a phase together.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
 def with_evaluations(
     exchanges: Sequence[Exchange], rounds: Mapping[str, Collection[int]]
 ) -> tuple[Exchange, ...]:
-    """A method's exchanges and the evaluations after each training round, whose numbers `rounds`
-    has by phase; counted from 1."""
+    """A method's exchanges and the evaluations after training rounds (`rounds`: their numbers by
+    phase)."""
     result: list[Exchange] = []
     for exchange in exchanges:
         result.append(replace(exchange, index=len(result) + 1))
@@ -62,12 +61,9 @@ def with_evaluations(
 
 @dataclass(frozen=True)
 class FederatedEvaluation:
-    """What each device is asked for in one evaluation, at the price `event`, and what the cloud
-    makes of it.
-
-    A device's count is cut off at `nominal_records` times what one record adds. Under masks at most
-    `summed` uploads are in a sum; 0: each is seen.
-    """
+    """One evaluation, at the price `event` for a device. A device's count is cut off at
+    `nominal_records` times what one record adds; at most `summed` uploads are in a masked sum, 0:
+    each is seen."""
 
     counts: RecordCounts
     event: GaussianEvent | SharedGaussian
@@ -85,8 +81,7 @@ class FederatedEvaluation:
         return summed_spec(COUNTS, shape, largest, self.summed)
 
     def about(self, tensors: Tensors) -> FederatedEvaluation:
-        """The same about the centroids in a package's `tensors`. Raises ProtocolError `bad_package`
-        where they are missing or none."""
+        """The evaluation about the centroids in `tensors`. Raises ProtocolError `bad_package`."""
         if not isinstance(self.counts, ClusterSums):
             return self
         if CENTROIDS not in tensors:
@@ -113,15 +108,13 @@ class FederatedEvaluation:
         random_bytes: RandomBytes = os_random,
         row_s: float = math.inf,
     ) -> Answer:
-        """The answer of a device with these evaluation records. A record that takes longer than
-        `row_s` seconds has no output. Raises DataError for a graph or weights that fail whatever
-        the records are."""
+        """A device's answer over these evaluation records; one that takes longer than `row_s`
+        seconds has no output. Raises DataError for a graph or weights that always fail."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
         return self.noised(self.counts.of(outputs, records.y), random_bytes)
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
-        """The answer of a device with these exact counts (cells,), each cut off before the
-        noise."""
+        """A device's answer with these exact counts (cells,), each cut off before the noise."""
         within = np.clip(counts, 0, self._room) << self._own.grid_bits
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))

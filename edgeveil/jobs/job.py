@@ -1,5 +1,5 @@
-"""What a job file says: its blocks, and the canonical bytes that every party checks. What is
-impossible together is refused by `edgeveil.jobs.compile`."""
+"""The blocks of a job file, and the canonical bytes that every party checks. `compile` refuses
+impossible combinations."""
 
 from __future__ import annotations
 
@@ -143,9 +143,6 @@ class Selection(Block):
     """Enrolled devices the cloud waits for before the first round."""
 
 
-LARGEST_DEFAULT_BUDGET_S = 60.0
-
-
 class Round(Block):
     """When a round closes, and what becomes of uploads that are late."""
 
@@ -172,10 +169,8 @@ class Round(Block):
 
     @property
     def time_budget_s(self) -> float:
-        """`budget_s`, or what stands for it."""
-        if self.budget_s is not None:
-            return self.budget_s
-        return min(self.deadline_s / 10, LARGEST_DEFAULT_BUDGET_S)
+        """`budget_s`, or its default."""
+        return min(self.deadline_s / 10, 60.0) if self.budget_s is None else self.budget_s
 
 
 class Proxy(Block):

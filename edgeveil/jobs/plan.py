@@ -1,5 +1,4 @@
-"""A job's plan: its exchanges, their segments and prices, from the job alone, the same for every
-party."""
+"""A job's plan: its exchanges, their segments and prices, the same for every party."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ from edgeveil.parts.features import (
 from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.models import AdaptedNetwork, Network, build_network
+from edgeveil.parts.models import AdaptedNetwork, build_network
 from edgeveil.parts.models.heads import (
     THRESHOLD,
     build_graph,
@@ -63,7 +62,7 @@ from edgeveil.privacy.laplace_mechanism import (
     largest_softmax,
     noised_mean,
     softmax_event,
-    softmax_steps,
+    softmax_laplace,
 )
 from edgeveil.privacy.policy import JobRequest, Quote, price
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -87,8 +86,8 @@ def summands(job: Job) -> int:
 
 
 def honest_devices(job: Job, sets: int = 0) -> int:
-    """How many devices in each sum add their part of shared noise, where uploads are dealt into so
-    many `sets` (0: as those of a round are); 0 where noise is not shared."""
+    """Devices that add their part of shared noise to each of `sets` sums (0: as many as a round
+    has); 0 where noise is not shared."""
     if job.privacy.noise != "shared":
         return 0
     least = job.round.min_batch // (sets or job.aggregation.groups)
@@ -103,13 +102,16 @@ def network_input(job: Job) -> tuple[int, ...]:
 
 
 class Plan:
-    """What a job will do, exchange by exchange; `compile_job` alone makes one. `artifacts`:
-    backbones and first weights by SHA-256 (hex), needed to compute, not to price."""
+    """A job's exchanges; only `compile_job` makes one. `artifacts`: backbones and first weights by
+    SHA-256 (hex), needed to compute, not to price."""
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
         self.job, self.artifacts = job, artifacts
         self.features: FeatureMap = build_features(job.features, artifacts)
-        asked = job.selection.devices
+        asked, network = job.selection.devices, None
+        if job.model is not None:
+            shape, classes = network_input(job), job.data.classes
+            network = build_network(job.model, shape, classes, artifacts)
         setting = MethodContext(
             epsilon=job.privacy.epsilon or _NO_EPSILON,
             delta=job.privacy.delta,
@@ -122,7 +124,7 @@ class Plan:
             nominal_records=job.data.nominal_records,
             devices=asked if isinstance(asked, int) else 1,
             projection=projection_of(job.features),
-            network=self._network(),
+            network=network,
             mapped=job.model is not None and bool(job.features),
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
@@ -134,12 +136,6 @@ class Plan:
     def with_artifacts(self, artifacts: Artifacts) -> Plan:
         """The same plan with what the job names by digest."""
         return Plan(self.job, artifacts) if artifacts else self
-
-    def _network(self) -> Network | None:
-        model = self.job.model
-        if model is None:
-            return None
-        return build_network(model, network_input(self.job), self.job.data.classes, self.artifacts)
 
     def graph(self) -> bytes:
         """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
@@ -161,28 +157,26 @@ class Plan:
         return {} if schema is None else schema_metadata(schema)
 
     def check_backbones(self) -> None:
-        """Raise DataError unless all that a device computes with is here, and as the job says: each
-        backbone plain layers, and frozen weights those of the model."""
+        """Raise DataError unless the job's backbones and frozen weights are here and sound."""
         check_backbones(self.job.features, self.artifacts)
         if isinstance(self.setting.network, AdaptedNetwork):
             self.setting.network.pretrained()
 
     def check_artifacts(self) -> None:
-        """The same of all that the cloud holds of the job: its model's first weights too."""
+        """`check_backbones`, and the model's first weights."""
         self.check_backbones()
         network, model = self.setting.network, self.job.model
         if network is not None and model is not None and model.state_dict is not None:
             network.pretrained()
 
     def graph_weights(self, trained: Tensors) -> Tensors:
-        """What the job's graph takes for weights, of those that are trained: with adapters the sum
-        of both, and where what is normal is learned a threshold."""
+        """The graph's weights by the trained ones: adapters merged, a threshold for anomalies."""
         network = self.setting.network
         found = trained if network is None else network.merged(trained)
         return {**no_threshold(), **found} if self.setting.anomaly else found
 
     def model_weights(self, state: Tensors) -> Tensors:
-        """What the graph takes of the cloud's state, the threshold with it where one is known."""
+        """The graph's weights by the cloud's state, with the threshold where one is known."""
         known = {THRESHOLD: state[THRESHOLD]} if THRESHOLD in state else {}
         return {**self.graph_weights(self.cloud.model(state)), **known}
 
@@ -226,13 +220,13 @@ class Plan:
         return tuple(exchange for exchange in self.exchanges if not exchange.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
-        """What an evaluation of this phase asks of each device. Raises PrivacyError where its noise
-        cannot be made, UsageError where the job asks for none."""
+        """The evaluation of this phase. Raises PrivacyError where its noise cannot be made,
+        UsageError where the job asks for none."""
         return self.cluster_sums if phase == CLUSTER else self.evaluation
 
     @cached_property
     def evaluation(self) -> FederatedEvaluation:
-        """What an evaluation asks of each device; see `evaluation_of`."""
+        """See `evaluation_of`."""
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
@@ -243,7 +237,7 @@ class Plan:
 
     @cached_property
     def cluster_sums(self) -> FederatedEvaluation:
-        """The same of `unsupervised.upload: sums`."""
+        """See `evaluation_of`; for `unsupervised.upload: sums`."""
         epsilon = self.job.unsupervised.epsilon
         if epsilon is None or not self.job.cluster_every:
             raise UsageError("the job asks for no sums", where="unsupervised.upload")
@@ -254,18 +248,10 @@ class Plan:
         self, what: str, phase: str, counts: RecordCounts, epsilon: float, fine_bits: int = 0
     ) -> FederatedEvaluation:
         job, times = self.job, sum(exchange.phase == phase for exchange in self.exchanges)
-        event = counts_event(
-            what,
-            counts.sensitivity_squared,
-            counts.cells,
-            epsilon,
-            job.privacy.delta,
-            max(1, times),
-            honest_devices(job, sets=1),
-            fine_bits,
-        )
-        summed = self.setting.summed
-        return FederatedEvaluation(counts, event, job.data.nominal_records, summed)
+        size, delta = (counts.sensitivity_squared, counts.cells), job.privacy.delta
+        honest = honest_devices(job, sets=1)
+        event = counts_event(what, *size, epsilon, delta, max(1, times), honest, fine_bits)
+        return FederatedEvaluation(counts, event, job.data.nominal_records, self.setting.summed)
 
     @property
     def rounds(self) -> int:
@@ -296,8 +282,7 @@ class Plan:
 
     @property
     def sums_inferences(self) -> bool:
-        """Whether inferences are summed under masks: uploads are, and the job asks for the mean of
-        all devices alone."""
+        """Whether inferences are summed under masks."""
         return self.job.aggregation.secure and self.job.unsupervised.of_all
 
     @cached_property
@@ -310,34 +295,32 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Into how many sets the updates of a round are dealt, each summed by itself."""
+        """Sets into which the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """The method's tensors for the selected devices; of an evaluation none, but centroids."""
+        """The method's tensors for the selected devices; of an evaluation at most centroids."""
         if exchange.phase == CLUSTER:
             return {CENTROIDS: self._centroids(state)}
         return {} if exchange.evaluates else self.cloud.package(state, exchange)
 
     def _centroids(self, state: Tensors) -> Array:
-        """What the next sums by cluster are about: corners of the simplex before any came."""
+        """Centroids of the next sums by cluster: at first the corners of the simplex."""
         known = state.get(CENTROIDS)
         return ClusterSums(self.job.data.classes).about if known is None else known
 
     def next_state(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The method's state after the mean of `uploads` devices' segments, or what a rule made of
-        them; an evaluation changes the threshold or the centroids alone."""
+        """The method's state after the aggregate of `uploads` devices' segments; an evaluation
+        changes the threshold or the centroids alone."""
         if not exchange.evaluates:
             after = self.cloud.absorb(state, exchange, mean, uploads)
             if self.job.cluster_every:
                 after |= {name: state[name] for name in (CENTROIDS, ABOUT) if name in state}
-        else:
-            after = dict(state)
-        after.pop(THRESHOLD, None)
-        if not exchange.evaluates:
+            after.pop(THRESHOLD, None)
             return after
+        after = {name: array for name, array in state.items() if name != THRESHOLD}
         counted = [np.rint(mean[COUNTS].astype(np.float64) * uploads)]
         if exchange.phase == CLUSTER:
             about = self._centroids(state)
@@ -349,11 +332,11 @@ class Plan:
         return after
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
-        """The same as the manifest states it: names and public sizes."""
+        """The segments as the manifest states them: names and public sizes."""
         return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
 
     def masked(self, exchange: Exchange) -> tuple[MaskedGroup, ...]:
-        """Those of the groups that are summed under masks, as the manifest states them."""
+        """The groups that are summed under masks, as the manifest states them."""
         specs = enumerate(self.segments(exchange))
         return tuple(MaskedGroup(at, spec.count, spec.bits) for at, spec in specs if spec.bits)
 
@@ -367,31 +350,22 @@ class Plan:
 
     @cached_property
     def adds_noise(self) -> bool:
-        """Whether training adds noise at all. Raises PrivacyError where it cannot be made for the
-        job's ε."""
+        """Whether training adds noise. Raises PrivacyError where the job's ε cannot be met."""
         events = (event for e in self.planned for event in self.device.price(e))
         return not all(isinstance(event, UnprotectedEvent) for event in events)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should read of the job's ε before it runs."""
+        """Remarks on the job's ε, for a person to read before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
-        found = [
-            f"{which} {guarantee}"
-            for which, guarantee in (("training:", quote.training), ("inference:", quote.inference))
-            if guarantee.notes
-        ]
-        late = self.job.round
-        if late.mode == "buffered" and self.adds_noise:
-            found.append(
-                "round.mode: buffered: a device pays for each round that it trains in, also where "
-                f"its update is more than {buffered_rounds.MAX_STALENESS} rounds late and of no use"
-            )
+        both = (("training", quote.training), ("inference", quote.inference))
+        found = [f"{which}: {guarantee}" for which, guarantee in both if guarantee.notes]
+        if self.job.round.mode == "buffered" and self.adds_noise:
+            text = "round.mode: buffered: a device pays also for an update that is more than"
+            found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and of no use")
         if given is not None and not self.adds_noise:
-            found.append(
-                f"privacy.epsilon: {given:g} means nothing here, for training with method "
-                f"'{self.job.train.method}' adds no noise; leave it out"
-            )
+            text = f"privacy.epsilon: {given:g} means nothing here, for training with method"
+            found.append(f"{text} '{self.job.train.method}' adds no noise; leave it out")
         return tuple(found)
 
     @property
@@ -404,8 +378,7 @@ class Plan:
 
     @property
     def epsilon_per_inference(self) -> float | None:
-        """ε that one softmax upload costs, where all that reads evaluation records is such
-        uploads; None where it is not, or they have no noise."""
+        """ε of one softmax upload; None without noise or where evaluations read these records."""
         event = self.softmax_event()
         alone = self.job.federated_evaluation is None
         return float(event.epsilon) if alone and isinstance(event, LaplaceEvent) else None
@@ -434,18 +407,17 @@ class Plan:
     def noised_softmax(
         self, found: Array, random_bytes: RandomBytes = os_random
     ) -> tuple[Array, Event]:
-        """The upload of a device's `summed_softmax`, or of its rows where the job asks for
-        `per_sample`: the integers where they are summed, else the same as probabilities."""
+        """The upload of a device's `summed_softmax`, or of its rows (`per_sample`): integers where
+        they are summed, else probabilities."""
         epsilon, sensitivity = self.softmax_epsilon, self.job.encrypt.laplace_eval_sensitivity
-        if self.softmax_samples is None:
-            nominal = self.job.data.nominal_evaluation_records
-            steps, event = noised_mean(
-                found, nominal, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
-            )
-        else:
-            steps, event = softmax_steps(
+        if self.softmax_samples is not None:
+            return softmax_laplace(
                 found, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
             )
+        nominal = self.job.data.nominal_evaluation_records
+        steps, event = noised_mean(
+            found, nominal, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
+        )
         return (steps if self.sums_inferences else as_probabilities(steps)), event
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
@@ -465,7 +437,7 @@ class Plan:
 
     @property
     def evaluation_note(self) -> str:
-        """What a person reads of what the figures on devices' own records can tell, or ""."""
+        """How exact the figures on devices' own records will be, in words, or ""."""
         told = []
         if self.job.cluster_every:
             told.append(self._noise_note("unsupervised", CLUSTER, "evaluation by sums"))
@@ -479,16 +451,16 @@ class Plan:
         records = uploads * self.job.data.nominal_evaluation_records
         noise = self.evaluation_of(phase).deviation(uploads)
         times = sum(exchange.phase == phase for exchange in self.exchanges)
+        what = what.replace("evaluation", "evaluations") if times != 1 else what
         return (
-            f"{key}: {times} {what.replace('evaluation', 'evaluations') if times != 1 else what};"
-            f" in each count of {uploads:,} devices noise of {noise:.3g} records, beside about"
-            f" {records:,} evaluation records in all, so that shares of them are told to"
-            f" ± {noise / records:.2g} or so"
+            f"{key}: {times} {what}; in each count of {uploads:,} devices noise of {noise:.3g}"
+            f" records, beside about {records:,} evaluation records in all, so that shares of them"
+            f" are told to ± {noise / records:.2g} or so"
         )
 
     @property
     def aggregation_note(self) -> str:
-        """What a person reads of a rule that draws uploads, as texts price it, or ""."""
+        """The price of a rule that draws uploads, as texts claim it, or ""."""
         rule = self.job.aggregation
         if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
             return ""
@@ -509,8 +481,7 @@ class Plan:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:
-        """The planned price up to exchange `until` (None: all): progress, no guarantee for a job
-        that ends there (`spent`)."""
+        """The planned price up to exchange `until` (None: all); see `spent` for an early end."""
         return price(self.events(until=until), self.job.privacy.delta)
 
     def spent(self, until: int | None = None) -> Quote:

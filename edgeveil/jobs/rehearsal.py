@@ -28,9 +28,7 @@ _SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
 def brief(plan: Plan) -> Plan:
     """The same job with as few repeats of local work as there can be."""
     train = plan.job.train
-    fewer = {
-        name: min(getattr(train, name), most) for name, most in _REPEATS if hasattr(train, name)
-    }
+    fewer = {key: min(getattr(train, key), most) for key, most in _REPEATS if hasattr(train, key)}
     job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
     return Plan(job, plan.artifacts)  # which was judged with more of them
 
@@ -55,23 +53,19 @@ def rehearse_device(
     random_bytes: RandomBytes = os_random,
     memory_bytes: int | None = None,
 ) -> float:
-    """Play one device's part of the job on made-up records; the seconds that its longest answer
-    took.
+    """Play one device's part on made-up `records`; returns the seconds of its longest answer.
 
-    `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
-    keeps from round to round. Training and inference take all `records` each. A second call takes
-    the time that answers take. Raises DataError, PrivacyError or ProtocolError with the reason why
-    the job cannot be done.
+    `graph` is the job's ONNX graph, `memory_bytes` the most that a device keeps from round to
+    round. Raises DataError, PrivacyError or ProtocolError where the job cannot be done.
     """
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # those that are labelled anomalous train nothing
             made = Records(made.x, np.zeros_like(made.y))
-        begun_s, trained_s = _clocks(), 0.0
+        begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0
         if any(exchange.infer for exchange in plan.exchanges):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)
         inferred_s = _seconds_since(begun_s)
-        evaluated_s = 0.0
         for exchange in evaluation_kinds(plan):
             begun_s = _clocks()
             rehearsed_evaluation(plan, exchange, graph, state, made, random_bytes)
@@ -86,11 +80,8 @@ def rehearse_device(
     except EdgeVeilError as error:
         raise DataError(error.what, where=error.where, fix=error.fix) from error
     except OF_OTHERS_CODE as error:  # a user's own model may raise anything
-        raise DataError(
-            f"cannot be done on made-up records, {type(error).__name__}: {error}",
-            where="job",
-            fix="change the job's model or method",
-        ) from error
+        what = f"cannot be done on made-up records, {type(error).__name__}: {error}"
+        raise DataError(what, where="job", fix="change the job's model or method") from error
 
 
 def _clocks() -> tuple[float, float]:
@@ -107,10 +98,8 @@ def rehearsed_softmax(
 ) -> Array:
     """The noised softmax upload for evaluation records x (n, ...), n > 0. Raises DataError for a
     graph that a device refuses, or that gives no probabilities."""
-    job, samples = plan.job, plan.softmax_samples
-    session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
-    given, values = unpack_tensors(pack_tensors(weights)), np.asarray(x, np.float32)
-    given = dict(plan.graph_weights(given))
+    samples, values = plan.softmax_samples, np.asarray(x, np.float32)
+    session, given = _session(plan, graph, weights)
     session.require_probabilities(values[:1], given)
     if samples is None:
         found: Array = session.summed_softmax(values, given, _ROW_S)
@@ -129,23 +118,26 @@ def rehearsed_evaluation(
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """The noised counts of these records by the model of the cloud's `state`, as they would be
-    sealed. Raises DataError for a graph that a device refuses, or that has no output for the first
-    of them."""
-    job = plan.job
-    session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
-    given = dict(plan.graph_weights(unpack_tensors(pack_tensors(plan.cloud.model(state)))))
+    """The noised counts of these records by the model of the cloud's `state`. Raises DataError for
+    a graph that a device refuses, or that has no output for the first of them."""
+    session, given = _session(plan, graph, plan.cloud.model(state))
     package = unpack_tensors(pack_tensors(plan.package(state, exchange)))
     asked = plan.evaluation_of(exchange.phase).about(package)
     first = session.single_outputs(records.x[:1], given, asked.counts.outputs)
     if not np.isfinite(first).all():
-        raise DataError(
-            "gives a made-up record no finite output",
-            where="ONNX graph",
-            fix="let the model give finite values",
-        )
+        what, fix = "gives a made-up record no finite output", "let the model give finite values"
+        raise DataError(what, where="ONNX graph", fix=fix)
     answer = asked.answer(session, given, records, random_bytes, _ROW_S)
     return unpack_tensors(pack_tensors(answer.segments))[COUNTS]
+
+
+def _session(
+    plan: Plan, graph: bytes, weights: Tensors
+) -> tuple[InferenceSession, dict[str, Array]]:
+    """A session of the graph, and its weights as a device gets them."""
+    classes = plan.job.data.classes
+    session = InferenceSession(graph, sha256(graph).digest(), classes=classes)
+    return session, dict(plan.graph_weights(unpack_tensors(pack_tensors(weights))))
 
 
 class MadeUpDevice:
@@ -164,11 +156,8 @@ class MadeUpDevice:
         self.kept: dict[str, Array] = {}
 
     def answer(self, exchange: Exchange, package: Tensors) -> dict[str, Array]:
-        """The segments of one exchange as they would be sealed.
-
-        Raises ProtocolError where one is not of the form that the plan states in public,
-        PrivacyError where the answer has another price.
-        """
+        """The segments of one exchange as they would be sealed. Raises ProtocolError for another
+        form, and PrivacyError for another price, than the plan states."""
         plan, tensors = self._plan, dict(unpack_tensors(pack_tensors(package)))
         for earlier in plan.recalled(exchange):
             tensors |= self._released.get(earlier.phase, {})
@@ -190,8 +179,8 @@ class MadeUpDevice:
 
 
 def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind that a training device answers: each preparatory phase, the
-    first round and, where stages may keep something from it, the second."""
+    """One exchange of each kind that a training device answers; of rounds with stages, which may
+    keep something, two."""
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 
@@ -211,10 +200,7 @@ def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int |
         longest_s = max(longest_s, _seconds_since(begun_s))
         size_bytes = sum(array.nbytes for array in device.kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:
-            raise PrivacyError(
-                f"the job would keep {size_bytes} bytes from round to round, more than"
-                f" {memory_bytes}",
-                where="limits.memory_bytes",
-                fix="raise it, or sit this job out",
-            )
+            what = f"the job would keep {size_bytes} bytes from round to round, not {memory_bytes}"
+            fix = "raise it, or sit this job out"
+            raise PrivacyError(what, where="limits.memory_bytes", fix=fix)
     return longest_s

@@ -1,8 +1,8 @@
-"""Whether a round fits what a managed broker carries, for one connection and in all. Lower bounds:
-a job that is refused here cannot end in time."""
+"""Whether a round fits the limits of a managed broker; lower bounds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,33 +38,24 @@ def misfits(traffic: RoundTraffic, use: BrokerUse) -> Iterator[tuple[str, str]]:
     """(what does not fit, how to change it)."""
     profile = PROFILES[use.profile]
     account, name = profile.account, f"{use.where} ({use.profile})"
-    elsewhere = "or use a broker without this limit"
+    elsewhere, closes_s = "or use a broker without this limit", traffic.deadline_s
     # One more: the cloud's own, or at the devices' broker the proxy's that hears of another proxy.
     connections = use.devices + use.links + 1
     if account.connections is not None and connections > account.connections:
-        yield (
-            f"{name} takes {account.connections} connections of an account, the fleet has"
-            f" {connections}",
-            f"connect fewer devices, split the fleet, {elsewhere}",
-        )
+        text = f"{name} takes {account.connections} connections of an account, the fleet has"
+        yield f"{text} {connections}", f"connect fewer devices, split the fleet, {elsewhere}"
     needed_s = _needed_s(traffic, use, profile)
-    if needed_s > traffic.deadline_s:
-        yield (
-            f"a round needs {needed_s:.0f} s or more of {name}: a broadcast of"
-            f" {_parts(traffic.broadcast_bytes, use)} messages, {traffic.broadcast_bytes} bytes,"
-            f" and {traffic.uploads} uploads of {_parts(traffic.upload_bytes, use)} messages,"
-            f" {traffic.upload_bytes} bytes; it closes after {traffic.deadline_s:g} s",
-            f"set round.deadline_s above {needed_s:.0f}, learn a smaller model, {elsewhere}",
-        )
+    if needed_s > closes_s:
+        text = f"a round needs {needed_s:.0f} s or more of {name}, and closes after {closes_s:g} s"
+        fix = f"set round.deadline_s above {needed_s:.0f}, learn a smaller model, {elsewhere}"
+        yield f"{text}: a broadcast of {traffic.broadcast_bytes} bytes, and uploads", fix
     sent = traffic.uploads * traffic.upload_bytes
     delivered = traffic.broadcast_bytes * max(1, use.devices) + sent
     month = traffic.exchanges * (traffic.broadcast_bytes + sent + delivered)
     if account.bytes_per_month is not None and month > account.bytes_per_month:
-        yield (
-            f"the job moves {month / 1e9:.1f} GB over {name}, an account has"
-            f" {account.bytes_per_month / 1e9:g} GB a month",
-            f"plan fewer rounds, learn a smaller model, {elsewhere}",
-        )
+        text = f"the job moves {month / 1e9:.1f} GB over {name}, an account has"
+        text += f" {account.bytes_per_month / 1e9:g} GB a month"
+        yield text, f"plan fewer rounds, learn a smaller model, {elsewhere}"
 
 
 def _needed_s(traffic: RoundTraffic, use: BrokerUse, profile: BrokerProfile) -> float:
@@ -89,10 +80,5 @@ def _parts(size_bytes: int, use: BrokerUse) -> int:
     return -(-size_bytes // use.part_bytes)
 
 
-def _seconds(
-    messages: int, size_bytes: int, messages_per_s: int | None, bytes_per_s: int | None
-) -> float:
-    return max(
-        messages / messages_per_s if messages_per_s else 0.0,
-        size_bytes / bytes_per_s if bytes_per_s else 0.0,
-    )
+def _seconds(messages: int, size_bytes: int, per_s: int | None, bytes_per_s: int | None) -> float:
+    return max(messages / (per_s or math.inf), size_bytes / (bytes_per_s or math.inf))

@@ -62,11 +62,8 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     # They read the same records, and their noise is not of such a kind: together nothing is earned.
     inferred += [plan.price(e, trains=False) for e in plan.exchanges if e.evaluates]
     layers = sum(s.name != SOFTMAX for s in plan.segments(prices[-1][0]))
-    found = (
-        _credit(plan, TRAIN, trained[: job.max_participations], layers),
-        _credit(plan, INFER, inferred, 1),
-    )
-    return tuple(credit for credit in found if credit is not None)
+    training = _credit(plan, TRAIN, trained[: job.max_participations], layers)
+    return tuple(filter(None, (training, _credit(plan, INFER, inferred, 1))))
 
 
 def _credit(
@@ -74,15 +71,14 @@ def _credit(
 ) -> ShuffleCredit | None:
     if not releases or not all(_counts(event) for price in releases for event in price):
         return None
-    each = max(pure_epsilon(price) for price in releases)
+    each = float(max(pure_epsilon(price) for price in releases))
     local, delta = float(sum(map(pure_epsilon, releases))), plan.job.privacy.delta
     uploads, times = plan.job.round.min_batch, len(releases)
-    epsilon = shuffled_epsilon(float(each), uploads, times, delta)
+    epsilon = shuffled_epsilon(each, uploads, times, delta)
     if not 0 < epsilon < LEAST_GAIN * local:
         return None
-    return ShuffleCredit(
-        purpose, epsilon, delta, uploads, times, local, segments, local / max(1, segments)
-    )
+    claimed = local / max(1, segments)
+    return ShuffleCredit(purpose, epsilon, delta, uploads, times, local, segments, claimed)
 
 
 def _counts(event: Event) -> bool:

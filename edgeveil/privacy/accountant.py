@@ -5,9 +5,9 @@ Wang (2018), thm 8. The noise's discreteness costs (1 + e^ε)·Σ coordinates·T
 (proof: `docs/privacy.md`).
 
 *Mixtures.* Pure releases are dominated by randomised response at ε (Kairouz, Oh and Viswanath
-2015), μ-GDP ones by a pair of Gaussians, Poisson-sampled ones by that pair mixed, a composition by
-the product of the pairs (Zhu, Dong and Wang 2022). `dp-accounting` (extra `cloud`) composes these
-numerically, rounding upward. Without it basic composition or log moments are valid and looser.
+2015), μ-GDP ones by a pair of Gaussians, Poisson-sampled ones by that pair mixed, compositions by
+their product (Zhu, Dong and Wang 2022). `dp-accounting` (extra `cloud`) composes these numerically,
+rounding upward; without it basic composition or log moments are valid and looser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 from edgeveil.errors import PrivacyError
@@ -25,7 +25,6 @@ from edgeveil.privacy.events import (
     ClaimedEvent,
     Event,
     GaussianEvent,
-    LaplaceEvent,
     NoisyEvent,
     PoissonSampled,
     PureEvent,
@@ -87,10 +86,8 @@ def discreteness_tv(event: NoisyEvent) -> float:
     below σ = 2**20 steps."""
     one, steps = (event, 1) if isinstance(event, GaussianEvent) else (event.event, event.steps)
     if one.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
-        raise PrivacyError(
-            f"{one.what}: noise of {one.sigma_steps:.3g} steps is too coarse to price",
-            fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)",
-        )
+        what = f"{one.what}: noise of {one.sigma_steps:.3g} steps is too coarse to price"
+        raise PrivacyError(what, fix=f"use a finer grid (at least 2^{FINEST_SIGMA_BITS} steps)")
     return one.coordinates * steps / (16.0 * one.finest_sigma_squared)
 
 
@@ -116,13 +113,7 @@ def mu_for(epsilon: float, delta: float) -> float:
     low, high = 0.0, 1.0
     while gaussian_delta(epsilon, high) <= delta:
         low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if gaussian_delta(epsilon, middle) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
+    return _halved(lambda mu: gaussian_delta(epsilon, mu) > delta, low, high, 1e-12)[0]
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
@@ -130,17 +121,13 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     sums show it, and as the device's own noise alone (`colluding`)."""
     listed = tuple(events)
     summed = tuple(map(as_summed, listed))
-    found = _epsilon(summed, delta)
-    found = replace(found, among_others=_among_others(summed, delta))
+    found = replace(_epsilon(summed, delta), among_others=_among_others(summed, delta))
     shared = [event for event in listed if isinstance(event, SharedGaussian)]
     if not shared:
         return found
     single = tuple(map(as_single, listed))
-    alone = replace(
-        found,
-        epsilon=max(_or_infinite(single, delta), found.epsilon),
-        among_others=_among_others(single, delta),
-    )
+    largest = max(_or_infinite(single, delta), found.epsilon)
+    alone = replace(found, epsilon=largest, among_others=_among_others(single, delta))
     return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 
@@ -157,11 +144,10 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
+    """(ε, δ) of releasing all `events` on the same data, of one unit; else raises `PrivacyError`.
 
     Mixtures cost the lesser of basic composition (log moments where steps are sampled) and the
-    composition of loss distributions. With a claimed or unprotected event ε is infinite or, if all
-    others are claimed, the claimed sum. Raises `PrivacyError` for mixed units.
+    composition of loss distributions. An unprotected event makes ε infinite; claimed ones add up.
     """
     listed = tuple(events)
     units = {event.unit for event in listed}
@@ -191,15 +177,10 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
     """`Guarantee.among_others`."""
-    if not any(_has_another_record_price(event) for event in events):
+    updates = any(isinstance(event, GaussianEvent) and event.unit == "device" for event in events)
+    if not updates and not any(getattr(event, "record_sensitivity_steps", 0) for event in events):
         return None
     return _or_infinite(tuple(map(for_one_record, events)), delta)
-
-
-def _has_another_record_price(event: Event) -> bool:
-    if isinstance(event, LaplaceEvent):
-        return bool(event.record_sensitivity_steps)
-    return isinstance(event, GaussianEvent) and event.unit == "device"
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
@@ -244,25 +225,19 @@ def _with_sampled(
 ) -> float:
     """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`. Raises
     `PrivacyError` if there is no finite ε."""
-    moments = added(
-        [
-            gaussian_moments(mu),
-            *[times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups],
-            *[steps.moments for steps in sampled],
-        ]
-    )
+    pure = [times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups]
+    moments = added([gaussian_moments(mu), *pure, *[steps.moments for steps in sampled]])
     high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
     curve = mixture_curve(mu, dict(groups), sampled)
-    if curve is None or curve(high) + (1 + math.exp(high)) * tv > delta:
+    if curve is None:
         return high
-    low = 0.0
-    while high - low > 1e-7 * high:  # whatever the curve's form, it holds at `high`
-        middle = (low + high) / 2
-        if curve(middle) + (1 + math.exp(middle)) * tv <= delta:
-            high = middle
-        else:
-            low = middle
-    return high * ROUND_UP
+
+    def holds(e: float) -> bool:
+        return curve(e) + (1 + math.exp(e)) * tv <= delta
+
+    if not holds(high):
+        return high
+    return _halved(holds, 0.0, high, 1e-7)[1] * ROUND_UP
 
 
 def _squared_mu(event: NoisyEvent) -> float:
@@ -286,10 +261,8 @@ def _finite(value: float, delta: float) -> float:
     if not 0 < delta < 1:
         raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
     if value == math.inf:
-        raise PrivacyError(
-            f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse",
-            fix="raise delta or add noise",
-        )
+        what = f"no finite ε at δ = {delta}: too much is released, or the grid is too coarse"
+        raise PrivacyError(what, fix="raise delta or add noise")
     return value
 
 
@@ -307,13 +280,17 @@ def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) ->
         low, high = high, high * 1.05
         if high > LARGEST_EPSILON:
             return math.inf
-    while high - low > 1e-12 * high:
+    return _halved(holds, low, high, 1e-12)[1] * ROUND_UP
+
+
+def _halved(
+    holds: Callable[[float], bool], low: float, high: float, tolerance: float
+) -> tuple[float, float]:
+    """Bisect until the ends are within a relative `tolerance`; `holds` is true of `high`."""
+    while high - low > tolerance * high:
         middle = (low + high) / 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high * ROUND_UP
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
 
 
 def _phi(x: float) -> float:
@@ -322,25 +299,19 @@ def _phi(x: float) -> float:
 
 def _check(epsilon_: float, delta: float) -> None:
     if not 0 < epsilon_ <= LARGEST_EPSILON:
-        raise PrivacyError(
-            f"ε must be in (0, {LARGEST_EPSILON:g}], got {epsilon_:g}",
-            where="privacy.epsilon",
-            fix="set for example 8",
-        )
+        what = f"ε must be in (0, {LARGEST_EPSILON:g}], got {epsilon_:g}"
+        raise PrivacyError(what, where="privacy.epsilon", fix="set for example 8")
     if not 0 < delta < 1:
-        raise PrivacyError(
-            f"δ must be in (0, 1), got {delta:g}", where="privacy.delta", fix="set for example 1e-5"
-        )
+        what = f"δ must be in (0, 1), got {delta:g}"
+        raise PrivacyError(what, where="privacy.delta", fix="set for example 1e-5")
 
 
 def mixture_curve(
     mu: float, pure: Mapping[Fraction, int], sampled: frozenset[SampledSteps] = frozenset()
 ) -> Curve | None:
-    """δ(ε), never too small, of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`.
-
-    Of many groups of pure releases near ones are merged at an ε not below theirs, and past the
-    largest the ε add up. None where the library is missing or would take minutes.
-    """
+    """δ(ε), never too small, of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`;
+    None where the library is missing or would take minutes. Of many groups near ones are merged at
+    an ε not below theirs, and past the largest the ε add up."""
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
     except ImportError:
@@ -350,25 +321,19 @@ def mixture_curve(
     step = _loss_step(mu, groups, sampled)
     if step is None:
         return None
-    parts: list[Any] = []
-    if mu:
-        noise = privacy_loss_distribution.from_gaussian_mechanism(
-            1 / mu, value_discretization_interval=step
-        )
-        parts.append(noise)
+    gaussian = partial(
+        privacy_loss_distribution.from_gaussian_mechanism, value_discretization_interval=step
+    )
+    parts: list[Any] = [gaussian(1 / mu)] if mu else []
     for one in sorted(sampled, key=lambda group: (group.probability, group.mu)):
-        noise = privacy_loss_distribution.from_gaussian_mechanism(
-            1 / one.mu, value_discretization_interval=step, sampling_prob=one.probability
-        )
+        noise = gaussian(1 / one.mu, sampling_prob=one.probability)
         parts.append(noise.self_compose(one.steps))
     for e, count in groups:
         rounded = step * math.ceil(e / Fraction(step))  # exact: a step has few digits
         worst = common.DifferentialPrivacyParameters(rounded)
         response = privacy_loss_distribution.from_privacy_parameters(worst, step)
         parts.append(response.self_compose(count))
-    composed = parts[0]
-    for part in parts[1:]:
-        composed = composed.compose(part)
+    composed = reduce(lambda one, other: one.compose(other), parts)
     count = sum(one.steps for one in sampled) + sum(count for _, count in groups)
     slack = FFT_SLACK + count * SLACK_EACH
     return lambda epsilon: float(composed.get_delta_for_epsilon(epsilon - offset)) + slack
@@ -398,18 +363,15 @@ def _loss_step(
         spread += 2 * one * min(count, count * math.tanh(one / 2) + 9 * math.sqrt(count))
     points = SAMPLED_POINTS if sampled and not groups else POINTS
     spread += sum(2 * _largest_loss(one) for one in sampled)
-    step = min([spread / points, *[_deviation(one) / 4 for one in sampled]])
+    # A quarter of about the standard deviation of one step's loss.
+    fine = [s.probability * math.sqrt(math.expm1(min(s.mu**2, 50.0))) / 4 for s in sampled]
+    step = min([spread / points, *fine])
     if step * MOST_POINTS < spread:
         return None
     if groups:
         first = float(groups[0][0])
         step = max(first / max(1, math.floor(first / step)), step)
     return _short(step, 24)  # so that its multiples are exact in float64
-
-
-def _deviation(sampled: SampledSteps) -> float:
-    """About the standard deviation of one step's loss: q·√(e^μ² − 1)."""
-    return sampled.probability * math.sqrt(math.expm1(min(sampled.mu**2, 50.0)))
 
 
 def _largest_loss(sampled: SampledSteps) -> float:

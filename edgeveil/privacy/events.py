@@ -1,7 +1,7 @@
-"""What was released: frozen facts that the accountant prices.
+"""Events: releases that the accountant prices, their sensitivity and noise in integer steps.
 
-An event states sensitivity and noise in integer steps, not a price. Its plain form (`to_dict`) goes
-over the wire, into the ledger and into the key of derived noise, and never changes.
+The plain form (`to_dict`) goes over the wire, into the ledger and into the key of derived noise:
+it never changes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ Unit = Literal["record", "device"]
 Status = Literal["proven", "claimed", "none"]
 ADD_OR_REMOVE = "add_or_remove"
 
-SELECTIONS = ("exponential", "report_noisy_max")
-
 _UNITS = ("record", "device")
 _STATUSES = ("proven", "claimed", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Event:
-    """Common to all events: `what` names the release, `unit` is whose presence is hidden (one
-    record, or one device's data set), `purpose` is `train` or `infer`, `source` cites the
-    theorem."""
+    """`what` names the release, `unit` is whose presence is hidden (one record, or one device's
+    data set), `purpose` is `train` or `infer`, `source` cites the theorem."""
 
     what: str
     unit: Unit
@@ -91,29 +88,12 @@ class GaussianEvent(_Event):
 class _Wrapping:
     """An event around a Gaussian one, whose name, unit, purpose, status and source are its own."""
 
-    @property
-    def _wrapped(self) -> GaussianEvent:
-        raise NotImplementedError
-
-    @property
-    def what(self) -> str:
-        return self._wrapped.what
-
-    @property
-    def unit(self) -> Unit:
-        return self._wrapped.unit
-
-    @property
-    def purpose(self) -> str:
-        return self._wrapped.purpose
-
-    @property
-    def status(self) -> Status:
-        return self._wrapped.status
-
-    @property
-    def source(self) -> str:
-        return self._wrapped.source
+    _wrapped: Any
+    what = property(lambda self: self._wrapped.what)
+    unit = property(lambda self: self._wrapped.unit)
+    purpose = property(lambda self: self._wrapped.purpose)
+    status = property(lambda self: self._wrapped.status)
+    source = property(lambda self: self._wrapped.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +111,7 @@ class PoissonSampled(_Wrapping):
         if self.event.finest_sigma_squared != self.event.sigma_squared:
             raise PrivacyError(f"event '{self.what}': a sampled sum has one σ² on all coordinates")
 
-    @property
-    def _wrapped(self) -> GaussianEvent:
-        return self.event
+    _wrapped = property(lambda self: self.event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +135,7 @@ class SharedGaussian(_Wrapping):
             finest_sigma_squared=self.honest * self.own.finest_sigma_squared,
         )
 
-    @property
-    def _wrapped(self) -> GaussianEvent:
-        return self.own
+    _wrapped = property(lambda self: self.own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,11 +170,10 @@ class LaplaceEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionEvent(_Event):
-    """The index of one of `candidates` public candidates, chosen by integer scores.
+    """The index of one of `candidates` public candidates, P(i) ∝ exp(score/scale).
 
     One unit changes any score by at most `sensitivity_steps`; `monotonic` where it moves all the
-    same way. `exponential`: P(i) ∝ exp(score/scale); `report_noisy_max`: exponential noise of that
-    scale. The scale, in steps, is an exact rational.
+    same way. The scale, in steps, is an exact rational.
     """
 
     mechanism: str
@@ -211,7 +186,7 @@ class SelectionEvent(_Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mechanism not in SELECTIONS or self.candidates < 1:
+        if self.mechanism != "exponential" or self.candidates < 1:
             raise PrivacyError(f"event '{self.what}': unknown mechanism, or no candidates")
         if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
             raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
@@ -219,10 +194,8 @@ class SelectionEvent(_Event):
     @property
     def epsilon(self) -> Fraction:
         """The exact pure ε: twice the sensitivity over the scale; once, where monotonic."""
-        times = 1 if self.monotonic else 2
-        return Fraction(
-            times * self.sensitivity_steps * self.scale_denominator, self.scale_numerator
-        )
+        steps = self.sensitivity_steps * (1 if self.monotonic else 2)
+        return Fraction(steps * self.scale_denominator, self.scale_numerator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,18 +249,18 @@ Event = NoisyEvent | SharedGaussian | PureEvent | ClaimedEvent | UnprotectedEven
 
 
 def as_summed(event: Event) -> Event:
-    """The release as who sees sums alone sees it."""
+    """The release as sums show it."""
     return event.together if isinstance(event, SharedGaussian) else event
 
 
 def as_single(event: Event) -> Event:
-    """The release as all others see it where they work together: the device's own noise is left."""
+    """The release as all others see it if they collude: with the device's own noise alone."""
     return event.own if isinstance(event, SharedGaussian) else event
 
 
 def for_one_record(event: Event) -> Event:
-    """The same release as it is for one record of a device that keeps its others: of a noised
-    update twice as far apart; pure events hold for any two data sets."""
+    """The release for one record of a device that keeps its others: of a noised update twice as far
+    apart; pure events hold for any two data sets."""
     if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
         steps = event.record_sensitivity_steps
         return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)
@@ -325,9 +298,16 @@ _WIDE = {
 def to_dict(event: Event) -> dict[str, Any]:
     """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
     kind = next(name for name, known in _KINDS.items() if type(event) is known)
-    values = _flat(event) if isinstance(event, PoissonSampled) else asdict(event)
-    if isinstance(event, SharedGaussian):
+    if isinstance(event, PoissonSampled):
+        values = asdict(event.event)
+        size = {name: values.pop(name) for name in ("coordinates", "grid_bits")}
+        del values["finest_sigma_squared"]
+        sampling = {"sampling_probability": event.sampling_probability, "steps": event.steps}
+        values |= sampling | size
+    elif isinstance(event, SharedGaussian):
         values = {**asdict(event.own), "honest": event.honest}
+    else:
+        values = asdict(event)
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
     if not plain.get("record_sensitivity_steps"):  # as before there was one
         plain.pop("record_sensitivity_steps", None)
@@ -341,13 +321,11 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
     if kind not in _KINDS:
         raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
     cls = _KINDS[kind]
-    known = {f.name: f.type for f in fields(cls)}
+    known = {f.name: f.type for f in fields(cls) if f.name not in ("event", "own")}
+    if cls in (PoissonSampled, SharedGaussian):
+        known |= {f.name: f.type for f in fields(GaussianEvent)}
     if cls is PoissonSampled:
-        known |= {f.name: f.type for f in fields(GaussianEvent)}
-        del known["event"], known["finest_sigma_squared"]
-    if cls is SharedGaussian:
-        known |= {f.name: f.type for f in fields(GaussianEvent)}
-        del known["own"]
+        del known["finest_sigma_squared"]
     if set(values) - set(known):
         raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
     try:
@@ -355,33 +333,21 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
         if cls is SharedGaussian:
             honest = typed.pop("honest")
             return SharedGaussian(own=GaussianEvent(**typed), honest=honest)
-        return _of_flat(**typed) if cls is PoissonSampled else cls(**typed)
+        if cls is PoissonSampled:
+            sampling = {name: typed.pop(name) for name in ("sampling_probability", "steps")}
+            one = GaussianEvent(finest_sigma_squared=typed["sigma_squared"], **typed)
+            return PoissonSampled(event=one, **sampling)
+        return cls(**typed)
     except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{kind} event: {error}") from None
-
-
-def _flat(sampled: PoissonSampled) -> dict[str, Any]:
-    """A sampled event's values and those of the event it wraps, side by side, in this order."""
-    one = asdict(sampled.event)
-    size = {name: one.pop(name) for name in ("coordinates", "grid_bits")}
-    del one["finest_sigma_squared"]
-    sampling = {"sampling_probability": sampled.sampling_probability, "steps": sampled.steps}
-    return one | sampling | size
-
-
-def _of_flat(
-    *, sampling_probability: float, steps: int, sigma_squared: int, **one: Any
-) -> PoissonSampled:
-    event = GaussianEvent(sigma_squared=sigma_squared, finest_sigma_squared=sigma_squared, **one)
-    return PoissonSampled(event=event, sampling_probability=sampling_probability, steps=steps)
 
 
 def _typed(kind: object, name: str, value: Any) -> Any:
     if name in _WIDE and isinstance(value, str):
         return int(value)
-    want: tuple[type, ...] = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(
-        str(kind), (str,)
-    )
+    kinds: dict[object, tuple[type, ...]]
+    kinds = {"int": (int,), "float": (int, float), "bool": (bool,)}
+    want = kinds.get(kind, (str,))
     if isinstance(value, bool) != (kind == "bool") or not isinstance(value, want):
         raise TypeError(f"{name} has a wrong type")
     return value

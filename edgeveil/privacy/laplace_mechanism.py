@@ -156,36 +156,20 @@ def as_probabilities(steps: Int64) -> Float64:
 
 
 def softmax_laplace(
-    softmax: NDArray[np.floating],
-    epsilon: float | Fraction | None,
-    *,
-    sensitivity: int = 2,
-    random_bytes: RandomBytes = os_random,
-) -> tuple[Float64, LaplaceEvent | UnprotectedEvent]:
-    """What `softmax_steps` gives as float64 on its grid, exactly."""
-    steps, event = softmax_steps(
-        softmax, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
-    )
-    return as_probabilities(steps), event
-
-
-def softmax_steps(
     softmax: NDArray[Any],
     epsilon: float | Fraction | None,
     *,
     sensitivity: int = 2,
     random_bytes: RandomBytes = os_random,
-) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
+) -> tuple[Float64, LaplaceEvent | UnprotectedEvent]:
     """One vector of probabilities (k,) or per-sample ones (m, k), floored to steps of 2**-20, with
-    noise of scale sensitivity/ε. Total: NaN and negative entries count as 0, an over-sum is scaled
-    down."""
-    if softmax.ndim == 2:
-        steps = np.stack([_probability_steps(row) for row in softmax])
-    else:
-        steps = _probability_steps(softmax)
+    noise of scale sensitivity/ε. NaN and negative entries count as 0, an over-sum is scaled down.
+    """
     samples = len(softmax) if softmax.ndim == 2 else None
+    steps = np.stack([_probability_steps(row) for row in np.atleast_2d(softmax)])
+    steps = steps[0] if samples is None else steps
     event = softmax_event(steps.shape[-1], epsilon, sensitivity=sensitivity, samples=samples)
-    return _noised(steps, event, random_bytes), event
+    return as_probabilities(_noised(steps, event, random_bytes)), event
 
 
 def noise_room(event: LaplaceEvent) -> int:

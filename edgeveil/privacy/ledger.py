@@ -1,12 +1,12 @@
-"""The device's durable record of what each data set has released, and what may still be.
+"""A device's durable record of what each data set has released, and what it may still release.
 
 Publishing takes a `Receipt`, which only `commit` makes: one durable transaction stores events and
 noised tensors, so a retry returns the same tensors and costs nothing. A ledger belongs to a data
 set's *name*. Every change is a link of a keyed chain (`ledger_chain.py`).
 
-A *deposit* is what a device leaves with the proxy for its own eyes, sealed: what a job may cost it.
-A device whose state was lost, copied or put back gets the deposits of the jobs that it answered
-since. A dummy's holds nothing and looks the same.
+A *deposit* is a job's request, sealed by a device for itself and left with the proxy: a device
+whose state was lost, copied or put back gets the deposits of the jobs that it answered since. A
+dummy's holds nothing and looks the same.
 """
 
 from __future__ import annotations
@@ -56,14 +56,16 @@ def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
     if len(text) > _ROOM_BYTES:
         return os.urandom(DEPOSIT_BYTES)
     plain = len(text).to_bytes(_SIZE_BYTES, "big") + text.ljust(_ROOM_BYTES, b"\0")
-    return nonce + _aead(key).encrypt(nonce, plain, separated(DEPOSIT_KEY))
+    aead = ChaCha20Poly1305(key.to_bytes())
+    return nonce + aead.encrypt(nonce, plain, separated(DEPOSIT_KEY))
 
 
 def opened_deposit(key: DepositKey, deposit: bytes) -> JobRequest | None:
     """The request; None where it holds none. Raises PrivacyError where it cannot be read."""
     nonce, sealed = deposit[:_NONCE_BYTES], deposit[_NONCE_BYTES:]
     try:
-        plain = _aead(key).decrypt(nonce, sealed, separated(DEPOSIT_KEY))
+        aead = ChaCha20Poly1305(key.to_bytes())
+        plain = aead.decrypt(nonce, sealed, separated(DEPOSIT_KEY))
     except (InvalidTag, ValueError):
         raise PrivacyError("a deposit cannot be read") from None
     size_bytes = int.from_bytes(plain[:_SIZE_BYTES], "big")
@@ -71,10 +73,6 @@ def opened_deposit(key: DepositKey, deposit: bytes) -> JobRequest | None:
         return None
     text = zlib.decompressobj().decompress(plain[_SIZE_BYTES:][:size_bytes], _TEXT_BYTES)
     return JobRequest.from_json(text.decode())
-
-
-def _aead(key: DepositKey) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(key.to_bytes())
 
 
 LEDGER_FILE = "ledger.sqlite"
@@ -135,30 +133,22 @@ class Ledger:
         return self._chain.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
-        """The quote of the *whole* job, or `PrivacyError` if it does not fit what is left; changes
-        nothing.
-
-        Other jobs count with all they reserved while open, then with what they spent. A job's
-        request may not change once it is open.
-        """
+        """The quote of the *whole* job; `PrivacyError` if it does not fit what is left, or differs
+        from the job's open request. Other jobs count with all they reserved while open, then with
+        what they spent."""
         with self._file.guard():
             return self._checked(request, limits)
 
     def _checked(self, request: JobRequest, limits: Limits) -> Quote:
         if UNTOLD.job_id in self._account():
-            raise PrivacyError(
-                f"what a copy of this device answered of '{self.dataset}' is not known, so nothing"
-                " is left to spend",
-                where=str(self._path),
-                fix="put back the newest state that there is, or enrol a new device with a"
-                " state_dir of its own",
-            )
+            what = f"what a copy of this device answered of '{self.dataset}' is not known, so"
+            fix = "put back the newest state, or enrol a new device with a state_dir of its own"
+            raise PrivacyError(f"{what} nothing is left to spend", where=str(self._path), fix=fix)
         jobs = {job: entry.counting for job, entry in self._account().items()}
         known = jobs.pop(request.job_id, None)
         if known is not None and not known.same_as(request):
-            raise PrivacyError(
-                f"job {request.job_id} refused: its privacy request differs from the accepted one"
-            )
+            what = "its privacy request differs from the accepted one"
+            raise PrivacyError(f"job {request.job_id} refused: {what}")
         return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
 
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
@@ -168,8 +158,12 @@ class Ledger:
             known = self._account().get(request.job_id)
             if known is not None and not known.is_open:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
-            if known is None:
-                _require_place(self._account(), limits)
+            taken = sum(entry.is_open for entry in self._account().values())
+            if known is None and limits.max_jobs is not None and taken >= limits.max_jobs:
+                what = f"the device takes part in {taken} jobs already, the owner allows"
+                fix = "it is taken up when one of them has ended; or raise it"
+                what = f"{what} {limits.max_jobs} at once"
+                raise PrivacyError(what, where="policy.max_jobs", fix=fix)
             quote = self._checked(request, limits)
             if known is None:
                 opened = Change(self.dataset, "opened", request.job_id, body=request.to_json())
@@ -195,10 +189,9 @@ class Ledger:
     ) -> Receipt:
         """Record events and noised tensors together, durably, and return the receipt.
 
-        `kept` is what the device keeps until its next release of this job; None: what it kept
-        before. A second commit for the same job and exchange returns the first receipt, which does
-        not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the job is
-        not open or the events go past what it reserved.
+        `kept` is kept until the device's next release of this job; None: as before. A second commit
+        returns the first receipt, which covers no other payload: publish what `recall` gives.
+        Raises `PrivacyError` if the job is not open or the events go past what it reserved.
         """
         with self._written() as db:
             if self._release(job_id, exchange) is None:
@@ -245,8 +238,7 @@ class Ledger:
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it did not spend is free again; its tensors are forgotten, events and
-        digests stay."""
+        """End a job: what it did not spend is free again, its tensors are forgotten."""
         with self._written() as db:
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -260,15 +252,14 @@ class Ledger:
         self._keep(db, job_id, b"")
 
     def deposit(self, job_id: str = "") -> bytes:
-        """An open job's request, for this device's own eyes: `DEPOSIT_BYTES` that look the same
-        whatever they hold, or none."""
+        """An open job's request or none, sealed for this device: `DEPOSIT_BYTES`."""
         with self._file.guard():
             entry = self._account().get(job_id)
             return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
-        """A copy of this device answered this job: all that its `deposit` reserved counts here, and
-        nothing is left where it cannot be read."""
+        """Count all that the `deposit` of a job reserved, which a copy of this device answered;
+        where it cannot be read nothing is left."""
         try:
             request = opened_deposit(self._chain.deposit_key(), deposit)
         except PrivacyError:
@@ -286,7 +277,7 @@ class Ledger:
                 self._forget(db, job_id, known)
 
     def count_untold(self) -> None:
-        """A copy of this device answered, nobody knows what: nothing is left to spend."""
+        """Leave nothing to spend, as nobody knows what a copy of this device answered."""
         with self._written() as db:
             if UNTOLD.job_id not in self._account():
                 self._chain.append(db, Change(self.dataset, "elsewhere", UNTOLD.job_id))
@@ -334,26 +325,9 @@ class Ledger:
         return None if entry is None else entry.releases.get(exchange)
 
     def _receipt(self, job_id: str, exchange: int) -> Receipt:
-        release = self._chain.account(self.dataset)[job_id].releases[exchange]
-        return Receipt(
-            self.dataset,
-            job_id,
-            exchange,
-            release.events,
-            release.payload_sha256,
-            _MADE_BY_LEDGER,
-        )
-
-
-def _require_place(account: Account, limits: Limits) -> None:
-    taken = sum(entry.is_open for entry in account.values())
-    if limits.max_jobs is not None and taken >= limits.max_jobs:
-        raise PrivacyError(
-            f"the device takes part in {taken} jobs already, the owner allows {limits.max_jobs} at"
-            " once",
-            where="policy.max_jobs",
-            fix="it is taken up when one of them has ended; or raise it",
-        )
+        found = self._chain.account(self.dataset)[job_id].releases[exchange]
+        key, digest = (self.dataset, job_id, exchange), found.payload_sha256
+        return Receipt(*key, found.events, digest, _MADE_BY_LEDGER)
 
 
 def read_ledger(path: Path) -> LedgerChain:
@@ -361,9 +335,8 @@ def read_ledger(path: Path) -> LedgerChain:
     Raises `UsageError` if there is none, `PrivacyError` where it was altered."""
     require_database(path)
     if not path.is_file() or path.stat().st_size == 0:
-        raise UsageError(
-            "there is no ledger", where=str(path), fix="a device makes it at its first start"
-        )
+        fix = "a device makes it at its first start"
+        raise UsageError("there is no ledger", where=str(path), fix=fix)
     file = _open(path)
     chain = LedgerChain(file, path)
     try:
@@ -373,11 +346,10 @@ def read_ledger(path: Path) -> LedgerChain:
             held = {number: _digest(payload) for number, payload in rows}
     finally:
         file.close()
-    for account in chain.accounts.values():
-        for entry in account.values():
-            for release in entry.releases.values():
-                if entry.is_open and held.get(release.number) != release.payload_sha256:
-                    raise _other_tensors(release, path)
+    entries = (entry for account in chain.accounts.values() for entry in account.values())
+    for release in (one for entry in entries if entry.is_open for one in entry.releases.values()):
+        if held.get(release.number) != release.payload_sha256:
+            raise _other_tensors(release, path)
     return chain
 
 

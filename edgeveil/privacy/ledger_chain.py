@@ -14,6 +14,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,10 +50,8 @@ _MAC_BYTES = 32
 _TYPES = (int, str, str, str, int, str, bytes)
 _FIX = (
     "with the device stopped, put back the newest copies of the ledger's files, all from one"
-    " moment; without them,"
-    " enrol a new device with a state_dir of its own"
+    " moment; without them, enrol a new device with a state_dir of its own"
 )
-
 
 Kind = Literal["opened", "released", "closed", "elsewhere"]
 
@@ -83,9 +82,8 @@ class ChainHead:
         try:
             write_key(path, _HEAD_TAG, raw, mode=0o600, replace=True)
         except CryptoError as error:
-            raise PrivacyError(
-                f"the ledger's head cannot be kept, {error.what}", where=error.where, fix=error.fix
-            ) from error
+            what = f"the ledger's head cannot be kept, {error.what}"
+            raise PrivacyError(what, where=error.where, fix=error.fix) from error
 
     @classmethod
     def load(cls, path: Path) -> ChainHead:
@@ -149,16 +147,9 @@ class JobAccount:
         return price(self.counted, self.request.delta)
 
 
-# Stands for answers of a copy of this device of which nobody knows the jobs.
-UNTOLD = JobRequest(
-    "",
-    0.0,
-    tuple(
-        UnprotectedEvent(what="answers of a copy, unknown", unit="record", purpose=purpose)
-        for purpose in (TRAIN, INFER)
-    ),
-)
-
+_LOST = partial(UnprotectedEvent, what="answers of a copy, unknown", unit="record")
+UNTOLD = JobRequest("", 0.0, (_LOST(purpose=TRAIN), _LOST(purpose=INFER)))
+"""Stands for answers of a copy of this device of which nobody knows the jobs."""
 
 Account = dict[str, JobAccount]
 """All jobs of one data set by identifier, in the order in which they came."""
@@ -178,9 +169,8 @@ def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
 
 
 def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-    """Return what was spent by one job, or (None) over the data set's life: ε and δ add up, each
-    job at its own δ and as `JobRequest.counted` says. After a claimed or unprotected release,
-    totals are not proven."""
+    """Return what one job spent, or (None) all jobs: ε and δ add up, each job at its own δ and as
+    `JobRequest.counted` says. After a claimed or unprotected release totals are not proven."""
     chosen = [account[job] for job in account if job_id in (None, job)]
     quotes = [entry.spent for entry in chosen]
     result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
@@ -191,10 +181,10 @@ def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> 
 
 
 class LedgerChain:
-    """Follows the links of one open database, and the `accounts` that they add up to, by data set.
+    """The links of one open database, and the `accounts` that they add up to, by data set.
 
-    Methods that read raise `PrivacyError` at the first thing that this device did not write. All
-    but `follow` are called inside a transaction of `file`.
+    Reading raises `PrivacyError` at the first link that this device did not write. All but `follow`
+    is called inside a transaction of `file`.
     """
 
     def __init__(self, file: SqliteFile, path: Path) -> None:
@@ -209,18 +199,15 @@ class LedgerChain:
         `PrivacyError` where links have lost key or head, a key stands alone, or a table is gone."""
         self._require_tables()
         if not self._key_path.exists():
-            if self._rows() or not create or self._begun():
+            if self._has_links() or not create or self._begun():
                 raise broken("its key is gone", self._key_path)
             self._create()
         try:
             self._key = LedgerKey.load(self._key_path)
         except CryptoError as error:
-            rights = error.fix.startswith("chmod")  # the key itself is whole
-            raise PrivacyError(
-                f"the ledger's key cannot be used, {error.what}",
-                where=error.where,
-                fix=error.fix if rights else _FIX,
-            ) from error
+            fix = error.fix if error.fix.startswith("chmod") else _FIX  # the key itself is whole
+            what = f"the ledger's key cannot be used, {error.what}"
+            raise PrivacyError(what, where=error.where, fix=fix) from error
         self._before = self._last = self._start()
         self.settle(write=create)
 
@@ -267,7 +254,6 @@ class LedgerChain:
         self._key.save(self._key_path)
 
     def _start(self) -> ChainHead:
-        """The head before the first link."""
         return ChainHead(0, self._mac(b"", 0, Change("", "opened", "")))
 
     def follow(self) -> None:
@@ -293,19 +279,14 @@ class LedgerChain:
         self.follow()
         head = ChainHead.load(self._head_path)
         if head.number < self._settled:
-            raise broken(
-                f"its head was put back from link {self._settled} to link {head.number} while it"
-                " was open",
-                self._head_path,
-            )
+            moved = f"from link {self._settled} to link {head.number}"
+            raise broken(f"its head was put back {moved} while it was open", self._head_path)
         self._settled = head.number
         if head == self._last:
             return
         if head.number > self._last.number:
-            raise broken(
-                f"it ends at link {self._last.number} of {head.number}, so it is an older copy",
-                self._path,
-            )
+            what = f"it ends at link {self._last.number} of {head.number}, so it is an older copy"
+            raise broken(what, self._path)
         if head != self._before:
             raise broken(f"its head, link {head.number}, is not one of its links", self._head_path)
         if write:
@@ -352,10 +333,9 @@ class LedgerChain:
         message = labels.context(labels.LEDGER_LINK, *parts)
         return hmac.digest(self._key.to_bytes(), message, "sha256")
 
-    def _rows(self) -> int:
+    def _has_links(self) -> bool:
         with self._file.guard() as db:
-            found: tuple[int] = db.execute("SELECT COUNT(*) FROM links").fetchone()
-        return found[0]
+            return db.execute("SELECT 1 FROM links LIMIT 1").fetchone() is not None
 
 
 def require_database(path: Path) -> None:
@@ -378,8 +358,5 @@ def _fault(error: CryptoError) -> str:
 
 def broken(what: str, where: Path) -> PrivacyError:
     """The error of a ledger that is not as this device wrote it: no price, so no release."""
-    return PrivacyError(
-        f"the privacy ledger was altered or lost a part: {what}; no job is accepted",
-        where=str(where),
-        fix=_FIX,
-    )
+    text = f"the privacy ledger was altered or lost a part: {what}; no job is accepted"
+    return PrivacyError(text, where=str(where), fix=_FIX)

@@ -9,7 +9,7 @@ from typing import Any
 from edgeveil.privacy.duchi_mechanism import duchi_mechanism
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
-from edgeveil.privacy.selection_mechanism import exponential_mechanism, report_noisy_max
+from edgeveil.privacy.selection_mechanism import exponential_mechanism
 from edgeveil.registry import Table
 
 MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
@@ -20,6 +20,5 @@ MECHANISMS: Table[Callable[..., tuple[Any, Any]]] = Table(
         "softmax": softmax_laplace,
         "two_value": duchi_mechanism,
         "exponential": exponential_mechanism,
-        "report_noisy_max": report_noisy_max,
     },
 )

@@ -54,14 +54,9 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
     """Raise TrustError `another_cell` where the root says that a proxy's key is another cell's."""
     theirs = trust.delegated.cell_of(key) if trust.delegated else None
     if theirs not in (None, cell):
-        named, said = (
-            f"cell '{one}'" if one else "the cell without a name" for one in (theirs, cell)
-        )
-        raise TrustError(
-            "another_cell",
-            f"this proxy's key is that of {named}, and its site file says {said}",
-            fix="correct cell, or install the bundle of this cell's proxy",
-        )
+        what = f"this proxy's key is of cell '{theirs}', and its site file says '{cell}'"
+        fix = "correct cell, or install the bundle of this cell's proxy"
+        raise TrustError("another_cell", what, fix=fix)
 
 
 def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
@@ -78,11 +73,9 @@ def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
         later.unlink()
         later.with_suffix(".pub").unlink(missing_ok=True)
         return key
-    raise UsageError(
-        f"the root vouches for another key, {wanted.fingerprint()}",
-        where=str(state_dir / f"{name}.key"),
-        fix="put back the key that it names, or have the root name this one: edgeveil trust rotate",
-    )
+    what, where = f"the root vouches for another key, {wanted.fingerprint()}", f"{name}.key"
+    fix = "put back the key that it names, or have the root name this one: edgeveil trust rotate"
+    raise UsageError(what, where=str(state_dir / where), fix=fix)
 
 
 def next_key(state_dir: Path, name: str) -> Path:

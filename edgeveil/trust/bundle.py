@@ -51,12 +51,8 @@ class TrustBundle:
             with path.open("rb") as file:
                 raw = file.read(BUNDLE_BYTES + 1)
         except OSError as error:
-            raise TrustError(
-                "no_trust_file",
-                f"cannot be read ({error.strerror})",
-                where=str(path),
-                fix=_HOLD_FIX,
-            ) from None
+            what = f"cannot be read ({error.strerror})"
+            raise TrustError("no_trust_file", what, where=str(path), fix=_HOLD_FIX) from None
         return cls.parse(raw, path)
 
     @classmethod
@@ -112,9 +108,7 @@ class HeldTrust:
         """What ends soon, or ""."""
         ends, now = self.expires, self._now()
         soon = {what: (at - now).days for what, at in ends.items() if at - now < WARN}
-        return "; ".join(
-            f"the trust {what} will expire in {days} days" for what, days in soon.items()
-        )
+        return "; ".join(f"the trust {what} will expire in {n} days" for what, n in soon.items())
 
     @property
     def expires(self) -> Mapping[str, datetime]:
@@ -131,10 +125,8 @@ class HeldTrust:
         return changed
 
     def look(self, *, strict: bool = False) -> bool:
-        """Take what the given file holds, where it changed since; True if anything was new.
-
-        What is wrong with it is the `complaint`, or raised if `strict`.
-        """
+        """Take the documents of the given file where it changed; True if anything was new. An error
+        is the `complaint`, or raised if `strict`."""
         try:
             found = self._given.stat()
             mark = (found.st_mtime_ns, found.st_size)
@@ -142,7 +134,10 @@ class HeldTrust:
                 return False
             self._seen = mark
             bundle = TrustBundle.load(self._given)
-            self._check_root(bundle)
+            if not set(bundle.roots) & set(self.metadata.roots):
+                what = "begins with another root than the one that was pinned here"
+                fix = "put back the file of this fleet"
+                raise TrustError("another_root", what, where=str(self._given), fix=fix)
             changed = self.take(bundle.roots, bundle.delegations)
         except (TrustError, OSError) as error:
             self.complaint = str(error)
@@ -153,15 +148,6 @@ class HeldTrust:
         if not self._file.exists():
             self._keep()
         return changed
-
-    def _check_root(self, bundle: TrustBundle) -> None:
-        if not set(bundle.roots) & set(self.metadata.roots):
-            raise TrustError(
-                "another_root",
-                "begins with another root than the one that was pinned here",
-                where=str(self._given),
-                fix="put back the file of this fleet",
-            )
 
     def _keep(self) -> None:
         kept = TrustBundle(self.metadata.roots, self.metadata.document)

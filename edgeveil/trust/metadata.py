@@ -1,11 +1,10 @@
-"""Metadata of the offline root (The Update Framework, TUF specification 1.0).
+"""Metadata of the offline root (The Update Framework, TUF specification 1.0), by python-tuf.
 
-Two kinds of documents, made and judged by python-tuf. The *root* names its own keys and how many
-must sign; version N + 1 is signed by as many of version N's too. The *delegations* (TUF's top-level
-`targets`) name the key of each online role, the lineage of the proxy's registry, the certificate
-authorities of both broker domains, and in fields of their own, which earlier versions pass over,
-each named cell's proxy and the key that moves devices. TUF's `timestamp` and `snapshot` roles are
-the root's and unused: freshness comes from the delegations' expiry, and from the rosters'.
+The *root* names its own keys and how many must sign; version N + 1 is signed by as many of version
+N's too. The *delegations* (TUF's top-level `targets`) name the key of each online role, the lineage
+of the proxy's registry, the certificate authorities of both broker domains, each named cell's proxy
+and the key that moves devices. TUF's `timestamp` and `snapshot` roles are the root's and unused:
+freshness comes from the delegations' expiry, and from the rosters'.
 
 A role's `epoch` grows whenever its key is replaced: sequence numbers count within one, so that a
 rotation ends what a leaked key has said. No cell is ever taken out, so that no epoch begins anew.
@@ -68,8 +67,8 @@ class RoleKey:
 
 @dataclass(frozen=True)
 class CellProxy:
-    """The key of a cell's proxy, and the lineage of its registry (32 hexadecimal digits; empty: the
-    first one seen)."""
+    """The key of a cell's proxy, and the lineage of its registry (32 hex digits; empty: the first
+    one seen)."""
 
     rosters: RoleKey
     lineage: str = ""
@@ -93,18 +92,15 @@ class Delegated:
         if not cell:
             return CellProxy(self.roles["proxy-rosters"], self.lineage)
         if cell not in self.cells:
-            raise TrustError(
-                "unknown_cell",
-                f"the root names no cell '{cell}'; it names {', '.join(self.cells) or 'none'}",
-                fix="correct cell in the site file, or add it to the plan: edgeveil site apply",
-            )
+            what = f"the root names no cell '{cell}'; it names {', '.join(self.cells) or 'none'}"
+            fix = "correct cell in the site file, or add it to the plan: edgeveil site apply"
+            raise TrustError("unknown_cell", what, fix=fix)
         return self.cells[cell]
 
     def cell_of(self, key: VerifyKey) -> str | None:
         """The cell whose proxy speaks with this key."""
-        return next(
-            (one for one in ("", *self.cells) if self.proxy_of(one).rosters.key == key), None
-        )
+        cells = (one for one in ("", *self.cells) if self.proxy_of(one).rosters.key == key)
+        return next(cells, None)
 
 
 class TrustedMetadata:
@@ -116,18 +112,15 @@ class TrustedMetadata:
         _verify(root, signed, "root")
         self._root = root
         self.roots: tuple[bytes, ...] = (pinned,)
-        self._targets: Metadata[Targets] | None = None
         self.document = b""  # the delegations
         self.delegated: Delegated | None = None
 
     @property
     def root_version(self) -> int:
-        """Version of the newest root."""
         return self._root.version
 
     @property
     def root_expires(self) -> datetime:
-        """When the newest root ends."""
         return self._root.expires
 
     @property
@@ -152,17 +145,14 @@ class TrustedMetadata:
         return roots, self.document if newer else b""
 
     def take(self, roots: Sequence[bytes], document: bytes, now: datetime | None) -> bool:
-        """Go forward to these roots and delegations (may be empty), or not at all.
-
-        Known documents are passed over; False if nothing was new. Without `now` expired ones are
-        taken too. Raises TrustError: `malformed_metadata`, `too_few_signatures`, `metadata_gap`,
-        `metadata_rollback`, `metadata_expired`.
-        """
+        """Go forward to these roots and delegations (may be empty), or not at all; False if nothing
+        was new. Without `now` expired ones are taken too. Raises TrustError: `malformed_metadata`,
+        `too_few_signatures`, `metadata_gap`, `metadata_rollback`, `metadata_expired`."""
         ahead = copy(self)
         changed = [ahead._take_root(raw) for raw in roots]
         if any(changed):
             _check_time("root", ahead.root_expires, now)
-            ahead._judge_anew()
+            ahead._drop_disowned()
         changed.append(bool(document) and ahead._take_delegations(document, now))
         if any(changed):
             self.__dict__.update(ahead.__dict__)
@@ -177,24 +167,20 @@ class TrustedMetadata:
                 raise TrustError("metadata_rollback", f"another root of version {root.version}")
             return False
         if root.version != known + 1:
-            raise TrustError(
-                "metadata_gap",
-                f"root {root.version} cannot follow root {known}",
-                fix="hand over all roots in between",
-            )
+            what = f"root {root.version} cannot follow root {known}"
+            raise TrustError("metadata_gap", what, fix="hand over all roots in between")
         _verify(self._root, signed, "root")
         _verify(root, signed, "root")
         self._root, self.roots = root, (*self.roots, raw)
         return True
 
-    def _judge_anew(self) -> None:
+    def _drop_disowned(self) -> None:
         """Drop delegations that a new root no longer vouches for."""
-        if self._targets is None:
-            return
         try:
-            _verify(self._root, self._targets, "targets")
+            if self.document:
+                _verify(self._root, _document(self.document, Targets), "targets")
         except TrustError:
-            self._targets, self.delegated, self.document = None, None, b""
+            self.delegated, self.document = None, b""
 
     def _take_delegations(self, raw: bytes, now: datetime | None) -> bool:
         if raw == self.document:
@@ -205,16 +191,14 @@ class TrustedMetadata:
         held = self.delegated
         if held is not None:
             if found.version <= held.version:
-                raise TrustError(
-                    "metadata_rollback",
-                    f"delegations {found.version} do not follow delegations {held.version}",
-                )
+                what = f"delegations {found.version} do not follow delegations {held.version}"
+                raise TrustError("metadata_rollback", what)
             after = _role_keys(found)
             for name, role in _role_keys(held).items():
                 if name not in after or after[name].epoch < role.epoch:
                     raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
         _check_time("delegations", found.expires, now)
-        self._targets, self.delegated, self.document = signed, found, raw
+        self.delegated, self.document = found, raw
         return True
 
 
@@ -226,11 +210,9 @@ def make_root(
 ) -> Metadata[Root]:
     """An unsigned root. Raises TrustError for a threshold that its keys cannot reach."""
     if not 1 <= threshold <= len(set(keys)):
-        raise TrustError(
-            "bad_threshold",
-            f"{threshold} of {len(set(keys))} root keys cannot sign",
-            fix="ask for 1 or more, and at most as many as there are keys",
-        )
+        what = f"{threshold} of {len(set(keys))} root keys cannot sign"
+        fix = "ask for 1 or more, and at most as many as there are keys"
+        raise TrustError("bad_threshold", what, fix=fix)
     root = Root(version=version, expires=expires, consistent_snapshot=False)
     for name in sorted(TOP_LEVEL_ROLE_NAMES):
         for key in keys:
@@ -248,15 +230,12 @@ def make_delegations(said: Delegated) -> Metadata[Targets]:
             own["lineage"] = said.lineage
         keyid = _tuf_key(role.key).keyid
         roles[name] = DelegatedRole(name, [keyid], 1, True, [], None, own)
-    keys: dict[str, Key] = {
-        key.keyid: key for key in (_tuf_key(role.key) for role in _role_keys(said).values())
-    }
-    more = {}
-    if said.cells:
-        more["cells"] = {
-            name: {**_plain_role(cell.rosters), "lineage": cell.lineage}
-            for name, cell in said.cells.items()
-        }
+    named = (_tuf_key(role.key) for role in _role_keys(said).values())
+    keys: dict[str, Key] = {key.keyid: key for key in named}
+    more: dict[str, Any] = {}
+    for name, cell in said.cells.items():
+        own = {**_plain_role(cell.rosters), "lineage": cell.lineage}
+        more.setdefault("cells", {})[name] = own
     if said.site is not None:
         more["site"] = _plain_role(said.site)
     files = {}
@@ -338,20 +317,16 @@ def _verify(root: Root, signed: Metadata[Any], role: str) -> None:
     try:
         root.verify_delegate(role, signed.signed_bytes, signed.signatures)
     except (RepositoryError, ValueError, KeyError):
-        raise TrustError(
-            "too_few_signatures",
-            f"version {signed.signed.version} is not signed by enough keys of root {root.version}",
-            fix="sign it with more of the root's keys: edgeveil trust sign",
-        ) from None
+        what = f"version {signed.signed.version} has too few signatures of root {root.version}"
+        fix = "sign it with more of the root's keys: edgeveil trust sign"
+        raise TrustError("too_few_signatures", what, fix=fix) from None
 
 
 def _check_time(what: str, ends: datetime, now: datetime | None) -> None:
     if now is not None and ends <= now:
-        raise TrustError(
-            "metadata_expired",
-            f"the {what} expired on {ends:%Y-%m-%d %H:%M} UTC",
-            fix="check this machine's clock, or renew it: edgeveil trust sign --renew",
-        )
+        text = f"the {what} expired on {ends:%Y-%m-%d %H:%M} UTC"
+        fix = "check this machine's clock, or renew it: edgeveil trust sign --renew"
+        raise TrustError("metadata_expired", text, fix=fix)
 
 
 def _delegated(said: Targets) -> Delegated:
@@ -361,13 +336,16 @@ def _delegated(said: Targets) -> Delegated:
     if delegations is None or roles is None or set(roles) != set(ROLES):
         raise TrustError("malformed_metadata", f"the roles must be {', '.join(ROLES)}")
     try:
-        found = {name: _role_key(delegations, role) for name, role in roles.items()}
+        found = {}
+        for name, role in roles.items():
+            (keyid,), epoch = role.keyids, role.unrecognized_fields["epoch"]
+            found[name] = _role_key(delegations, {"keyid": keyid, "epoch": epoch})
         lineage = roles["proxy-rosters"].unrecognized_fields["lineage"]
         named = ((_AUTHORITY.fullmatch(path), file) for path, file in said.targets.items())
         pems = {match[1]: _pem(file) for match, file in named if match}
         cells = _cells(delegations, said.unrecognized_fields.get("cells", {}))
         site = said.unrecognized_fields.get("site")
-        mover = None if site is None else _named_key(delegations, site)
+        mover = None if site is None else _role_key(delegations, site)
     except (KeyError, TypeError, ValueError, AttributeError, RepositoryError):
         raise TrustError("malformed_metadata", "a role or authority is not in order") from None
     for one in (lineage, *(cell.lineage for cell in cells.values())):
@@ -383,9 +361,7 @@ def _delegated(said: Targets) -> Delegated:
 def _cells(delegations: Delegations, said: Mapping[str, Any]) -> dict[str, CellProxy]:
     if len(said) > MOST_CELLS or not all(CELL.fullmatch(name) for name in said):
         raise ValueError
-    return {
-        name: CellProxy(_named_key(delegations, one), one["lineage"]) for name, one in said.items()
-    }
+    return {k: CellProxy(_role_key(delegations, one), one["lineage"]) for k, one in said.items()}
 
 
 def _role_keys(said: Delegated) -> dict[str, RoleKey]:
@@ -398,19 +374,11 @@ def _plain_role(role: RoleKey) -> dict[str, Any]:
     return {"keyid": _tuf_key(role.key).keyid, "epoch": role.epoch}
 
 
-def _named_key(delegations: Delegations, said: Mapping[str, Any]) -> RoleKey:
-    return _with_epoch(delegations, said["keyid"], said["epoch"])
-
-
-def _role_key(delegations: Delegations, role: DelegatedRole) -> RoleKey:
-    (keyid,) = role.keyids
-    return _with_epoch(delegations, keyid, role.unrecognized_fields["epoch"])
-
-
-def _with_epoch(delegations: Delegations, keyid: str, epoch: object) -> RoleKey:
+def _role_key(delegations: Delegations, said: Mapping[str, Any]) -> RoleKey:
+    epoch = said["epoch"]
     if type(epoch) is not int or not 0 <= epoch < 2**31:
         raise ValueError
-    return RoleKey(_verify_key(delegations.keys[keyid]), epoch)
+    return RoleKey(_verify_key(delegations.keys[said["keyid"]]), epoch)
 
 
 def _pem(file: TargetFile) -> str:

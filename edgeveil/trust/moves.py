@@ -50,11 +50,11 @@ class Move:
     def verify(self, site: RoleKey | None) -> None:
         """Raises TrustError `no_site_key`, `old_epoch` or `forged_move`."""
         if site is None:
-            raise TrustError(
-                "no_site_key",
+            what, fix = (
                 "the root names nobody who moves devices",
-                fix="edgeveil trust rotate DIR site site.pub",
+                "edgeveil trust rotate DIR site site.pub",
             )
+            raise TrustError("no_site_key", what, fix=fix)
         if self.epoch != site.epoch:
             raise TrustError("old_epoch", "a move is signed with a key that was replaced", fix=_FIX)
         said = _said(self.sealing, self.cell, self.epoch, self.number)
@@ -89,8 +89,7 @@ class Move:
 
 
 def moved_cells(moves: Iterable[Move], said: Delegated) -> dict[bytes, str]:
-    """The cell of each moved device by its sealing key (32 bytes): its newest note that the site's
-    present key signed."""
+    """The cell of each moved device by its sealing key (32 bytes), by its newest valid note."""
     newest: dict[bytes, Move] = {}
     for move in moves:
         try:

@@ -24,9 +24,7 @@ class TrustingRole(Protocol):
 
     not_delegated: str
 
-    def take_up_trust(self) -> None:
-        """Newer metadata is there."""
-        ...
+    def take_up_trust(self) -> None: ...
 
 
 class TrustWatch(Collector):

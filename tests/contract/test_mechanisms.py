@@ -28,9 +28,6 @@ EVENTS = {
     ),
     "two_value": duchi_event("values", Fraction(1, 2), STEPS.size),
     "exponential": selection_event("choice", SCORES.size, 1, 0.1),
-    "report_noisy_max": selection_event(
-        "choice", SCORES.size, 1, 0.1, mechanism="report_noisy_max"
-    ),
 }
 CASES = {
     "gaussian": (STEPS, EVENTS["gaussian"]),
@@ -38,9 +35,7 @@ CASES = {
     "softmax": (SOFTMAX, 2.0),
     "two_value": (STEPS / 20, EVENTS["two_value"]),
     "exponential": (SCORES, EVENTS["exponential"]),
-    "report_noisy_max": (SCORES, EVENTS["report_noisy_max"]),
 }
-CHOOSING = ("exponential", "report_noisy_max")
 PRICED_BEFORE = [name for name in CASES if name != "softmax"]  # it makes its event of what it gets
 
 
@@ -62,7 +57,7 @@ def test_every_mechanism_is_here():
 def test_it_gives_back_the_form_it_was_given_or_one_index(name):
     values, _ = CASES[name]
     found, _ = released(name)
-    if name in CHOOSING:
+    if name == "exponential":
         assert isinstance(found, int)
         assert 0 <= found < len(values)
     else:

@@ -168,7 +168,7 @@ def reason(names, *, unproven):
     if names[0] == names[1]:
         return "stands twice"
     if first.protects and second.protects:
-        return "would each spend the whole of privacy.epsilon"
+        return "would each spend all of privacy.epsilon"
     if second.leads:
         return "put it first"
     if first.wire != "float32":
@@ -176,7 +176,7 @@ def reason(names, *, unproven):
     if unproven:
         return ""
     if first.chooses and second.protects:
-        return "is told without noise"
+        return "and its choice has none"
     return "" if first.protects or second.protects else "no guarantee is proven"
 
 

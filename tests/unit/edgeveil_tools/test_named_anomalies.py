@@ -131,7 +131,7 @@ OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"train": {"method": "fm"}}, "the label says what is normal; use train"),
+        ({"train": {"method": "fm"}}, "name classes, or use train"),
         (
             {"data": {"source": "w", "schema": OTHER, "nominal_records": 9}},
             "write for example normal: \\[ok\\]",
@@ -141,7 +141,7 @@ OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
                 "unsupervised": {"every_rounds": 1},
                 "encrypt": {"laplace_eval": {"laplace_eval_eps": 1}},
             },
-            "set unsupervised.eval_type to NOT_EVAL",
+            "set NOT_EVAL",
         ),
         ({"train": {"method": "pca_residual", "keep": 8}}, "leave no residual"),
     ],

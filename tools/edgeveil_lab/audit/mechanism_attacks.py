@@ -33,8 +33,7 @@ from edgeveil.privacy.laplace_mechanism import (
     softmax_event,
     softmax_laplace,
 )
-from edgeveil.privacy.mechanism_table import MECHANISMS
-from edgeveil.privacy.selection_mechanism import selection_event
+from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Hits = NDArray[np.bool_]
@@ -213,19 +212,17 @@ def two_value_attack(runs: int, mechanism: Noise = _duchi) -> Attack:
     return Attack("two_value", "one value", claims, play, runs)
 
 
-def selection_attack(
-    runs: int, name: str, mechanism: Select | None = None, *, monotonic: bool
-) -> Attack:
+def selection_attack(runs: int, mechanism: Select | None = None, *, monotonic: bool) -> Attack:
     """One candidate gains by the record while all others lose (monotonic: stay); of many
     candidates, so that the ratio comes near e^ε."""
-    select = mechanism or derived(MECHANISMS[name])
-    event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
+    select = mechanism or derived(exponential_mechanism)
+    event = selection_event("audit", CANDIDATES, 1, EPSILON, monotonic=monotonic)
     first = np.arange(CANDIDATES) == 0
     scores = [(~first & (not monotonic)).astype(np.int64), first.astype(np.int64)]
     title = f"{CANDIDATES} candidates{', monotonic' if monotonic else ''}"
     claim = Claim("the favoured one", epsilon([event], 0.0).epsilon)
     favoured = each(lambda present: select(scores[present], event)[0] == 0)
-    return past(name, title, runs, favoured, 1, claim)
+    return past("exponential", title, runs, favoured, 1, claim)
 
 
 def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
@@ -310,11 +307,8 @@ def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
         symmetric_attack(values, diagonal=False),
         laplace_attack(values),
         two_value_attack(values),
-        *(
-            selection_attack(calls, name, monotonic=monotonic)
-            for name in ("exponential", "report_noisy_max")
-            for monotonic in (False, True)
-        ),
+        selection_attack(calls, monotonic=False),
+        selection_attack(calls, monotonic=True),
         softmax_attack(calls, sensitivity=2),
         softmax_attack(calls, sensitivity=1),
         record_attack(calls),

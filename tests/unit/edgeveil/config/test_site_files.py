@@ -168,7 +168,7 @@ OWN = "source: 'python: own.data:read' "
         (
             "partition: {kind: n_class, classes_per_device: 2}",
             "partition: {kind: iid, lq_range: [1, 0]}",
-            r"lq_range: must be the least and the greatest value, got \[1\.0, 0\.0\]",
+            r"lq_range: must be least and greatest value, got \[1\.0, 0\.0\]",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
             "password_file: ../site/passwords/proxy-cloud\n",
             "password_file: x\n    links: 3\n",
             "cloud_broker.links",
-            "set 2",
+            "set at most 2",
         ),
         (
             "broker",

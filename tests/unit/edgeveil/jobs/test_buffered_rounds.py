@@ -77,7 +77,7 @@ def test_a_fast_box_has_a_time_of_its_own():
         ({"round": {**BUFFERED, "buffer": 2}}, "round.buffer", "hands over 3 or more"),
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),
-        ({"aggregation": {"name": "median"}}, "round.mode", "'median' looks at each"),
+        ({"aggregation": {"name": "median"}}, "round.mode", "'median' would take"),
         (
             {
                 "unsupervised": {"every_rounds": 2},

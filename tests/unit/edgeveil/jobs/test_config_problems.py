@@ -83,7 +83,7 @@ def line_of(text: str, key: str) -> int:
             "features[0].image",
             "a list of 2 (a whole",
         ),
-        ("workers: 2 ", "epsilon: 2 ", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
+        ("workers: 2 ", "epsilon: 2 ", "local_run.epsilon", "unknown key"),
     ],
 )
 def test_one_fault_is_named_with_its_line(old, new, key, what):

@@ -61,7 +61,7 @@ def test_the_text_s_composition_of_ldp_fl_is_claimed():
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        ((NOISE, TWO), "each spend the whole of privacy.epsilon"),
+        ((NOISE, TWO), "keep one of them"),
         ((NOISE, TOP, TOP), "'upload_top_k' stands twice"),
         ((NOISE, OWN), "put it first"),
         (({"name": "gradient_gausian"},), "did you mean 'gradient_gaussian'?"),

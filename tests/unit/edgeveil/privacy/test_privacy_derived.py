@@ -27,7 +27,6 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace, os_random
 from edgeveil.privacy.selection_mechanism import (
     exponential_mechanism,
-    report_noisy_max,
     selection_event,
 )
 
@@ -74,7 +73,6 @@ def mechanisms():
     two = duchi_event("v", Fraction(1, 2), SIZE)
     update = update_event("u", 1.0, SIZE, 1.0, 1e-5, 3)
     exponential = selection_event("e", SIZE, 100, 1.0)
-    noisy_max = selection_event("m", SIZE, 100, 1.0, mechanism="report_noisy_max")
     wide = np.arange(210)
     return {
         "gaussian": lambda v, r: gaussian(v, g, r)[0],
@@ -89,9 +87,6 @@ def mechanisms():
         "softmax": lambda v, r: softmax_laplace(v / v.sum(), 1.0, random_bytes=r)[0],
         "selection": lambda v, r: np.array(
             [exponential_mechanism(v, exponential, r)[0] for _ in range(12)]
-        ),
-        "noisy max": lambda v, r: np.array(
-            [report_noisy_max(v, noisy_max, r)[0] for _ in range(12)]
         ),
     }
 

@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 from fractions import Fraction
@@ -11,107 +10,59 @@ from scipy.stats import chi2, chi2_contingency
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import SELECTIONS, event_from_dict, to_dict
+from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.selection_mechanism import (
-    SOURCES,
-    exponential_mechanism,
-    report_noisy_max,
-    selection_event,
-)
+from edgeveil.privacy.selection_mechanism import SOURCE, exponential_mechanism, selection_event
 
 SCORES = [3, 0, 7, 7, -4]
-DRAW = {"exponential": exponential_mechanism, "report_noisy_max": report_noisy_max}
 
 
-def event_of(mechanism, candidates, scale):
-    """An event whose scale is exactly `scale` steps, for scores of sensitivity 1."""
-    return selection_event("choice", candidates, 1, 2 / Fraction(scale), mechanism=mechanism)
-
-
-def coins(scores, scale):
-    return [math.exp((score - max(scores)) / float(scale)) for score in scores]
-
-
-def exponential_probabilities(scores, scale):
-    weights = coins(scores, scale)
+def probabilities(scores, scale):
+    weights = [math.exp((score - max(scores)) / float(scale)) for score in scores]
     return [w / math.fsum(weights) for w in weights]
 
 
-def noisy_max_probabilities(scores, scale):
-    """By all orders of the candidates: the first whose coin falls heads."""
-    heads = coins(scores, scale)
-    found = [0.0] * len(scores)
-    orders = list(itertools.permutations(range(len(scores))))
-    for order in orders:
-        left = 1.0
-        for i in order:
-            found[i] += left * heads[i] / len(orders)
-            left *= 1 - heads[i]
-    return found
-
-
-EXACT = {"exponential": exponential_probabilities, "report_noisy_max": noisy_max_probabilities}
-
-
-def p_value(counts, probabilities):
-    expected = np.array(probabilities) * sum(counts)
-    statistic = ((np.array(counts) - expected) ** 2 / expected).sum()
-    return chi2.sf(statistic, len(counts) - 1)
-
-
-def draw(mechanism, scores, scale, times, seed):
-    event = event_of(mechanism, len(scores), scale)
-    random_bytes = SeededRandom(seed)
-    array = np.array(scores)
-    drawn = [DRAW[mechanism](array, event, random_bytes)[0] for _ in range(times)]
+def draw(scores, scale, times, seed):
+    """Counts of the indices, at exactly this scale for scores of sensitivity 1."""
+    event = selection_event("choice", len(scores), 1, 2 / Fraction(scale))
+    random_bytes, array = SeededRandom(seed), np.array(scores)
+    drawn = [exponential_mechanism(array, event, random_bytes)[0] for _ in range(times)]
     return np.bincount(drawn, minlength=len(scores))
 
 
-@pytest.mark.parametrize("mechanism", SELECTIONS)
 @pytest.mark.parametrize("scale", [Fraction(5, 2), Fraction(4), Fraction(30)])
-def test_a_selection_has_its_exact_probabilities(mechanism, scale):
-    counts = draw(mechanism, SCORES, scale, 8_000, seed=1)
-    assert p_value(counts, EXACT[mechanism](SCORES, scale)) > 1e-4
+def test_a_selection_has_its_exact_probabilities(scale):
+    counts = draw(SCORES, scale, 8_000, seed=1)
+    expected = np.array(probabilities(SCORES, scale)) * sum(counts)
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert chi2.sf(statistic, len(counts) - 1) > 1e-4
 
 
-@pytest.mark.parametrize("mechanism", SELECTIONS)
-def test_the_check_itself_notices_the_other_mechanism(mechanism):
-    counts = draw(mechanism, SCORES, 4, 8_000, seed=1)
-    other = next(name for name in SELECTIONS if name != mechanism)
-    assert p_value(counts, EXACT[other](SCORES, 4)) < 1e-6
-
-
-@pytest.mark.parametrize("mechanism", SELECTIONS)
 @given(
     st.lists(st.tuples(st.integers(-20, 20), st.integers(-3, 3)), min_size=1, max_size=6),
     st.fractions(1, 40, max_denominator=9),
 )
 @settings(deadline=None, max_examples=60)
-def test_neighbours_stay_within_the_priced_epsilon(mechanism, pairs, scale):
+def test_neighbours_stay_within_the_priced_epsilon(pairs, scale):
     one, other = [u for u, _ in pairs], [u + v for u, v in pairs]
-    event = selection_event("c", len(pairs), 3, Fraction(6) / scale, mechanism=mechanism)
+    event = selection_event("c", len(pairs), 3, Fraction(6) / scale)
     assert event.epsilon == 6 / scale
-    gaps = zip(EXACT[mechanism](one, scale), EXACT[mechanism](other, scale), strict=True)
+    gaps = zip(probabilities(one, scale), probabilities(other, scale), strict=True)
     assert all(abs(math.log(p / q)) <= float(event.epsilon) + 1e-9 for p, q in gaps)
 
 
-@pytest.mark.parametrize("mechanism", SELECTIONS)
-def test_agrees_with_opendp(mechanism):
+def test_agrees_with_opendp():
     dp = pytest.importorskip("opendp.prelude")
     dp.enable_features("contrib")
     space = dp.vector_domain(dp.atom_domain(T=int)), dp.linf_distance(T=int)
-    gumbel, exponential = dp.zero_concentrated_divergence(), dp.max_divergence()
-    noise = gumbel if mechanism == "exponential" else exponential
-    theirs = dp.m.make_noisy_max(*space, noise, scale=4.0)
+    theirs = dp.m.make_noisy_max(*space, dp.zero_concentrated_divergence(), scale=4.0)
     oracle = np.bincount([theirs(SCORES) for _ in range(10_000)], minlength=len(SCORES))
-    table = [oracle, draw(mechanism, SCORES, 4, 10_000, seed=5)]
+    table = [oracle, draw(SCORES, 4, 10_000, seed=5)]
     assert chi2_contingency(table).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("mechanism", SELECTIONS)
-def test_the_event_states_the_price(mechanism):
-    event = selection_event("c", 9, 5, Fraction(1, 3), mechanism=mechanism)
+def test_the_event_states_the_price():
+    event = selection_event("c", 9, 5, Fraction(1, 3))
     assert to_dict(event) == {
         "kind": "selection",
         "what": "c",
@@ -119,8 +70,8 @@ def test_the_event_states_the_price(mechanism):
         "purpose": "train",
         "neighbours": "add_or_remove",
         "status": "proven",
-        "source": SOURCES[mechanism],
-        "mechanism": mechanism,
+        "source": SOURCE,
+        "mechanism": "exponential",
         "candidates": 9,
         "sensitivity_steps": 5,
         "scale_numerator": "30",
@@ -147,10 +98,5 @@ def test_meaningless_selections_are_refused():
     for bad in ((0, 1, 1.0), (3, 0, 1.0), (3, 1, 0.0), (3, 1, -1.0), (3, 1, math.inf)):
         with pytest.raises(PrivacyError):
             selection_event("c", *bad)
-    with pytest.raises(PrivacyError, match="unknown mechanism"):
-        selection_event("c", 3, 1, 1.0, mechanism="argmax")
-    event = selection_event("c", 3, 1, 1.0)
-    with pytest.raises(PrivacyError, match="priced as exponential"):
-        report_noisy_max(np.zeros(3, np.int64), event)
     with pytest.raises(PrivacyError, match=r"shape \(4,\)"):
-        exponential_mechanism(np.zeros(4, np.int64), event)
+        exponential_mechanism(np.zeros(4, np.int64), selection_event("c", 3, 1, 1.0))

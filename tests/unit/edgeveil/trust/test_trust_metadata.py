@@ -333,7 +333,7 @@ def test_a_newer_file_is_taken_while_it_runs(tmp_path: Path, given: Path):
     bundle(given, root(), document=said(2))
     assert running.look() is True and running.metadata.version == 2
     bundle(given, root(), document=said(3, by=ROOT[:1]))
-    assert running.look() is False and "not signed by enough" in running.complaint
+    assert running.look() is False and "too few signatures" in running.complaint
 
 
 def test_a_first_start_needs_a_file_that_holds(tmp_path: Path):
