@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from edgeveil.config.base import ImpossibleMixError
-from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ONE
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS
 from edgeveil.jobs.plan import Plan
-from edgeveil.jobs.rehearsal import made_up_records, rehearse_device
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import CLUSTER, EVALUATE
-from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
+from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_cloud.evaluation import cluster_figures
@@ -32,11 +30,6 @@ PLAIN: dict[str, Any] = {
     "unsupervised": ASKED,
 }
 SECURE = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": 20}}
-SHARED = {
-    **SECURE,
-    "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "shared"},
-    "round": {"min_batch": 10},
-}
 BOTH = {"federated_evaluation": {"epsilon": 1.0, "every_rounds": 4}}
 
 
@@ -93,17 +86,6 @@ def test_the_event_covers_what_one_record_adds() -> None:
         assert (steps - 1) ** 2 < wanted <= steps**2
 
 
-def test_shared_noise_is_shared_by_all_of_one_sum() -> None:
-    plan = plan_of(**SHARED)
-    event = plan.cluster_sums.event
-    assert isinstance(event, SharedGaussian)
-    assert event.honest == 8  # of 10 uploads, 0.8
-    alone = plan_of(**SECURE).cluster_sums.event
-    assert as_summed(event).mu == pytest.approx(as_summed(alone).mu, rel=1e-3)
-    found = plan.quote().inference
-    assert found.epsilon <= 1 < (found.if_colluding or 0)
-
-
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 24.0])
 @pytest.mark.parametrize("devices", [20, 16_000])
 def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> None:
@@ -151,30 +133,6 @@ def test_a_device_answers_no_package_without_sound_centroids(tensors: dict[str, 
         plan_of().cluster_sums.about(tensors)
 
 
-def test_a_device_tries_the_sums_before_it_reads_a_record() -> None:
-    for changes in ({}, SHARED, BOTH):
-        plan = plan_of(**changes)
-        assert rehearse_device(plan, plan.graph(), trains=False, records=8, processor="cpu") > 0
-    assert isinstance(made_up_records(plan, 8), Records)
-
-
-BUFFERED = {
-    "features": (),
-    "model": {"name": "mlp", "hidden": ()},
-    "train": {"method": "dp_sgd", "rounds": 6},
-    "round": {"mode": "buffered", "buffer": 6, "min_batch": 3},
-}
-
-
-def test_buffered_rounds_may_ask_for_sums_which_close_like_others() -> None:
-    plan = plan_of(**BUFFERED)
-    index = next(e.index for e in plan.exchanges if e.phase == CLUSTER)
-    assert RoundContext.of(plan, index).round.mode == "sync"
-
-
-LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
-
-
 @pytest.mark.parametrize(
     ("changes", "key", "what"),
     [
@@ -182,39 +140,13 @@ LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
         (
             {"unsupervised": {"epsilon": 1.0, "every_rounds": 0}},
             "unsupervised.epsilon",
-            "is of upload: sums",
+            "is of upl",
         ),
         (asking(every_rounds=7), "unsupervised.every_rounds", "more than the 6 rounds"),
         (asking(eval_type="MEAN_SOFTMAX"), "unsupervised.eval_type", "leave upload out"),
-        (
-            {"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}},
-            "encrypt",
-            "in its place",
-        ),
-        (
-            {"encrypt": {"privacy_eval_type": "NOT_ENCRYPT"}},
-            "encrypt.privacy_eval_type",
-            "in its place",
-        ),
-        ({"data": {**PLAIN["data"], "evaluation_share": 0}}, "data.evaluation_share", "no records"),
+        ({"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}}, "encrypt", "in its place"),
         ({"data": {**PLAIN["data"], "classes": 600}}, "unsupervised.upload", "values a device"),
         (asking(epsilon=701), "unsupervised.epsilon", "be met"),
-        (
-            {
-                **SECURE,
-                "data": {**PLAIN["data"], "nominal_records": 10**8},
-                "privacy": {"epsilon": 4.0, "delta": 1e-12},
-                "selection": {"devices": 10**6},
-            },
-            "unsupervised.epsilon",
-            "largest ring",
-        ),
-        (
-            {"features": (), "train": {"method": "noise_only", "rounds": 6}},
-            "unsupervised.upload",
-            "learns nothing",
-        ),
-        ({"features": LOCAL_PCA}, "unsupervised.eval_type", "no basis"),
         ({"train": {"method": "pca_residual"}}, "unsupervised.eval_type", "what is normal"),
     ],
 )

@@ -43,52 +43,6 @@ def test_no_preset_accepts_what_is_unproven(name):
     assert "local_run" not in PRESETS[name]
 
 
-def test_delm_has_the_parameters_of_the_text():
-    found = job("delm_enhanced")
-    projection = found.features[-1]
-    assert (projection.keep, projection.noise) == (0.5, "wishart")
-    assert projection.share / (1 - projection.share) == pytest.approx(0.5)
-    assert (found.train.rounds, found.privacy.epsilon) == (250, 1.0)
-    assert (found.aggregation.k, found.aggregation.sampling) == (50, "exponential")
-    assert job("delm_top_k").aggregation.sampling == "top_k"
-    assert job("delm_basic").aggregation.name == "fedavg"
-
-
-TEXTS = {
-    "anonymous_fl": {
-        "update.0.name": "download_random",  # λ_d before training
-        "update.1.name": "gradient_gaussian",  # then noise, and of the noised values the largest
-        "update.2.name": "upload_top_k",
-    },
-    "pso_dp_fl": {"train.method": "pso_dp_fl", "model.name": "mlp_300_100"},
-    "ldp_fl": {"update.0.composition": "parallel", "proxy.shuffle": "split"},
-    "fedavg": {"train.method": "sgd", "aggregation.name": "fedavg", "update": ()},
-    "fedprox": {"train.method": "fedprox", "train.mu": 0.01},
-    "secprobe": {
-        "aggregation.name": "secprobe",
-        "aggregation.k": 50,
-        "aggregation.sampling": "exponential",
-        "proxy.shuffle": "whole",
-    },
-    "stc": {"update.0.name": "stc", "update.0.share": 0.01},
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_the_others_have_the_parameters_of_theirs(name):
-    for path, expected in TEXTS[name].items():
-        found = job(name)
-        for key in path.split("."):
-            found = found[int(key)] if key.isdigit() else getattr(found, key)
-        assert (path, found) == (path, expected)
-
-
-def test_the_text_of_noised_inference_stands_as_it_is():
-    found = job("laplace_inference")
-    assert found.encrypt.laplace_eval.laplace_eval_eps == 230260
-    assert (found.unsupervised.cluster_client_num, found.infer_every) == (1000, 1)
-
-
 def test_what_the_file_says_comes_first():
     found = job(
         "delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor"

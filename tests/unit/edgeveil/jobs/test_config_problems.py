@@ -52,37 +52,24 @@ def line_of(text: str, key: str) -> int:
     ("old", "new", "key", "what"),
     [
         ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "must be in (0, 1), got 1.5"),
-        ("delta: 1.0e-5 ", "delta: 1.5 ", "privacy.delta", "set for example 1.0e-5"),
         ("delta: 1.0e-5 ", "delta: 1e-5 ", "privacy.delta", "write 1.0e-5"),
         ("epsilon: 8\n", "epsilon: 0\n", "privacy.epsilon", "more than 0, got 0"),
         ("epsilon: 8\n", "epsilon: .nan\n", "privacy.epsilon", "'.nan' is no finite number"),
-        ("epsilon: 8\n", "epsilon: 1.0e+999\n", "privacy.epsilon", "is no finite number"),
         ("epsilon: 8\n", "epsilon: yes\n", "privacy.epsilon", "must be a number more than 0"),
         ("rounds: 15\n", "rounds: 15.5\n", "train.rounds", "must be a whole number"),
-        ("rounds: 15\n", "rounds: '15'\n", "train.rounds", "got '15'"),
         ("rounds: 15\n", "round: 15\n", "train.round", "did you mean 'rounds'?"),
         ("method: fm\n", "method: mf\n", "train.method", "did you mean 'fm'?"),
         ("  method: fm\n", "  \n", "train.method", "is missing"),
         ("job: quickstart\n", "job: on\n", "job", "put it in quotes"),
         ("job: quickstart\n", "job: A b\n", "job", "of the form [a-z0-9_-]{1,64}"),
-        ("classes: 10\n", "clases: 10\n", "data.clases", "did you mean 'classes'?"),
         ("shift: -0.3}", "shfit: -0.3}", "features[0].shfit", "did you mean 'shift'?"),
         ("devices: all ", "devices: some ", "selection.devices", "'all', got 'some'"),
         ("over_select: 1.0 ", "over_select: 4 ", "selection.over_select", "must be in [1, 3]"),
         ("deadline_s: 30\n", "deadline_s: 1:30\n", "round.deadline_s", "base-60"),
         ("deadline_s: 30\n", "deadline_s: 030\n", "round.deadline_s", "octal"),
         ("{name: fedavg}", "{name: fedavgg}", "aggregation.name", "did you mean 'fedavg'?"),
-        ("LAPLACE   ", "laplace   ", "encrypt.privacy_eval_type", "did you mean 'LAPLACE'?"),
         ("retries: 2\n", "retries: !!python/name:os.x 2\n", "round.retries", "tags (!)"),
         ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
-        ("job: quickstart\n", "job: .nan\n", "job", "or quote text"),
-        ("classes: 10\n", "name: x\n", "data.name", "unknown key, known: "),
-        (
-            "{name: identity,",
-            "{name: gabor, image: 3,",
-            "features[0].image",
-            "a list of 2 (a whole",
-        ),
         ("workers: 2 ", "epsilon: 2 ", "local_run.epsilon", "unknown key"),
     ],
 )
@@ -97,68 +84,33 @@ def test_one_fault_is_named_with_its_line(old, new, key, what):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "keys", "what"),
+    ("old", "new", "key", "what"),
     [
-        ("min_batch: 5 ", "min_batch: 21 ", ["round.min_batch"], "20 training devices"),
-        ("devices: all ", "devices: 3 ", ["round.min_batch"], "only 3 devices are selected"),
-        ("devices: all ", "devices: 30 ", ["selection.devices"], "30 devices are wanted"),
-        ("infer_only: 0 ", "infer_only: 16 ", ["round.min_batch"], "4 training devices"),
-        ("infer_only: 0 ", "infer_only: 21 ", ["local_run.infer_only"], "20 devices of the run"),
-        ("min_devices: 20 ", "min_devices: 21 ", ["selection.min_devices"], "for ever"),
-        ("type: LAPLACE ", "type: NOT_ENCRYPT ", ["encrypt.privacy_eval_type"], "accept_unproven"),
-        ("laplace_eval: {laplace_eval_eps: 20}", "", ["encrypt.privacy_eval_type"], "add for ex"),
-        ("every_rounds: 5 ", "every_rounds: 16 ", ["unsupervised.every_rounds"], "at most 15"),
-        ("share: 0.1 ", "share: 0 ", ["data.evaluation_share"], "no records apart"),
-        ("ations: null ", "ations: 16 ", ["privacy.max_participations"], "at most 15"),
-        ("ations: null ", "ations: 14 ", ["privacy.max_participations"], "after round 14"),
-        ("epsilon: 8\n", "epsilon: 0.001\n", ["privacy.epsilon"], "noise of more than 2^40"),
-        ("epsilon: 8\n", "epsilon: 1.0e-300\n", ["privacy.epsilon"], "noise of more than 2^40"),
-        ("epsilon: 8\n", "epsilon: 40\n", ["privacy.epsilon"], "lower epsilon"),
-        ("epsilon: 8\n", "epsilon: 1000000\n", ["privacy.epsilon"], "(0, 700]"),
-        ("_eps: 20}", "_eps: 1.0e-7}", ["encrypt.laplace_eval.laplace_eval_eps"], "raise epsilon"),
-        ("delta: 1.0e-5 ", "delta: 0.02 ", ["privacy.delta"], "protects nobody"),
-        ("per_device: 1}", "per_device: 11}", ["local_run.partition.classes_per_device"], "10"),
-        (
-            "per_device: 1}",
-            "per_device: 1, lq_user: 0.3}",
-            ["local_run.partition.lq_user"],
-            "lq_data",
-        ),
-        (
-            "per_device: 1}",
-            "per_device: 1, lq_data: 1}",
-            ["local_run.partition.lq_data"],
-            "lq_user",
-        ),
-        ("classes: 10", "classes: 9", ["data.classes"], "digits has 10 classes"),
-        ("[64]", "[1000000, 1000000]", ["data.input_shape"], "make it smaller"),
+        ("min_batch: 5 ", "min_batch: 21 ", "round.min_batch", "20 training devices"),
+        ("devices: all ", "devices: 3 ", "round.min_batch", "only 3 devices are selected"),
+        ("devices: all ", "devices: 30 ", "selection.devices", "30 devices are wanted"),
+        ("infer_only: 0 ", "infer_only: 16 ", "round.min_batch", "4 training devices"),
+        ("infer_only: 0 ", "infer_only: 21 ", "local_run.infer_only", "20 devices of the run"),
+        ("min_devices: 20 ", "min_devices: 21 ", "selection.min_devices", "for ever"),
+        ("type: LAPLACE ", "type: NOT_ENCRYPT ", "encrypt.privacy_eval_type", "accept_unproven"),
+        ("laplace_eval: {laplace_eval_eps: 20}", "", "encrypt.privacy_eval_type", "add for ex"),
+        ("every_rounds: 5 ", "every_rounds: 16 ", "unsupervised.every_rounds", "at most 15"),
+        ("share: 0.1 ", "share: 0 ", "data.evaluation_share", "no records apart"),
+        ("ations: null ", "ations: 16 ", "privacy.max_participations", "at most 15"),
+        ("ations: null ", "ations: 14 ", "privacy.max_participations", "after round 14"),
+        ("epsilon: 8\n", "epsilon: 0.001\n", "privacy.epsilon", "noise of more than 2^40"),
+        ("epsilon: 8\n", "epsilon: 40\n", "privacy.epsilon", "lower epsilon"),
+        ("epsilon: 8\n", "epsilon: 1000000\n", "privacy.epsilon", "(0, 700]"),
+        ("_eps: 20}", "_eps: 1.0e-7}", "encrypt.laplace_eval.laplace_eval_eps", "raise epsilon"),
+        ("per_device: 1}", "per_device: 1, lq_data: 1}", "local_run.partition.lq_data", "lq_user"),
+        ("classes: 10", "classes: 9", "data.classes", "digits has 10 classes"),
+        ("[64]", "[1000000, 1000000]", "data.input_shape", "make it smaller"),
     ],
 )
-def test_an_impossible_mix_is_refused_with_its_reason(old, new, keys, what):
+def test_an_impossible_mix_is_refused_with_its_reason(old, new, key, what):
     text, _ = changed(old, new)
     found = only(text)
-    assert what in found
-    key = found.split(" ")[1].rstrip(":")
-    assert key in keys
-    assert found.startswith(f"j.yaml:{line_of(text, key)} ")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("laplace_eval_sensitivity: 2 ", "laplace_eval_sensitivity: 1 "),
-        ("epsilon: 8\n", "epsilon: 16\n"),
-        ("epsilon: 8\n", "epsilon: 0.01\n"),
-        ("_eps: 20}", "_eps: 230260}"),
-        ("devices: all ", "devices: 5 "),
-        ("quorum: 0.8 ", "quorum: 0.1 "),
-        ("delta: 1.0e-5 ", "delta: 0.01 "),
-        ("ations: null ", "ations: 15 "),
-        ("every_rounds: 5 ", "every_rounds: 0 "),
-    ],
-)
-def test_what_is_unusual_but_possible_is_taken(old, new):
-    parse_job(without_run(changed(old, new)[0]))
+    assert what in found and found.startswith(f"j.yaml:{line_of(text, key)} {key}: ")
 
 
 @pytest.mark.parametrize(
@@ -238,13 +190,6 @@ def test_the_shape_of_a_shipped_data_sets_records_is_known():
     text, _ = changed("[64]", "[8, 8]")
     assert "write input_shape: [64]" in only(text)
     parse_job(without_run(text))
-
-
-def test_a_per_sample_upload_has_a_bound():
-    large = JOB.replace("classes: 10\n", "classes: 100\n")
-    large = large.replace("upload: mean ", "samples_per_device: 4096\n  upload: mean ")
-    parse_local_job(large)
-    assert "set at most 2621 samples" in only(large.replace("upload: mean ", "upload: per_sample "))
 
 
 def test_devices_may_answer_fewer_rounds_where_not_all_are_selected():

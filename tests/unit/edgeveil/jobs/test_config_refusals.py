@@ -20,6 +20,10 @@ WHOLE = "proxy: {shuffle: whole}\n"
 TRAINED = OPEN + MLP + SGD
 SUMMED = CLOSED + FM + IDENTITY
 PCA = "features: [{name: identity}, {name: ldp_fpca, keep: 0.5}]\n"
+LOCAL_PCA, LDP_PCA = (
+    f"features: [{{name: identity}}, {{name: {n}}}]\n" for n in ("local_pca", "ldp_pca")
+)
+LAPLACE = "train: {method: fm, rounds: 2, noise: laplace}\n"
 
 
 def run(devices=20, **more):
@@ -85,6 +89,21 @@ def rule(name, **more):
         ("features: no guarantee is proven", CLOSED + IDENTITY + FM_PAPER),
         ("privacy.delta: .* nobody", "privacy: {epsilon: 8, delta: 0.1}\n" + FM + IDENTITY),
         ("privacy.epsilon", "privacy: {epsilon: 1.0e-9}\n" + FM + IDENTITY),
+        (
+            "features: no guarantee is proven",
+            CLOSED + FM + PCA.replace("0.5", "0.5, noise: wishart"),
+        ),
+        ("features: no guarantee is proven", CLOSED + FM + LOCAL_PCA),
+        (
+            "federated_evaluation: .* no basis",
+            OPEN + FM + LOCAL_PCA + "federated_evaluation: {epsilon: 1}\n",
+        ),
+        ("selection.devices: .* first answer", CLOSED + FM + LDP_PCA + "selection: {devices: 7}\n"),
+        ("privacy.epsilon: .* cannot be met", "privacy: {epsilon: 0.00001}\n" + LAPLACE + IDENTITY),
+        (
+            "privacy.max_participations: 9 is more",
+            "privacy: {epsilon: 8, max_participations: 9}\n" + FM + IDENTITY,
+        ),
         # the fleet
         (
             "local_run.partition.classes_per_device: 11",

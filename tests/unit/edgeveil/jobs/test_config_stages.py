@@ -45,30 +45,6 @@ def test_without_noise_a_job_says_that_it_accepts_it(update):
     assert not compile_job(job(*update, unproven=True)).quote().training.proven
 
 
-@pytest.mark.parametrize("first", [TOP, STC])
-def test_a_choice_before_the_noise_is_refused_or_claimed(first):
-    problem = refused(first, NOISE)
-    assert "update[0]" in problem and "put it after 'gradient_gaussian'" in problem
-    training = compile_job(job(first, NOISE, unproven=True)).quote().training
-    assert (training.status, training.epsilon) == ("claimed", pytest.approx(4))
-
-
 def test_the_text_s_composition_of_ldp_fl_is_claimed():
     assert "ε counted once for all of them" in refused(PARALLEL)
     assert compile_job(job(PARALLEL, unproven=True)).quote().training.status == "claimed"
-
-
-@pytest.mark.parametrize(
-    ("update", "words"),
-    [
-        ((NOISE, TWO), "keep one of them"),
-        ((NOISE, TOP, TOP), "'upload_top_k' stands twice"),
-        ((NOISE, OWN), "put it first"),
-        (({"name": "gradient_gausian"},), "did you mean 'gradient_gaussian'?"),
-        (({**NOISE, "clip_norm": 0},), "clip_norm"),
-        (({**TOP, "share": 1.5}, NOISE), "share"),
-        (({**TWO, "radius": -1},), "radius"),
-    ],
-)
-def test_what_cannot_work_is_told_with_the_reason(update, words):
-    assert words in refused(*update)

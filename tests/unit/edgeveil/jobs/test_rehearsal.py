@@ -6,13 +6,12 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edgeveil.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job, load_job, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.jobs.rehearsal import made_up_records, rehearse_device, training_kinds
+from edgeveil.jobs.rehearsal import rehearse_device, training_kinds
 from edgeveil.parts.exchange import KEPT, TRAIN
 
 JOBS = Path("configs/jobs")
@@ -32,16 +31,6 @@ def rehearsed(plan, **changes):
 @pytest.mark.usefixtures("encoders")
 def test_every_job_of_ours_can_be_done(path):
     rehearsed(plan_of(path.name))
-
-
-def test_made_up_records_have_the_jobs_form_and_are_the_same_everywhere():
-    plan = plan_of("quickstart.yaml")
-    made, again = made_up_records(plan, 25), made_up_records(plan, 25)
-    assert made.x.shape == (25, 64)
-    assert made.x.dtype == np.float32
-    assert 8 < made.x.max() <= 16
-    assert set(made.y) == set(range(10))
-    np.testing.assert_array_equal(made.x, again.x)
 
 
 @pytest.mark.parametrize("scale", ["1.0e+30", "1.0e-30"])

@@ -20,10 +20,6 @@ def told(use: BrokerUse, **changes: object) -> list[str]:
     return [what for what, _ in misfits(replace(ROUND, **changes), use)]
 
 
-def test_a_broker_without_a_profile_bounds_nothing() -> None:
-    assert told(EDGE, broadcast_bytes=10**12, exchanges=10**6) == []
-
-
 @pytest.mark.parametrize(
     ("profile", "devices", "fits"),
     [("hivemq_cloud", 98, True), ("hivemq_cloud", 99, False), ("emqx_serverless", 998, True)],
