@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 from collections.abc import Iterator
@@ -21,6 +23,17 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Workers share the cores: a thread that has nothing to do sleeps, and does not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function as a test, for two minutes at most."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**given), 120))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,68 +45,59 @@ async def tries(link, *topics):
 
 
 @pytest.mark.parametrize("side", ["edge"], indirect=True)
-def test_a_proxy_is_of_one_cell(shared):
-    async def play():
-        async with (
-            entered(shared, "proxy-north", NORTH.devices_up) as (north, north_ear),
-            entered(shared, "proxy-south", SOUTH.devices_up) as (south, south_ear),
-            entered(shared, "ada", NORTH.all_down, NORTH.device_down("ada")) as (ada, ada_ear),
-            entered(shared, "bob", SOUTH.all_down, SOUTH.device_down("bob")) as (bob, bob_ear),
-        ):
-            await tries(north, SOUTH.devices_up, SOUTH.any_claim, SOUTH.device_down("bob"))
-            await north.publish(SOUTH.all_down, b"another's")
-            await north.publish(SOUTH.device_down("bob"), b"another's")
-            await bob.publish(SOUTH.device_up("bob"), b"to south")
-            await ada.publish(NORTH.device_up("ada"), b"to north")
-            await south.publish(SOUTH.all_down, b"of south")
-            await north.publish(NORTH.all_down, b"of north")
-            assert await south_ear.message() == (SOUTH.device_up("bob"), b"to south")
-            assert await north_ear.message() == (NORTH.device_up("ada"), b"to north")
-            assert await bob_ear.message() == (SOUTH.all_down, b"of south")
-            assert await ada_ear.message() == (NORTH.all_down, b"of north")
-            ears = (north_ear, south_ear, ada_ear, bob_ear)
-            assert [ear.messages.get_nowait() for ear in ears if not ear.messages.empty()] == []
-
-    played(play())
+async def test_a_proxy_is_of_one_cell(shared):
+    async with (
+        entered(shared, "proxy-north", NORTH.devices_up) as (north, north_ear),
+        entered(shared, "proxy-south", SOUTH.devices_up) as (south, south_ear),
+        entered(shared, "ada", NORTH.all_down, NORTH.device_down("ada")) as (ada, ada_ear),
+        entered(shared, "bob", SOUTH.all_down, SOUTH.device_down("bob")) as (bob, bob_ear),
+    ):
+        await tries(north, SOUTH.devices_up, SOUTH.any_claim, SOUTH.device_down("bob"))
+        await north.publish(SOUTH.all_down, b"another's")
+        await north.publish(SOUTH.device_down("bob"), b"another's")
+        await bob.publish(SOUTH.device_up("bob"), b"to south")
+        await ada.publish(NORTH.device_up("ada"), b"to north")
+        await south.publish(SOUTH.all_down, b"of south")
+        await north.publish(NORTH.all_down, b"of north")
+        assert await south_ear.message() == (SOUTH.device_up("bob"), b"to south")
+        assert await north_ear.message() == (NORTH.device_up("ada"), b"to north")
+        assert await bob_ear.message() == (SOUTH.all_down, b"of south")
+        assert await ada_ear.message() == (NORTH.all_down, b"of north")
+        ears = (north_ear, south_ear, ada_ear, bob_ear)
+        assert [ear.messages.get_nowait() for ear in ears if not ear.messages.empty()] == []
 
 
 @pytest.mark.parametrize("side", ["edge"], indirect=True)
-def test_a_device_in_a_foreign_cell_has_its_own_name_and_no_other(shared):
+async def test_a_device_in_a_foreign_cell_has_its_own_name_and_no_other(shared):
     """It speaks there as itself alone, to a proxy that does not know it (docs/brokers.md)."""
 
-    async def play():
-        async with (
-            entered(shared, "proxy-south", SOUTH.devices_up) as (south, south_ear),
-            entered(shared, "bob", SOUTH.device_down("bob")) as (_, bob_ear),
-            entered(shared, "ada") as (ada, ada_ear),
-        ):
-            await tries(ada, SOUTH.device_down("bob"), SOUTH.devices_up, "edgeveil/v1/c/#")
-            for topic in (SOUTH.device_up("bob"), SOUTH.all_down, SOUTH.device_down("bob")):
-                await ada.publish(topic, b"as another")
-            await ada.publish("edgeveil/v1/c/east/d/ada/up", b"in no cell")
-            await ada.publish(SOUTH.device_up("ada"), b"as itself")
-            assert await south_ear.message() == (SOUTH.device_up("ada"), b"as itself")
-            await south.publish(SOUTH.device_down("bob"), b"to bob")
-            assert await bob_ear.message() == (SOUTH.device_down("bob"), b"to bob")
-            assert all(ear.messages.empty() for ear in (south_ear, bob_ear, ada_ear))
-
-    played(play())
+    async with (
+        entered(shared, "proxy-south", SOUTH.devices_up) as (south, south_ear),
+        entered(shared, "bob", SOUTH.device_down("bob")) as (_, bob_ear),
+        entered(shared, "ada") as (ada, ada_ear),
+    ):
+        await tries(ada, SOUTH.device_down("bob"), SOUTH.devices_up, "edgeveil/v1/c/#")
+        for topic in (SOUTH.device_up("bob"), SOUTH.all_down, SOUTH.device_down("bob")):
+            await ada.publish(topic, b"as another")
+        await ada.publish("edgeveil/v1/c/east/d/ada/up", b"in no cell")
+        await ada.publish(SOUTH.device_up("ada"), b"as itself")
+        assert await south_ear.message() == (SOUTH.device_up("ada"), b"as itself")
+        await south.publish(SOUTH.device_down("bob"), b"to bob")
+        assert await bob_ear.message() == (SOUTH.device_down("bob"), b"to bob")
+        assert all(ear.messages.empty() for ear in (south_ear, bob_ear, ada_ear))
 
 
 @pytest.mark.parametrize("side", ["cloud"], indirect=True)
-def test_the_cloud_hears_who_speaks_for_which_cell(shared):
-    async def play():
-        async with (
-            entered(shared, "cloud", NORTH.cloud_in, SOUTH.cloud_in) as (cloud, cloud_ear),
-            entered(shared, "proxy-north", NORTH.cloud_out) as (north, north_ear),
-            entered(shared, "proxy-south", SOUTH.cloud_out) as (_, south_ear),
-        ):
-            await tries(north, SOUTH.cloud_out, "edgeveil/v1/c/+/cloud/out")
-            await north.publish(SOUTH.cloud_in, b"as south")
-            await north.publish(NORTH.cloud_in, b"as north")
-            await cloud.publish(SOUTH.cloud_out, b"to south")
-            assert await cloud_ear.message() == (NORTH.cloud_in, b"as north")
-            assert await south_ear.message() == (SOUTH.cloud_out, b"to south")
-            assert all(ear.messages.empty() for ear in (cloud_ear, north_ear, south_ear))
-
-    played(play())
+async def test_the_cloud_hears_who_speaks_for_which_cell(shared):
+    async with (
+        entered(shared, "cloud", NORTH.cloud_in, SOUTH.cloud_in) as (cloud, cloud_ear),
+        entered(shared, "proxy-north", NORTH.cloud_out) as (north, north_ear),
+        entered(shared, "proxy-south", SOUTH.cloud_out) as (_, south_ear),
+    ):
+        await tries(north, SOUTH.cloud_out, "edgeveil/v1/c/+/cloud/out")
+        await north.publish(SOUTH.cloud_in, b"as south")
+        await north.publish(NORTH.cloud_in, b"as north")
+        await cloud.publish(SOUTH.cloud_out, b"to south")
+        assert await cloud_ear.message() == (NORTH.cloud_in, b"as north")
+        assert await south_ear.message() == (SOUTH.cloud_out, b"to south")
+        assert all(ear.messages.empty() for ear in (cloud_ear, north_ear, south_ear))

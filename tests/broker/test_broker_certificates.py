@@ -91,15 +91,12 @@ def test_the_certificates_name_is_the_user(site, broker):
     assert asyncio.run(play()) == (both[1], b"hello")  # what is another's does not come
 
 
-def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
-    async def play():
-        async with linked(broker, None, **_files(site, BOB), client_id="b") as (_, ear):
-            assert (await ear.state())[0]
-            revoked = authority.revocations([BOB])
-            await asyncio.to_thread(write_durably, site / "revoked.pem", revoked, mode=0o644)
-            assert not (await ear.state())[0]
-
-    asyncio.run(play())
+async def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
+    async with linked(broker, None, **_files(site, BOB), client_id="b") as (_, ear):
+        assert (await ear.state())[0]
+        revoked = authority.revocations([BOB])
+        await asyncio.to_thread(write_durably, site / "revoked.pem", revoked, mode=0o644)
+        assert not (await ear.state())[0]
     assert "started anew" in broker.process.stdout.readline()
 
     async def again(name):
@@ -111,18 +108,15 @@ def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
         asyncio.run(again(BOB))
 
 
-def test_damaged_files_do_not_end_a_broker(site, broker, authority):
-    async def play():
-        async with linked(broker, None, **_files(site, BOB), client_id="b") as (_, ear):
-            assert (await ear.state())[0]
-            told = asyncio.to_thread(broker.process.stderr.readline)
-            await asyncio.to_thread(write_durably, site / "revoked.pem", b"", mode=0o644)
-            assert "revoked.pem: cannot be used" in await told
-            revoked = authority.revocations([BOB])
-            await asyncio.to_thread(write_durably, site / "revoked.pem", revoked, mode=0o644)
-            assert not (await ear.state())[0]
-
-    asyncio.run(play())
+async def test_damaged_files_do_not_end_a_broker(site, broker, authority):
+    async with linked(broker, None, **_files(site, BOB), client_id="b") as (_, ear):
+        assert (await ear.state())[0]
+        told = asyncio.to_thread(broker.process.stderr.readline)
+        await asyncio.to_thread(write_durably, site / "revoked.pem", b"", mode=0o644)
+        assert "revoked.pem: cannot be used" in await told
+        revoked = authority.revocations([BOB])
+        await asyncio.to_thread(write_durably, site / "revoked.pem", revoked, mode=0o644)
+        assert not (await ear.state())[0]
 
 
 def test_a_key_that_others_may_read_is_refused(site, capsys):

@@ -74,12 +74,12 @@ def test_auto_takes_mosquitto_where_it_is_and_amqtt_where_not(monkeypatch):
     assert "apt install mosquitto" in caught.value.fix
 
 
-def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
+async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
     plan = BrokerPlan(engine=engine, acl="cloud")
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS)
     process.start()
 
-    async def play():
+    try:
         async with (
             linked(process, "cloud", [IN]) as (cloud, cloud_ear),
             linked(process, "proxy", [OUT]) as (proxy, proxy_ear),
@@ -97,20 +97,17 @@ def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
             assert proxy_ear.messages.empty()
             assert cloud_ear.messages.empty()
             assert ada_ear.messages.empty()
-
-    try:
-        asyncio.run(asyncio.wait_for(play(), 60))
     finally:
         process.stop()
 
 
 @pytest.mark.parametrize("wiretap", [True, False])
-def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wiretap):
+async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wiretap):
     plan = BrokerPlan(engine=engine, acl="edge", wiretap=wiretap)
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS | {"wiretap": "w"})
     process.start()
 
-    async def play():
+    try:
         async with (
             linked(process, "wiretap", password="w") as (tap, ear),
             linked(process, "proxy", ["edgeveil/v1/d/+/up"]) as (_, proxy_ear),
@@ -126,25 +123,19 @@ def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wi
                 await asyncio.sleep(0.1)
                 assert ear.messages.empty()
             await tap.publish("edgeveil/v1/d/ada/down", b"a tap is silent")
-
-    try:
-        asyncio.run(asyncio.wait_for(play(), 60))
     finally:
         process.stop()
 
 
 @pytest.mark.parametrize("size", [70_000, 2_000_000])
-def test_the_broker_itself_ends_a_client_that_exceeds_the_packet_size(broker, size):
-    async def play():
-        async with linked(broker, "proxy", ["edgeveil/v1/d/+/up"]) as (_, ear):
-            link = make_link(broker, "ada", protocol=4, packet_bytes=1 << 22)
-            await link.connect_or_raise()
-            await link.publish("edgeveil/v1/d/ada/up", bytes(size))
-            await asyncio.wait_for(asyncio.shield(link._session.lost), 30)
-            await link.close()
-            assert ear.messages.empty()
-
-    asyncio.run(play())
+async def test_the_broker_itself_ends_a_client_that_exceeds_the_packet_size(broker, size):
+    async with linked(broker, "proxy", ["edgeveil/v1/d/+/up"]) as (_, ear):
+        link = make_link(broker, "ada", protocol=4, packet_bytes=1 << 22)
+        await link.connect_or_raise()
+        await link.publish("edgeveil/v1/d/ada/up", bytes(size))
+        await asyncio.wait_for(asyncio.shield(link._session.lost), 30)
+        await link.close()
+        assert ear.messages.empty()
 
 
 def broker_site(tmp_path, engine, port):

@@ -60,20 +60,17 @@ def has_ipv6():
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("websockets", [False, True])
-def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets):
+async def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets):
     if websockets and engine == "mosquitto":
         pytest.skip("a listener more of the same kind")
     plan = BrokerPlan(engine=engine, acl="edge", host="::1", websockets_port=0)
     process = BrokerProcess(plan, tmp_path / "six", users=PASSWORDS)
     process.start()
 
-    async def play():
+    try:
         url = process.websockets_url if websockets else process.url
         async with linked(process, "ada", url=url):
             assert "[::1]" in url
-
-    try:
-        asyncio.run(play())
     finally:
         process.stop()
 
@@ -94,37 +91,24 @@ def test_a_port_that_nobody_listens_on():
     assert told.where == f"127.0.0.1:{port}"
 
 
-def test_a_host_name_that_does_not_exist():
-    assert "cannot be resolved" in fault("mqtt://no-such-host.invalid:1883").what
-
-
-def test_a_host_that_is_not_there():
-    told = fault("mqtt://192.0.2.1:1883")  # reserved for documentation
-    assert told.where == "192.0.2.1:1883"
-    assert told.what
-
-
 def test_a_port_that_accepts_and_stays_silent():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told = fault(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2.0)
     assert "no answer to MQTT" in told.what
 
 
-def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
+async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
     broker = tls_broker()
 
-    async def play():
-        changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}
-        async with (
-            linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
-            linked(broker, "ada", **changes) as (ada, _),
-        ):
-            payloads = [bytes([number]) * 60000 for number in range(40)]
-            for payload in payloads:
-                await ada.publish(UP.format("ada"), payload)
-            assert [(await ear.message())[1] for _ in payloads] == payloads
-
-    asyncio.run(asyncio.wait_for(play(), HANG_S))
+    changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}
+    async with (
+        linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
+        linked(broker, "ada", **changes) as (ada, _),
+    ):
+        payloads = [bytes([number]) * 60000 for number in range(40)]
+        for payload in payloads:
+            await ada.publish(UP.format("ada"), payload)
+        assert [(await ear.message())[1] for _ in payloads] == payloads
 
 
 def test_a_wrong_ca(tls_broker, pki):
@@ -133,38 +117,12 @@ def test_a_wrong_ca(tls_broker, pki):
     assert "ca_file" in told.fix
 
 
-def test_the_system_roots_do_not_vouch_for_a_private_ca(tls_broker):
-    assert "not signed by the trusted CA" in fault(tls_broker().url, **ADA).what
-
-
 def test_a_certificate_for_another_name(tls_broker, pki):
     told = fault(tls_broker("elsewhere").url, ca_file=str(pki / "ca.crt"), **ADA)
     assert "certificate is not for '127.0.0.1'" in told.what
 
 
-def test_tls_to_a_plain_port(broker, pki):
-    told = fault(broker.url.replace("mqtt:", "mqtts:"), ca_file=str(pki / "ca.crt"), **ADA)
-    assert "mqtt://" in told.fix
-
-
-def test_plain_to_a_tls_port(tls_broker):
-    told = fault(tls_broker().url.replace("mqtts:", "mqtt:"), **ADA)
-    assert "mqtts://" in told.fix
-
-
-@pytest.mark.parametrize("name", ["ca_file", "cert_file"])
-def test_a_tls_file_that_is_missing(name):
-    told = fault("mqtts://127.0.0.1:1", **{name: "/nowhere/x.pem"})
-    assert told.where == "/nowhere/x.pem"
-
-
-def test_a_ca_file_that_is_no_certificate(tmp_path):
-    (tmp_path / "ca.crt").write_text("hello")
-    told = fault("mqtts://127.0.0.1:1", ca_file=str(tmp_path / "ca.crt"))
-    assert "no CA certificate" in told.what
-
-
-def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot(
+async def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot(
     engine, tls_broker, pki
 ):
     if engine == "amqtt":
@@ -172,13 +130,11 @@ def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot
             tls_broker(ca=True)
         return
     broker, ca_file = tls_broker(ca=True), str(pki / "ca.crt")
-    assert "client certificate" in fault(broker.url, ca_file=ca_file, **ADA).fix
+    told = await asyncio.to_thread(fault, broker.url, ca_file=ca_file, **ADA)
+    assert "client certificate" in told.fix
 
-    async def play():
-        files = {"cert_file": str(pki / "ada.crt"), "key_file": str(pki / "ada.key")}
-        link = make_link(broker, "ada", ca_file=ca_file, **files)
-        await link.connect_or_raise()
-        assert link.connected
-        await link.close()
-
-    asyncio.run(play())
+    files = {"cert_file": str(pki / "ada.crt"), "key_file": str(pki / "ada.key")}
+    link = make_link(broker, "ada", ca_file=ca_file, **files)
+    await link.connect_or_raise()
+    assert link.connected
+    await link.close()

@@ -5,7 +5,7 @@ import itertools
 import random
 
 import pytest
-from test_link_odd_brokers import ACCEPTED_4, ACCEPTED_5, with_peer
+from test_link_odd_brokers import ACCEPTED_4, ACCEPTED_5, peer
 
 from edgeveil.transport.mqtt import _PACKETS_PER_WAKE, _READ_BYTES
 from edgeveil.transport.mqtt_packets import encoded_topic, packet, publish_head
@@ -30,11 +30,13 @@ def stream(protocol, cuts):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed):
+async def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed):
     data, sent = stream(protocol, random.Random(seed))
     asked = []
 
-    async def play(link, ear):
+    answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
+    async with peer(lambda _version: answer, protocol=protocol) as (link, ear):
+
         def takes(topic, payload):
             asked.append((topic, payload))
             return topic == "quiet"
@@ -50,14 +52,12 @@ def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed)
             assert [payload for topic, payload in asked if topic == name] == payloads
         assert link.received_bytes == sum(len(p) for one in sent.values() for p in one)
 
-    answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
-    asyncio.run(with_peer(lambda _version: answer, play, protocol=protocol))
 
-
-def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
+async def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
     data, sent = stream(4, random.Random(1))
 
-    async def play(link, ear):
+    async with peer(lambda _version: ACCEPTED_4 + data, protocol=4) as (link, ear):
+
         def takes(topic, payload):
             if topic == "loud":
                 raise RuntimeError("a fault of the filter's own")
@@ -68,15 +68,13 @@ def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
         assert [(await ear.message())[1] for _ in sent["quiet"]] == sent["quiet"]
         assert link.connected and link.handler_errors > 0
 
-    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + data, play, protocol=4))
 
-
-def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
+async def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
     """However long it lasts: what is here is read on once in a turn, not ever more often."""
     message = publish_head(encoded_topic("quiet"), 2, 0, 4) + b"xx"
     seen = []
 
-    async def play(link, ear):
+    async with peer(lambda _version: ACCEPTED_4 + message * 60000, protocol=4) as (link, _ear):
         link.on_message = lambda _topic, _payload: None
         await link.connect_or_raise()
         while link.received_bytes < 60_000 * 2:
@@ -85,15 +83,13 @@ def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
         longest = max(after - before for before, after in itertools.pairwise(seen))
         assert longest <= 2 * 4 * _PACKETS_PER_WAKE
 
-    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + message * 60_000, play, protocol=4))
 
-
-def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
+async def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
     """Others of the process go on meanwhile: what is turned down never fills the inbox either."""
     message = publish_head(encoded_topic("loud"), 2, 0, 4) + b"xx"
     flood, turns = message * 200_000, [0]
 
-    async def play(link, ear):
+    async with peer(lambda _version: ACCEPTED_4 + flood, protocol=4) as (link, _ear):
         refused = []
         link.takes = lambda topic, _payload: topic == "quiet" or refused.append(topic)
         await link.connect_or_raise()
@@ -107,5 +103,3 @@ def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
         longest = max(after - before for before, after in itertools.pairwise(turns))
         assert longest * len(message) <= 8 * _READ_BYTES
         assert (link.overflows, link._inbox._held) == (0, 0)
-
-    asyncio.run(with_peer(lambda _version: ACCEPTED_4 + flood, play, protocol=4))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import ssl
+from contextlib import asynccontextmanager
 
 import pytest
 from broker_harness import WAIT_S, Ear
@@ -16,8 +17,9 @@ ACCEPTED_4 = bytes([0x20, 2, 0, 0])
 ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
 
 
-async def with_peer(answer, play, *, tls=None, **changes):
-    """Run `play(link, ear)` against a server that answers each CONNECT by `answer(version)`.
+@asynccontextmanager
+async def peer(answer, *, tls=None, **changes):
+    """A link, and its ear, to a server that answers each CONNECT by `answer(version)`.
 
     `answer` gives the bytes to send; None hangs up. `tls` is the server's context.
     """
@@ -35,23 +37,17 @@ async def with_peer(answer, play, *, tls=None, **changes):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     ear = Ear()
+    ear.versions = versions
     scheme = "mqtt" if tls is None else "mqtts"
     url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     link = MqttLink(
         LinkSettings(url, "x", **changes), on_message=ear.on_message, on_state=ear.on_state
     )
     try:
-        await asyncio.wait_for(play(link, ear), 60)
+        yield link, ear
     finally:
         await link.close()
         server.close()
-    return versions
-
-
-async def connects(link, ear):
-    await link.connect_or_raise()
-    assert link.protocol == 4
-    assert "does not speak MQTT 5" in (await ear.state())[1]
 
 
 @pytest.mark.parametrize(
@@ -59,32 +55,31 @@ async def connects(link, ear):
     [None, bytes([0x20, 3, 0, 0x84, 0]), bytes([0x20, 2, 0, 1])],
     ids=["hangs up", "refuses in MQTT 5", "refuses in 3.1.1"],
 )
-def test_a_broker_without_mqtt_5_is_spoken_to_in_3_1_1(refusal):
-    def answer(version):
-        return refusal if version == 5 else ACCEPTED_4
+async def test_a_broker_without_mqtt_5_is_spoken_to_in_3_1_1(refusal):
+    async with peer(lambda version: refusal if version == 5 else ACCEPTED_4) as (link, ear):
+        await link.connect_or_raise()
+        assert link.protocol == 4
+        assert "does not speak MQTT 5" in (await ear.state())[1]
+    assert ear.versions == [5, 4]
 
-    assert asyncio.run(with_peer(answer, connects)) == [5, 4]
 
-
-def test_a_broker_that_leaves_mqtt_5_unanswered_is_spoken_to_in_3_1_1():
-    async def play(link, ear):
+async def test_a_broker_that_leaves_mqtt_5_unanswered_is_spoken_to_in_3_1_1():
+    answers = {5: b"", 4: ACCEPTED_4}
+    async with peer(answers.get) as (link, ear):
         await link.connect_or_raise(2.0)
         assert link.protocol == 4
-
-    answers = {5: b"", 4: ACCEPTED_4}
-    assert asyncio.run(with_peer(answers.get, play)) == [5, 4]
+    assert ear.versions == [5, 4]
 
 
-def test_a_broker_that_speaks_neither_is_told():
-    async def play(link, ear):
+async def test_a_broker_that_speaks_neither_is_told():
+    answers = {5: bytes([0x20, 3, 0, 0x84, 0]), 4: bytes([0x20, 2, 0, 1])}
+    async with peer(answers.get) as (link, ear):
         with pytest.raises(BrokerError, match="neither MQTT 5 nor"):
             await link.connect_or_raise()
-
-    answers = {5: bytes([0x20, 3, 0, 0x84, 0]), 4: bytes([0x20, 2, 0, 1])}
-    assert asyncio.run(with_peer(answers.get, play)) == [5, 4]
+    assert ear.versions == [5, 4]
 
 
-def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again():
+async def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again():
     """As NATS does while its cluster elects: MQTT 5 is refused, 3.1.1 hung up on, then taken."""
     refused, attempts = bytes([0x20, 2, 0, 1]), []
 
@@ -94,7 +89,8 @@ def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again(
             return refused
         return ACCEPTED_4 if attempts.count(4) == 3 else None
 
-    async def play(link, ear):
+    soon = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
+    async with peer(answer, **soon) as (link, ear):
         forever = asyncio.create_task(link.run_forever())
         connected, reason = await ear.state()
         assert not connected
@@ -104,23 +100,20 @@ def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again(
         assert ear.states.empty()  # one report, however many attempts
         await link.close()
         await forever
-
-    soon = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
-    assert asyncio.run(with_peer(answer, play, **soon)) == [5, 4, 4, 4]
+    assert ear.versions == [5, 4, 4, 4]
 
 
-def test_a_broker_that_took_us_before_is_not_told_as_something_else():
+async def test_a_broker_that_took_us_before_is_not_told_as_something_else():
     answers = [ACCEPTED_4, None, bytes([0x20, 2, 0, 1])]
 
-    async def play(link, ear):
+    turns = iter(answers)
+    async with peer(lambda _: next(turns), protocol=4) as (link, ear):
         await link.connect_or_raise()
         for _ in answers[1:]:
             link.renew("again")
             with pytest.raises(BrokerError, match="took connections before and takes none now"):
                 await link.connect_or_raise()
-
-    turns = iter(answers)
-    assert asyncio.run(with_peer(lambda _: next(turns), play, protocol=4)) == [4, 4, 4]
+    assert ear.versions == [4, 4, 4]
 
 
 def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
@@ -170,20 +163,19 @@ def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
         (149, "reason 149"),
     ],
 )
-def test_refusals_are_named(code, said):
-    async def play(link, ear):
+async def test_refusals_are_named(code, said):
+    async with peer(lambda _: bytes([32, 3, 0, code, 0])) as (link, ear):
         with pytest.raises(BrokerError, match=said):
             await link.connect_or_raise()
+    assert ear.versions == [5]
 
-    assert asyncio.run(with_peer(lambda _: bytes([0x20, 3, 0, code, 0]), play)) == [5]
 
-
-def test_the_brokers_limits_are_kept():
+async def test_the_brokers_limits_are_kept():
     """Receive Maximum 2 and Maximum Packet Size 100, as MQTT 5 announces them."""
     limits = bytes([0x21, 0, 2]) + bytes([0x27, 0, 0, 0, 100])
     connack = bytes([0x20, 3 + len(limits), 0, 0, len(limits)]) + limits
 
-    async def play(link, ear):
+    async with peer(lambda _: connack) as (link, _ear):
         await link.connect_or_raise()
         with pytest.raises(ProtocolError, match="exceeds 100"):
             await link.publish("t", bytes(90))
@@ -194,17 +186,15 @@ def test_the_brokers_limits_are_kept():
         assert not third.done()
         third.cancel()
 
-    asyncio.run(with_peer(lambda _: connack, play))
-
 
 @pytest.mark.parametrize(
     ("profile", "payload_bytes", "most"),
     [("hivemq_cloud", 1, 10), ("event_grid", 30_000, 2), ("aws_iot", 1, 64)],
 )
-def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
+async def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
     """The broker never acknowledges; the link's own window is of 64 messages."""
 
-    async def play(link, ear):
+    async with peer(lambda _: ACCEPTED_5, profile=PROFILES[profile]) as (link, _ear):
         await link.connect_or_raise()
         for _ in range(most):
             await asyncio.wait_for(link.publish("t", bytes(payload_bytes)), WAIT_S)
@@ -214,8 +204,6 @@ def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
         assert not one_more.done()
         assert link.unacknowledged == most
         one_more.cancel()
-
-    asyncio.run(with_peer(lambda _: ACCEPTED_5, play, profile=PROFILES[profile]))
 
 
 @pytest.mark.parametrize(
@@ -230,8 +218,8 @@ def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
         bytes([0x00, 0]),
     ],
 )
-def test_junk_ends_the_connection_never_the_process(junk):
-    async def play(link, ear):
+async def test_junk_ends_the_connection_never_the_process(junk):
+    async with peer(lambda version: ACCEPTED_5 + junk) as (link, ear):
         await link.connect_or_raise()
         assert (await ear.state())[0]
         forever = asyncio.create_task(link.run_forever())
@@ -241,22 +229,18 @@ def test_junk_ends_the_connection_never_the_process(junk):
         await link.close()
         await asyncio.wait_for(forever, WAIT_S)
 
-    asyncio.run(with_peer(lambda version: ACCEPTED_5 + junk, play))
 
-
-def test_a_topic_that_is_no_text_is_passed_over():
+async def test_a_topic_that_is_no_text_is_passed_over():
     odd = bytes([0x30, 4, 0, 2, 0xFF, 0xFE])
     good = bytes([0x30, 5, 0, 1]) + b"tok"
 
-    async def play(link, ear):
+    async with peer(lambda _: ACCEPTED_4 + odd + good, protocol=4) as (link, ear):
         await link.connect_or_raise()
         assert await ear.message() == ("t", b"ok")
 
-    asyncio.run(with_peer(lambda _: ACCEPTED_4 + odd + good, play, protocol=4))
 
-
-def test_random_bytes_never_raise():
-    async def play(link, ear):
+async def test_random_bytes_never_raise():
+    async with peer(lambda _: ACCEPTED_4 + os.urandom(200), protocol=4) as (link, _ear):
         for _ in range(20):
             try:
                 await link.connect_or_raise(2.0)
@@ -264,30 +248,24 @@ def test_random_bytes_never_raise():
                 continue
             await asyncio.sleep(0.01)
 
-    asyncio.run(with_peer(lambda _: ACCEPTED_4 + os.urandom(200), play, protocol=4))
-
 
 @pytest.mark.parametrize("inbox_bytes", [1 << 24, 10_000])
-def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
+async def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
     """The rest of a decrypted record waits inside TLS, where no socket event tells of it."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pki / "here.crt", pki / "here.key")
     packets = b"".join(bytes([0x30, 5, 0, 1]) + b"t" + n.to_bytes(2, "big") for n in range(1000))
 
-    async def play(link, ear):
+    settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
+    async with peer(lambda _: ACCEPTED_4 + packets, tls=tls, **settings) as (link, ear):
         await link.connect_or_raise()
         heard = [(await ear.message())[1] for _ in range(1000)]
         assert heard == [n.to_bytes(2, "big") for n in range(1000)]
 
-    settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
-    asyncio.run(with_peer(lambda _: ACCEPTED_4 + packets, play, tls=tls, **settings))
 
-
-def test_a_broker_that_never_answers_a_subscription_is_told():
-    async def play(link, ear):
+async def test_a_broker_that_never_answers_a_subscription_is_told():
+    async with peer(lambda _: ACCEPTED_5) as (link, _ear):
         await link.subscribe(["t"])
         with pytest.raises(BrokerError, match="left our topics without an answer"):
             await link.connect_or_raise(1.0)
         assert not link.connected
-
-    asyncio.run(with_peer(lambda _: ACCEPTED_5, play))

@@ -33,54 +33,47 @@ async def attached(link, ear):
     link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
 
 
-def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):
-    async def play():
-        link, ear = spread(broker, 4), Ear()
-        await attached(link, ear)
-        await link.connect_or_raise()
-        assert (link.connected, link.connections) == (True, 1)
-        assert await ear.state()
-        async with (
-            linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
-            linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
-        ):
-            said = [number.to_bytes(2, "big") for number in range(200)]
-            for payload in said:
-                await asyncio.gather(
-                    link.publish(fx.DeviceAddress("ada"), payload),
-                    link.publish(fx.DeviceAddress("bob"), payload),
-                )
-            for heard in (to_ada, to_bob):
-                assert [(await heard.message())[1] for _ in said] == said
-            for payload in said:
-                await ada.publish(UP.format("ada"), payload)
-            assert [(await ear.message())[1] for _ in said] == said
-            assert ear.messages.empty()
-        await link.close()
-
-    asyncio.run(asyncio.wait_for(play(), HANG_S))
+async def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):
+    link, ear = spread(broker, 4), Ear()
+    await attached(link, ear)
+    await link.connect_or_raise()
+    assert (link.connected, link.connections) == (True, 1)
+    assert await ear.state()
+    async with (
+        linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
+        linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
+    ):
+        said = [number.to_bytes(2, "big") for number in range(200)]
+        for payload in said:
+            await asyncio.gather(
+                link.publish(fx.DeviceAddress("ada"), payload),
+                link.publish(fx.DeviceAddress("bob"), payload),
+            )
+        for heard in (to_ada, to_bob):
+            assert [(await heard.message())[1] for _ in said] == said
+        for payload in said:
+            await ada.publish(UP.format("ada"), payload)
+        assert [(await ear.message())[1] for _ in said] == said
+        assert ear.messages.empty()
+    await link.close()
 
 
-def test_many_devices_are_spoken_to_over_more_than_one_connection(broker):
+async def test_many_devices_are_spoken_to_over_more_than_one_connection(broker):
     link = None
 
-    async def play():
-        nonlocal link
-        link = spread(broker, 4)
-        spoken = {id(link.speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
-        assert len(spoken) == 3
-        assert id(link.links[0]) not in spoken
-
-    asyncio.run(play())
+    link = spread(broker, 4)
+    spoken = {id(link.speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
+    assert len(spoken) == 3
+    assert id(link.links[0]) not in spoken
 
 
-def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
+async def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
     from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
     broker = BrokerProcess(BrokerPlan(engine=engine, acl="edge"), tmp_path / "b", users=PASSWORDS)
     broker.start()
 
-    async def play():
+    try:
         link, ear = spread(broker, 3), Ear()
         await attached(link, ear)
         running = asyncio.ensure_future(link.run())
@@ -98,8 +91,5 @@ def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
             assert await ear.message() == (UP.format("ada"), b"back")
         await link.close()
         await running
-
-    try:
-        asyncio.run(asyncio.wait_for(play(), HANG_S))
     finally:
         broker.stop()

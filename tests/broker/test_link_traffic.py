@@ -3,10 +3,9 @@
 import asyncio
 import os
 import select
-import socket
 
 import pytest
-from broker_harness import ALL, DOWN, UP, WAIT_S, linked, make_link
+from broker_harness import ALL, DOWN, UP, linked, make_link
 
 from edgeveil.errors import ProtocolError
 from edgeveil.transport.link import LinkDown, overhead_bytes
@@ -32,152 +31,110 @@ def test_round_trip_in_both_directions(broker, protocol):
     assert spoken in broker.protocols
 
 
-def test_many_whole_packets_of_64_kib_arrive_unaltered_and_in_order(broker):
-    async def play():
-        async with (
-            linked(broker, "proxy", [UP.format("+")]) as (_, ear),
-            linked(broker, "ada") as (ada, _),
-        ):
-            topic = UP.format("ada")
-            payloads = [os.urandom(65536 - overhead_bytes(topic)) for _ in range(60)]
-            assert len(payloads[0]) > 65000
-            for payload in payloads:
-                await ada.publish(topic, payload)
-            assert [(await ear.message())[1] for _ in payloads] == payloads
-
-    asyncio.run(play())
+async def test_many_whole_packets_of_64_kib_arrive_unaltered_and_in_order(broker):
+    async with (
+        linked(broker, "proxy", [UP.format("+")]) as (_, ear),
+        linked(broker, "ada") as (ada, _),
+    ):
+        topic = UP.format("ada")
+        payloads = [os.urandom(65536 - overhead_bytes(topic)) for _ in range(60)]
+        assert len(payloads[0]) > 65000
+        for payload in payloads:
+            await ada.publish(topic, payload)
+        assert [(await ear.message())[1] for _ in payloads] == payloads
 
 
-def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
-    async def play():
-        async with (
-            linked(broker, "proxy", [UP.format("+")]) as (_, ear),
-            linked(broker, "ada") as (ada, _),
-        ):
-            topic = UP.format("ada")
-            with pytest.raises(ProtocolError) as caught:
-                await ada.publish(topic, bytes(65536 - overhead_bytes(topic) + 1))
-            assert caught.value.reason == "oversized_packet"
-            await ada.publish(topic, b"after")
-            assert (await ear.message())[1] == b"after"
-            assert ada.connected
-
-    asyncio.run(play())
+async def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
+    async with (
+        linked(broker, "proxy", [UP.format("+")]) as (_, ear),
+        linked(broker, "ada") as (ada, _),
+    ):
+        topic = UP.format("ada")
+        with pytest.raises(ProtocolError) as caught:
+            await ada.publish(topic, bytes(65536 - overhead_bytes(topic) + 1))
+        assert caught.value.reason == "oversized_packet"
+        await ada.publish(topic, b"after")
+        assert (await ear.message())[1] == b"after"
+        assert ada.connected
 
 
-def test_an_empty_payload_and_an_unusual_order_of_calls(broker):
-    async def play():
-        async with (
-            linked(broker, "proxy") as (proxy, ear),
-            linked(broker, "ada") as (ada, _),
-        ):
-            await proxy.subscribe([UP.format("+")])  # while connected
-            await ada.publish(UP.format("ada"), b"")
-            assert await ear.message() == (UP.format("ada"), b"")
-
-    asyncio.run(play())
+async def test_an_empty_payload_and_an_unusual_order_of_calls(broker):
+    async with (
+        linked(broker, "proxy") as (proxy, ear),
+        linked(broker, "ada") as (ada, _),
+    ):
+        await proxy.subscribe([UP.format("+")])  # while connected
+        await ada.publish(UP.format("ada"), b"")
+        assert await ear.message() == (UP.format("ada"), b"")
 
 
-def test_nothing_is_published_before_connecting_or_after_closing(broker):
-    async def play():
-        link = make_link(broker, "ada")
-        with pytest.raises(LinkDown):
-            await link.publish(UP.format("ada"), b"x")
+async def test_nothing_is_published_before_connecting_or_after_closing(broker):
+    link = make_link(broker, "ada")
+    with pytest.raises(LinkDown):
+        await link.publish(UP.format("ada"), b"x")
+    await link.connect_or_raise()
+    await link.close()
+    assert not link.connected
+    with pytest.raises(LinkDown):
+        await link.publish(UP.format("ada"), b"x")
+    with pytest.raises(LinkDown):
         await link.connect_or_raise()
-        await link.close()
-        assert not link.connected
-        with pytest.raises(LinkDown):
-            await link.publish(UP.format("ada"), b"x")
-        with pytest.raises(LinkDown):
-            await link.connect_or_raise()
-
-    asyncio.run(play())
 
 
-def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
+async def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
     """The inbox takes 1 MiB; 8 MiB wait in the socket and at the broker until it is read."""
 
-    async def play():
-        gate, heard = asyncio.Event(), []
+    gate, heard = asyncio.Event(), []
 
-        async def handler(topic, payload):
-            await gate.wait()
-            heard.append(payload)
+    async def handler(topic, payload):
+        await gate.wait()
+        heard.append(payload)
 
-        async with (
-            linked(broker, "proxy", [UP.format("+")], inbox_bytes=1 << 20) as (proxy, _),
-            linked(broker, "ada") as (ada, _),
-        ):
-            proxy.on_message = handler
-            for number in range(128):
-                await ada.publish(UP.format("ada"), bytes([number]) * 65000)
-            while not proxy._inbox.paused:
-                await asyncio.sleep(0.01)
-            held = proxy.received_bytes
-            assert held < 2 << 20
-            sock = proxy._session._client.socket()
-            waits = select.poll()  # for any number of descriptors
-            waits.register(sock, select.POLLIN)
-            while not waits.poll(0):
-                await asyncio.sleep(0.01)
-            for _ in range(10):  # turns of the loop, any of which would read what waits there
-                await asyncio.sleep(0)
-            assert proxy.received_bytes == held
-            gate.set()
-            while len(heard) < 128:
-                await asyncio.sleep(0.01)
-            assert [payload[0] for payload in heard] == list(range(128))
-
-    asyncio.run(asyncio.wait_for(play(), 60))
-
-
-def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(broker, caplog):
-    async def play():
-        heard = []
-
-        def handler(topic, payload):
-            heard.append(payload)
-            if payload == b"bad":
-                raise RuntimeError("secret sample 17")
-
-        async with (
-            linked(broker, "proxy", [UP.format("+")]) as (proxy, _),
-            linked(broker, "ada") as (ada, _),
-        ):
-            proxy.on_message = handler
-            for payload in (b"bad", b"bad", b"good"):
-                await ada.publish(UP.format("ada"), payload)
-            while heard != [b"bad", b"bad", b"good"]:
-                await asyncio.sleep(0.01)
+    async with (
+        linked(broker, "proxy", [UP.format("+")], inbox_bytes=1 << 20) as (proxy, _),
+        linked(broker, "ada") as (ada, _),
+    ):
+        proxy.on_message = handler
+        for number in range(128):
+            await ada.publish(UP.format("ada"), bytes([number]) * 65000)
+        while not proxy._inbox.paused:
+            await asyncio.sleep(0.01)
+        held = proxy.received_bytes
+        assert held < 2 << 20
+        sock = proxy._session._client.socket()
+        waits = select.poll()  # for any number of descriptors
+        waits.register(sock, select.POLLIN)
+        while not waits.poll(0):
+            await asyncio.sleep(0.01)
+        for _ in range(10):  # turns of the loop, any of which would read what waits there
             await asyncio.sleep(0)
-            assert proxy.handler_errors == 2
-            assert proxy.connected
+        assert proxy.received_bytes == held
+        gate.set()
+        while len(heard) < 128:
+            await asyncio.sleep(0.01)
+        assert [payload[0] for payload in heard] == list(range(128))
 
-    asyncio.run(asyncio.wait_for(play(), WAIT_S))
+
+async def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(broker, caplog):
+    heard = []
+
+    def handler(topic, payload):
+        heard.append(payload)
+        if payload == b"bad":
+            raise RuntimeError("secret sample 17")
+
+    async with (
+        linked(broker, "proxy", [UP.format("+")]) as (proxy, _),
+        linked(broker, "ada") as (ada, _),
+    ):
+        proxy.on_message = handler
+        for payload in (b"bad", b"bad", b"good"):
+            await ada.publish(UP.format("ada"), payload)
+        while heard != [b"bad", b"bad", b"good"]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        assert proxy.handler_errors == 2
+        assert proxy.connected
     (said,) = [record for record in caplog.records if record.getMessage() == "handler_failed"]
     assert said.error == "RuntimeError"
     assert "secret sample" not in caplog.text + str(said.__dict__)
-
-
-def test_two_hundred_links_share_one_loop(broker):
-    async def play():
-        async with linked(broker, "proxy", [UP.format("+")]) as (_, ear):
-            links = [make_link(broker, "ada", client_id=f"ada-{n}") for n in range(200)]
-            await asyncio.gather(*(link.connect_or_raise(30) for link in links))
-            await asyncio.gather(
-                *(link.publish(UP.format("ada"), str(n).encode()) for n, link in enumerate(links))
-            )
-            heard = {int((await ear.message())[1]) for _ in links}
-            assert heard == set(range(200))
-            await asyncio.gather(*(link.close() for link in links))
-
-    asyncio.run(asyncio.wait_for(play(), 60))
-
-
-def test_small_messages_are_not_held_back_by_the_kernel(broker):
-    async def play():
-        async with linked(broker, "ada") as (ada, _):
-            sock = ada._session._client.socket()
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-    asyncio.run(play())

@@ -52,46 +52,40 @@ async def ended(*watches):
         await watch.close()
 
 
-def test_the_one_that_hears_another_ends_and_says_why(shared, tmp_path):
-    async def play():
-        first = watching(shared, tmp_path, "north", NORTH)
-        running = await up(first)
-        second = watching(shared, tmp_path, "north", NORTH)
-        other = await up(second)
-        with pytest.raises(UsageError, match="another process runs as the proxy of cell 'north'"):
-            await asyncio.wait_for(running, WAIT_S)
-        assert not other.done()
-        other.cancel()
-        await ended(first, second)
-
-    asyncio.run(play())
+async def test_the_one_that_hears_another_ends_and_says_why(shared, tmp_path):
+    first = watching(shared, tmp_path, "north", NORTH)
+    running = await up(first)
+    second = watching(shared, tmp_path, "north", NORTH)
+    other = await up(second)
+    with pytest.raises(UsageError, match="another process runs as the proxy of cell 'north'"):
+        await asyncio.wait_for(running, WAIT_S)
+    assert not other.done()
+    other.cancel()
+    await ended(first, second)
 
 
-def test_neither_another_cell_nor_a_forged_word_ends_it(shared, tmp_path):
-    async def play():
-        north, south = (
-            watching(shared, tmp_path, "north", NORTH),
-            watching(shared, tmp_path, "south", SOUTH),
-        )
-        both = [await up(north), await up(south)]
-        topic, nonce = Topics("north").proxies, bytes(16)
-        forged, right = (nonce + sign(key, PROXY_RUNS, nonce) for key in (THIEF, NORTH))
-        async with (
-            linked(shared, "ada", password=USERS["ada"]) as (ada, ear),
-            linked(shared, "proxy-north", password=USERS["proxy-north"]) as (mine, _),
-        ):
-            with suppress(BrokerError):
-                await ada.subscribe([topic])
-            await ada.publish(topic, right)  # nobody but the proxy may speak there
-            for junk in (b"", nonce, forged, right + b"x"):
-                await mine.publish(topic, junk)
-            await mine.publish(Topics("south").proxies, right)
-            assert await asyncio.wait(both, timeout=1.0) == (set(), set(both))
-            assert ear.messages.empty()
-            await mine.publish(topic, right)
-            done, _ = await asyncio.wait(both, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            assert done == {both[0]} and both[0].exception() is not None
-        both[1].cancel()
-        await ended(north, south)
-
-    asyncio.run(play())
+async def test_neither_another_cell_nor_a_forged_word_ends_it(shared, tmp_path):
+    north, south = (
+        watching(shared, tmp_path, "north", NORTH),
+        watching(shared, tmp_path, "south", SOUTH),
+    )
+    both = [await up(north), await up(south)]
+    topic, nonce = Topics("north").proxies, bytes(16)
+    forged, right = (nonce + sign(key, PROXY_RUNS, nonce) for key in (THIEF, NORTH))
+    async with (
+        linked(shared, "ada", password=USERS["ada"]) as (ada, ear),
+        linked(shared, "proxy-north", password=USERS["proxy-north"]) as (mine, _),
+    ):
+        with suppress(BrokerError):
+            await ada.subscribe([topic])
+        await ada.publish(topic, right)  # nobody but the proxy may speak there
+        for junk in (b"", nonce, forged, right + b"x"):
+            await mine.publish(topic, junk)
+        await mine.publish(Topics("south").proxies, right)
+        assert await asyncio.wait(both, timeout=1.0) == (set(), set(both))
+        assert ear.messages.empty()
+        await mine.publish(topic, right)
+        done, _ = await asyncio.wait(both, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {both[0]} and both[0].exception() is not None
+    both[1].cancel()
+    await ended(north, south)

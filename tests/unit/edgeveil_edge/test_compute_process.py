@@ -295,17 +295,6 @@ def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path
         assert tensors(empty.answer(computation(job, exchange.index))) != tensors(there)
 
 
-def test_devices_of_one_process_share_a_child_and_no_record(process, tmp_path):
-    job = taught()
-    one = remote(process, tmp_path, records(tmp_path / "a.npz"), "a" * 16)
-    two = remote(process, tmp_path, records(tmp_path / "b.npz", 20), "b" * 16)
-    first = tensors(one.answer(computation(job)))
-    pid = child(process).pid
-    assert tensors(two.answer(computation(job))) != first
-    assert tensors(one.answer(computation(job))) == first
-    assert child(process).pid == pid
-
-
 def too_many(path):
     """A file whose header says that the limit of 2 GiB is passed by one record."""
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:

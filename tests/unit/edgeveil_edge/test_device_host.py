@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from dataclasses import asdict
 from datetime import timedelta
 
@@ -26,7 +25,7 @@ from edge_kit import (
 )
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import DataError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx
@@ -35,7 +34,6 @@ from edgeveil.protocol.device_round import (
     ComputeAnswer,
     NoAnswer,
     OpenPackage,
-    OutboxDrop,
     OutboxPut,
     SealedAnswer,
 )
@@ -215,18 +213,6 @@ def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(devic
     assert head.any()
 
 
-def test_a_further_attempt_seals_the_same_tensors_and_reads_nothing(device):
-    first = Round(PLAN, FIRST, device.keys())
-    tensors = first.tensors(device.answer(first))
-    spent, reads = device.ledger.spent(), device.load.reads
-    second = Round(PLAN, FIRST, device.keys(), attempt=2)
-    assert second.tensors(device.answer(second)) == tensors
-    again = device.restarted(load=Loader(AssertionError("read")))
-    third = Round(PLAN, FIRST, device.keys(), attempt=3)
-    assert third.tensors(again.answer(third)) == tensors
-    assert (again.ledger.spent(), device.load.reads) == (spent, reads)
-
-
 def test_a_round_is_answered_so_often_and_no_more(tmp_path):
     plan = compile_job(job(round={"min_batch": 3, "retries": 1}))
     device = Device(tmp_path).knows(plan)
@@ -343,12 +329,6 @@ def test_a_release_belongs_to_a_data_set(tmp_path):
     assert released(device, final_model()) == Installation()
 
 
-def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path):
-    device = Device(tmp_path, policy={"min_devices": 3, "max_epsilon_per_job": 0.1}).knows(PLAN)
-    assert isinstance(released(device, final_model()), fx.WorkFailed)
-    assert "its job is declined here" in device.said[-1] and not in_use(device)
-
-
 @pytest.mark.parametrize("accepts", ["none", "joined"])
 def test_the_owner_says_which_releases_are_accepted(tmp_path, accepts):
     policy = {"min_devices": 3, "accept_releases": accepts}
@@ -370,34 +350,6 @@ def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(devic
     first.path.write_bytes(b"half too")
     device.host.warm_up()
     assert "none is there before it" in device.said[-1]
-
-
-def test_a_release_that_cannot_be_named_changes_nothing(device):
-    manifest = announcement(PLAN, device.keys(), "release")
-    with pytest.raises(DataError):
-        device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", final_model())))
-    assert device.restarted().store.load().release_sequence == -1
-
-
-def test_the_owner_is_told_and_the_log_never_names_the_box(device, caplog):
-    with caplog.at_level(logging.DEBUG, "edgeveil.edge"):
-        device.host.report(
-            fx.Report("declined", {"job": "4a4a", "round": 3, "why": "policy.min_devices: few"})
-        )
-        device.host.report(fx.Report("unheard", {"tries": 3}))
-        device.host.report(fx.Report("over_the_broker", {"why": "expired"}))
-        device.host.report(
-            fx.Report("counted", {"job": "4a4a", "round": 3, "segments": 2, "counted": 2})
-        )
-        sealed = Round(PLAN, FIRST, device.keys())
-        device.answer(sealed)
-        device.host.store(OutboxDrop(sealed.manifest.at, "dropped"))
-    assert device.said[0] == "job 4a4a, round 3 declined: policy.min_devices: few"
-    assert "admitted" in device.said[1]
-    assert "over the broker" in device.said[2] and "expired" in device.said[2]
-    assert device.said[3:] == ["job 4a4a, round 3: 2 of 2 counted"]
-    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 3 + [logging.DEBUG]
-    assert not any(device.site.name in str(record.__dict__) for record in caplog.records)
 
 
 def test_a_sealed_answer_shows_neither_name_nor_tensor(device):

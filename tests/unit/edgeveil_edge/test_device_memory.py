@@ -79,15 +79,6 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(tmp_path, monkeypatch):
     assert not np.array_equal(kept(again)["stc"], first)
 
 
-def test_a_repeated_attempt_changes_neither_release_nor_memory(tmp_path):
-    one = device(tmp_path)
-    first, memory = answered(one, 1), one.ledger.kept(HEX)
-    again = one.restarted(policy=POLICY)
-    assert answered(again, 1, attempt=2) == first
-    assert again.ledger.kept(HEX) == memory
-    assert again.load.reads == 0
-
-
 def test_release_and_memory_are_durable_together_or_not_at_all(tmp_path, monkeypatch):
     one = device(tmp_path)
     answered(one, 1)

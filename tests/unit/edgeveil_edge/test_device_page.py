@@ -9,18 +9,14 @@ from pydantic import ValidationError
 
 from edgeveil.config.edge import LoopbackHttp
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import LEDGER_FILE
-from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil_edge import page as page_module
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
-from tests.unit.edgeveil_edge.edge_kit import final_model, site
-from tests.unit.edgeveil_edge.test_conditions import WELL, replace
+from tests.unit.edgeveil_edge.edge_kit import site
+from tests.unit.edgeveil_edge.test_conditions import WELL
 from tests.unit.edgeveil_edge.test_edge_control import running
 
 OWN = {"X-EdgeVeil": "1"}
-JOB = bytes(range(16))
 
 
 @pytest.fixture
@@ -198,63 +194,4 @@ def test_no_other_address_than_a_loopback_one_is_taken(host):
 # --- what it shows ---
 
 
-def test_it_shows_what_the_ledger_says_the_conditions_and_the_release(own):
-    event = softmax_event(10, 4.0)
-
-    def work(client, process):
-        ledger, jobs = process.device.ledger, [JOB.hex(), "ab" * 16]
-        for job in jobs:
-            ledger.open_job(JobRequest(job, 1e-5, (event,) * 3), Limits(10, 50, 1e-4, 100))
-        for number, job in enumerate((jobs[0], jobs[0], jobs[1]), 1):
-            ledger.commit(job, number, [event], b"noised")
-        ledger.close_job(jobs[0])
-        meta = {"job_id": jobs[0]}
-        process.device.host.releases.install("boxed", final_model(), meta)
-        client.log_in()
-        state = client.state()
-        assert (state["state"], state["connected"]) == ("waiting", False)
-        assert state["waiting_for"] == ["charging: the box runs on battery"]
-        assert state["wanted"] == {"charging": True, "max_load": 99.0}
-        assert state["ledger"] == {"intact": True, "links": 6}
-        spent = state["spent"]
-        assert spent["inference"]["epsilon"] >= 3 * event.epsilon
-        assert spent["left"]["max_inference_epsilon"] == pytest.approx(100 - 5 * event.epsilon)
-        assert [one["open"] for one in spent["jobs"]] == [False, True]
-        (kind,) = spent["jobs"][0]["kinds"]
-        assert (kind["exchanges"], kind["count"], kind["status"]) == ("1 to 2", 2, "proven")
-        assert state["names"] == {jobs[0]: "boxed"}
-        release = state["release"]
-        assert (release["version"], release["earlier"]) == ("0001-boxed", [])
-        assert "path" not in release and not release["stale"]
-
-    opened(own, work, replace(WELL, charge=(50.0, False)))
-
-
-def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
-    def work(client, process):
-        client.log_in()
-        with client.events() as values:
-            assert next(values)["ledger"]["intact"]
-            (own.state_dir / LEDGER_FILE).with_suffix(".head").unlink()
-            broken = next(values)
-        assert not broken["ledger"]["intact"] and broken["ledger"]["fix"]
-        assert broken["name"] == own.name and broken["spent"] == {}
-
-    opened(own, work)
-
-
 # --- what it takes ---
-
-
-def test_going_back_to_the_release_before(own):
-    def work(client, process):
-        client.log_in()
-        status, told = client.post("/rollback")
-        assert status == 400 and "no earlier version" in told["what"]
-        for turn in (3, 2):
-            process.device.host.releases.install("boxed", final_model(classes=turn), {})
-        assert client.state()["release"]["earlier"] == ["0001-boxed"]
-        assert client.post("/rollback") == (200, {"release": "0001-boxed"})
-        assert client.state()["release"]["version"] == "0001-boxed"
-
-    opened(own, work)

@@ -106,12 +106,6 @@ def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(store, o
     assert store.was_taken(JOB, [1]) is (outcome == "counted")
 
 
-def test_the_newest_receipts_are_kept(store):
-    for number in range(1, 9):
-        store.store(item(number))
-    assert [receipt.round for receipt in store.receipts()] == [6, 7, 8]
-
-
 def test_a_dummy_has_no_receipt_and_stays_a_dummy(store):
     store.store(item(dummy=True))
     store.store(OutboxHeld(item().at))

@@ -100,27 +100,3 @@ def test_the_registry_takes_newer_keys_alone(tmp_path):
         assert not registry.renew_sealing(name, sealing, number)
     registry.revoke(name)
     assert not registry.renew_sealing(name, SealingKey(first.key), 9)
-
-
-def test_a_registry_of_the_version_before_is_taken_over(tmp_path):
-    import sqlite3
-
-    path, device = tmp_path / "registry.sqlite", Device(tmp_path / "a")
-    enrolment = device.identity.enrolment()
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            """CREATE TABLE device (id TEXT PRIMARY KEY, identity BLOB NOT NULL UNIQUE,
-                 sealing BLOB NOT NULL UNIQUE, note TEXT NOT NULL, admitted_s REAL NOT NULL,
-                 revoked_s REAL) STRICT;
-               CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT;
-               INSERT INTO roster VALUES (7);
-               PRAGMA user_version = 1;"""
-        )
-        row = (enrolment.device_id, enrolment.identity.to_bytes(), device.key, "ward 3", 1.0, None)
-        db.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?)", row)
-    registry = Registry(path)
-    assert registry.roster() == (7, device.key) and len(registry.lineage) == 32
-    assert registry.devices()[0].note == "ward 3"
-    lineage = registry.lineage
-    registry.close()
-    assert Registry(path).lineage == lineage

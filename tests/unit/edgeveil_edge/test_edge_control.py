@@ -50,11 +50,6 @@ def raw(folder, line):
             return json.loads(stream.readline())
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "status"])
-def test_a_command_is_obeyed_and_answered(tmp_path, command):
-    assert heard(tmp_path, lambda: ask(tmp_path, command)) == {"state": command}
-
-
 def test_the_socket_is_the_owner_s_alone_and_goes_with_the_device(tmp_path):
     path = tmp_path / CONTROL_FILE
     assert heard(tmp_path, lambda: stat.S_IMODE(path.stat().st_mode)) == 0o600

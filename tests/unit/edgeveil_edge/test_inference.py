@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,8 +34,9 @@ def model(turn=0, entries=None):
     )
 
 
-def served(folder, body, onnx=None, **settings):
-    """`body(ask, releases)` while a service with this release listens in `folder`."""
+@asynccontextmanager
+async def served(folder, onnx=None, **settings):
+    """A service with this release that listens in `folder`: how to ask it, and its releases."""
     releases = ReleaseStore(folder / "releases")
     releases.install("first", model() if onnx is None else onnx, {})
     path = folder / "predict.sock"
@@ -52,23 +54,20 @@ def served(folder, body, onnx=None, **settings):
         writer.close()
         return int(head.split(b" ")[1]), text
 
-    async def run():
-        service = InferenceService(Inference(socket=path, **settings), releases)
-        await service.start()
-        try:
-            await body(ask, releases)
-        finally:
-            await service.stop()
-
-    asyncio.run(run())
+    service = InferenceService(Inference(socket=path, **settings), releases)
+    await service.start()
+    try:
+        yield ask, releases
+    finally:
+        await service.stop()
 
 
 def asked(**what):
     return json.dumps(what).encode()
 
 
-def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
-    async def body(ask, releases):
+async def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
+    async with served(tmp_path) as (ask, releases):
         expected = predict(releases.current().path, np.array(X)).plain()
         status, text = await ask("POST", "/v1/predict", asked(records=X))
         assert (status, json.loads(text)) == (
@@ -82,8 +81,6 @@ def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
             status, text = await ask("POST", "/v1/predict", content, kind)
             found = json.loads(text)["predictions"]
             assert [one["label"] for one in found] == [expected[1]["label"]]
-
-    served(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +99,18 @@ def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
         (asked(record=[1, 2]), "text/plain", 415, "send application/json"),
     ],
 )
-def test_what_holds_no_records_is_refused_with_the_reason(tmp_path, content, kind, status, said):
-    async def body(ask, _releases):
+async def test_what_holds_no_records_is_refused_with_the_reason(
+    tmp_path, content, kind, status, said
+):
+    async with served(tmp_path) as (ask, _releases):
         got, text = await ask("POST", "/v1/predict", content, kind)
         assert got == status
         assert said in json.loads(text)["error"]
         assert (await ask("GET", "/v1/model"))[0] == 200  # it goes on
 
-    served(tmp_path, body)
 
-
-def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
-    async def body(ask, _releases):
+async def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
+    async with served(tmp_path) as (ask, _releases):
         sizes = ((REQUEST_BYTES + 1, 413), (10**17, 413), (10**40, 400), (-1, 400), (0, 400))
         for length, status in sizes:  # nothing of them is ever sent
             extra = (f"Content-Length: {length}",)
@@ -123,11 +120,9 @@ def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
         assert (await ask("GET", "/v1/predict"))[0] == 405
         assert (await ask("POST", "/v1/model"))[0] == 405
 
-    served(tmp_path, body)
 
-
-def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
-    async def body(ask, _releases):
+async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
+    async with served(tmp_path) as (ask, _releases):
         content = asked(record=[1, 2])
         for host, status in (
             ("evil.example", 403),
@@ -140,11 +135,9 @@ def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
             assert (await ask("POST", "/v1/predict", content, extra=extra))[0] == status
             assert (await ask("GET", "/v1/model", extra=extra[1:]))[0] == status
 
-    served(tmp_path, body)
 
-
-def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_path):
-    async def body(ask, releases):
+async def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_path):
+    async with served(tmp_path) as (ask, releases):
         first, second = (
             predict_labels(turn, tmp_path) for turn in (0, 1)
         )  # of the same records, by each model alone
@@ -175,8 +168,6 @@ def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_path):
             told = json.loads(text)
             assert [one["label"] for one in told["predictions"]] == of[told["release"]]
 
-    served(tmp_path, body)
-
 
 def predict_labels(turn, folder):
     path = folder / f"alone-{turn}.onnx"
@@ -184,8 +175,8 @@ def predict_labels(turn, folder):
     return predict(path, np.array(X)).labels.tolist()
 
 
-def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monkeypatch):
-    async def body(ask, releases):
+async def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monkeypatch):
+    async with served(tmp_path) as (ask, releases):
         releases.install("second", b"no graph at all", {})
         status, text = await ask("POST", "/v1/predict", asked(record=[1, 0]))
         assert (status, json.loads(text)["release"]) == (200, "0001-first")
@@ -194,10 +185,8 @@ def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monk
         releases.install("fourth", model(1), {})
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0004-fourth"
 
-    served(tmp_path, body)
 
-
-def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(tmp_path):
+async def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(tmp_path):
     plain = {
         "origin": "public",
         "label": {"column": "y", "classes": ["a", "b", "c"]},
@@ -207,13 +196,11 @@ def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(t
     hostile = model(1, schema_metadata(schema))
     assert "others than the model's" in run_trial(hostile)
 
-    async def body(ask, releases):
+    async with served(tmp_path) as (ask, releases):
         releases.install("second", hostile, {})
         status, text = await ask("POST", "/v1/predict", asked(records=[{}] * 9))
         assert (status, "records" in json.loads(text)["error"]) == (400, True)
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
-
-    served(tmp_path, body)
 
 
 def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
@@ -234,24 +221,21 @@ def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
     assert not {"\x1b", "\r"} & {*told.out, *told.err}
 
 
-def test_before_the_first_release_it_says_so(tmp_path):
-    async def run():
-        path = tmp_path / "predict.sock"
-        service = InferenceService(Inference(socket=path), ReleaseStore(tmp_path / "releases"))
-        await service.start()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 503 " in await reader.readline()
-        writer.close()
-        await service.stop()
-        assert not path.exists()
-
-    asyncio.run(run())
+async def test_before_the_first_release_it_says_so(tmp_path):
+    path = tmp_path / "predict.sock"
+    service = InferenceService(Inference(socket=path), ReleaseStore(tmp_path / "releases"))
+    await service.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b" 503 " in await reader.readline()
+    writer.close()
+    await service.stop()
+    assert not path.exists()
 
 
-def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
-    async def body(ask, releases):
+async def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
+    async with served(tmp_path) as (ask, releases):
         releases.install("first", model(), {"sequence": 7, "expires_s": 1.0})
         assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
         releases.follow("stop")
@@ -260,5 +244,3 @@ def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
         assert "was not renewed" in json.loads(text)["error"]
         releases.apply([7], [], 1e12)
         assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
-
-    served(tmp_path, body)

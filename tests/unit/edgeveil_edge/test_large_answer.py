@@ -10,6 +10,7 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import Answer
 from edgeveil.parts.methods.noise_only import NOISE
 from edgeveil.protocol.device_round import SealedAnswer
+from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_edge.compute import ComputedAnswer, JobTrial
 from edgeveil_edge.compute_worker import AskAnswer, _requests, encode
@@ -68,6 +69,7 @@ def test_an_answer_is_made_with_three_models_beside_the_broadcast(tmp_path, valu
 
 def test_a_question_takes_one_buffer_of_its_own_size():
     tensors = bytes(MODEL_BYTES)
-    asked = AskAnswer(1, "device", b"digest", 1, tensors, b"", b"", True, bytes(32), 1.0)
+    package = RoundPackage("train", 1, False, tensors, b"")
+    asked = AskAnswer(1, "device", b"digest", 1, package, b"", True, bytes(32), 1.0)
     assert peak_bytes(lambda: encode(asked)) < 1.1 * MODEL_BYTES
     assert _requests.decode(bytes(encode(asked))) == asked

@@ -12,7 +12,6 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
-from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import (
     ComputeAnswer,
     NoAnswer,
@@ -31,7 +30,6 @@ from edgeveil.protocol.tensors import (
     opened_vector,
     unpack_tensors,
 )
-from edgeveil_edge.store import memory_name
 
 PLAN = compile_job(job(aggregation={"name": "fedavg", "secure": True}, selection={"devices": 5}))
 KEY = OpeningKey.from_bytes(bytes(range(1, 33)))
@@ -166,13 +164,6 @@ def test_a_proxy_that_is_brought_up_while_a_job_runs_names_its_memory_from_then_
     for memory in (b"", MEMORY, MEMORY):
         assert isinstance(answered(device, sealed, proxy_memory=memory), SealedAnswer)
     assert isinstance(answered(device, sealed, proxy_memory=b""), NoAnswer)
-
-
-def test_the_proxys_memory_is_remembered_until_the_job_ends(device):
-    answered(device, Round(PLAN, FIRST, device.keys()))
-    assert device.store.fact(memory_name(JOB_ID)) == MEMORY.hex()
-    device.host.store(JobClosed(JOB_ID, "completed"))
-    assert device.store.fact(memory_name(JOB_ID)) is None
 
 
 def test_the_seed_is_not_in_what_the_cloud_opens(device):

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from edge_kit import JOB_ID, Device, Round, job
 
-from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_edge.round_work import own_answers, released_in
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
@@ -39,19 +37,3 @@ def test_a_device_that_did_not_answer_then_declines_before_it_reads(device):
     assert isinstance(answer, NoAnswer)
     assert "'covariance'" in answer.why
     assert (device.load.reads, device.ledger.spent().epsilon) == (0, 0)
-
-
-def test_a_covariance_of_before_is_not_drawn_again(device):
-    first, again = (Round(PLAN, COVARIANCE, device.keys(), attempt=n) for n in (1, 2))
-    sent = first.tensors(device.answer(first))
-    assert again.tensors(device.restarted().answer(again)) == sent
-
-
-def test_what_was_forgotten_cannot_be_built_on(device):
-    device.answer(Round(PLAN, COVARIANCE, device.keys()))
-    held = device.ledger.recall(HEX, COVARIANCE)
-    assert held is not None
-    assert set(unpack_tensors(held[1])) == {"covariance"}
-    device.ledger.close_job(HEX)
-    with pytest.raises(PrivacyError):
-        own_answers(RoundContext.of(PLAN, CENTRE), released_in(device.ledger, HEX))

@@ -9,7 +9,7 @@ import pytest
 from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.data.split import SPLIT_KEY_FILE, split_once
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head, with_output
 from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_session
@@ -18,7 +18,6 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.storage import StorageError
 from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
@@ -203,14 +202,6 @@ def test_the_split_is_the_devices_own(share, tmp_path):
     assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
 
 
-def test_a_damaged_store_is_told(tmp_path):
-    site = a_box(tmp_path, *two_digits())
-    ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
-    (site.state_dir / STORE_FILE).write_bytes(b"no database, and long enough to be one" * 9)
-    with pytest.raises(StorageError, match="cannot be read"):
-        personalise(site, site.state_dir / RELEASES)
-
-
 def test_records_that_cannot_be_used_are_left_out(tmp_path):
     x, y = two_digits()
     x[0], y[1], y[2] = np.nan, 10, -1
@@ -233,21 +224,3 @@ def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path):
     assert found.pull is None
     assert found.personal_loss == found.shared_loss == pytest.approx(np.log(10))
     assert (site.state_dir / "personal" / "model.onnx").read_bytes() == graph
-
-
-def test_what_is_missing_is_said(tmp_path):
-    x, y = two_digits()
-    site = a_box(tmp_path, x, y)
-    store = ReleaseStore(site.state_dir / RELEASES)
-    with pytest.raises(UsageError, match="no released model yet"):
-        personalise(site, store.folder)
-    store.install("a", of_features(), {})
-    with pytest.raises(UsageError, match="edge personalise"):
-        predict(site.state_dir, x, personal=True)
-    personalise(site, store.folder)
-    store.install("b", of_network(NetworkParameters(hidden=(12,)), (64,)), {})
-    with pytest.raises(UsageError, match=r"of the release 0001-a, in use is 0002-b"):
-        predict(site.state_dir, x, personal=True)
-    np.savez(tmp_path / "records.npz", x=x[:9], y=y[:9])
-    with pytest.raises(DataError, match="10 are needed"):
-        personalise(site, store.folder)

@@ -154,14 +154,6 @@ def test_who_could_not_open_a_release_seals_a_dummy_of_the_same_size(device):
     assert outcome(device, cloud, manifest) is None
 
 
-def test_a_report_reads_no_record_and_costs_nothing(device):
-    cloud = SealingCloud()
-    manifest = brought(device, cloud, package(model()), 1)
-    device.host.perform(SealReport(manifest))
-    assert device.load.reads == 0
-    assert device.ledger.spent().epsilon == 0
-
-
 def test_a_report_that_is_due_outlives_the_process(device):
     cloud = SealingCloud()
     manifest = brought(device, cloud, package(model()), 4)

@@ -132,31 +132,6 @@ def test_a_url_ends_and_what_lay_there_is_swept(tmp_path, client):
         assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_what_a_process_before_left_is_removed(tmp_path):
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "old").write_bytes(b"x")
-    with serving(tmp_path / "b"):
-        assert list((tmp_path / "b").iterdir()) == []
-
-
-def test_names_that_others_take_the_place_of_are_forgotten(tmp_path):
-    store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, Clock())
-    first = store.grant(GrantPut(BLOB, TO, b"J" * 16))
-    (tmp_path / first.name).write_bytes(DATA)
-    second = store.grant(GrantPut(BLOB, TO, b"J" * 16, (first.name,)))
-    assert set(store._named) == {second.name}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_new_names_cost_no_sweep_of_all_others_each(tmp_path, monkeypatch):
-    clock, swept = Clock(), []
-    store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, clock)
-    monkeypatch.setattr(store, "sweep", lambda: swept.append(clock.now_s))
-    for clock.now_s in (0.0, 0.5, 0.9, 1.0, 1.5):
-        store.grant(GrantPut(BLOB, TO, b"J" * 16))
-    assert swept == [0.0, 1.0]
-
-
 PLACES = 16
 LARGE = bytes(16 << 20)  # more than sockets hold
 

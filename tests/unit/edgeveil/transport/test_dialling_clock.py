@@ -6,18 +6,12 @@ import datetime
 import socket
 import ssl
 import threading
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from edgeveil.config.addresses import BrokerAddress
-from edgeveil.errors import UsageError
-from edgeveil.protocol.effects import WorkFailed
-from edgeveil.protocol.transfer import FetchBeside, describe
 from edgeveil.transport import dialling
-from edgeveil.transport.blob_client import BlobClient
-from edgeveil_tools.cloud_client import Cloud
 from tests.kits.certificates import issue
 
 DAY = datetime.timedelta(days=1)
@@ -66,15 +60,6 @@ def fault(shown, own=None, **wanted):
     return dialling.dial_fault(caught.value, BROKER)
 
 
-@contextmanager
-def refused(shown):
-    """The URL of a server that shows this certificate once, and sees the handshake fail."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        serving = served(listening, shown)
-        yield f"https://localhost:{listening.getsockname()[1]}"
-        serving.join()
-
-
 def test_not_yet_valid_is_the_clocks_matter_and_expired_names_it_first(tmp_path):
     said = str(fault(certificate(tmp_path / "early", EARLY)))
     assert "not yet valid" in said and "set this machine's clock" in said
@@ -82,34 +67,6 @@ def test_not_yet_valid_is_the_clocks_matter_and_expired_names_it_first(tmp_path)
     assert "renew" not in said
     said = str(fault(certificate(tmp_path / "late", LATE)))
     assert said.index("set this machine's clock") < said.index("renew the certificate")
-
-
-def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path):
-    shown = certificate(tmp_path, EARLY)
-    (tmp_path / "token").write_text("t" * 43)
-    (tmp_path / "token").chmod(0o600)
-    with refused(shown) as url, pytest.raises(UsageError, match="not yet valid") as caught:
-        Cloud(url, tmp_path / "token", ca_file=shown[0]).list()
-    assert "set this machine's clock" in caught.value.fix
-
-
-@pytest.mark.parametrize("times", [LATE, EARLY])
-def test_whoever_goes_to_a_store_of_blobs_names_it_in_the_log(tmp_path, caplog, times):
-    shown = certificate(tmp_path, times)
-    client, blob = BlobClient(shown[0]), describe(b"x", 65024)
-    with refused(shown) as url, closing(client):
-        found = client.carry(FetchBeside(blob, f"{url}/b/x", 20.0))
-    assert found == WorkFailed("untrusted_store")
-    (line,) = caplog.records
-    assert line.levelname == "WARNING" and "set this machine's clock" in line.fix
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("times", [LATE, EARLY])
-def test_a_broker_that_refuses_ours_for_its_time_leaves_clock_and_renewal(tmp_path, version, times):
-    shown, own = certificate(tmp_path / "good", NOW), certificate(tmp_path / "own", times)
-    said = fault(shown, own, ca=own[0], version=version)
-    assert "clock of the broker" in said.fix and "renew" in said.fix and "mqtt://" not in said.fix
 
 
 @pytest.mark.parametrize(("times", "clock"), [(EARLY, 0), (LATE, 20), (NOW, None)])

@@ -34,12 +34,6 @@ def test_a_stream_in_any_pieces_gives_its_packets(payloads, cuts, protocol):
     assert found == [(i + 1, p) for i, p in enumerate(payloads)]
 
 
-@pytest.mark.parametrize("size", [0, 127, 128, 16383, 16384, 65000])
-def test_lengths_of_each_width(size):
-    [(first, body)] = PacketCutter(70000).feed(message(b"x" * size, 0, 4))
-    assert (read_publish(first, body, 4), body[5:]) == ((0, 5), b"x" * size)
-
-
 @pytest.mark.parametrize("protocol", [4, 5])
 def test_a_login_holds_will_user_and_password_in_their_order(protocol):
     [(first, body)] = PacketCutter(1000).feed(packets.connect(LOGIN, protocol))
@@ -78,19 +72,6 @@ def test_a_length_that_is_none_is_refused(length):
     with pytest.raises(ProtocolError) as caught:
         PacketCutter().feed(b"\x30" + length + bytes(200))
     assert caught.value.reason == "malformed"
-
-
-@given(
-    bodies=st.lists(st.binary(max_size=300), max_size=8),
-    cuts=st.lists(st.integers(1, 50), max_size=40),
-)
-def test_packets_put_together_again_are_what_came(bodies, cuts):
-    stream = b"".join(packets.packet(0x30 | i, body) for i, body in enumerate(bodies))
-    cutter, out, at = PacketCutter(), b"", 0
-    for size in [*cuts, len(stream)]:
-        out += b"".join(packets.packet(*cut) for cut in cutter.feed(stream[at : at + size]))
-        at += size
-    assert out == stream
 
 
 def test_the_version_is_read_from_the_connect_alone():

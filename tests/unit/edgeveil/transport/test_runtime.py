@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgeveil.errors import DataError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, decode, encode
 from edgeveil.transport.link import LinkDown
@@ -106,7 +106,7 @@ def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent():
     assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
 
-def test_nothing_is_sent_when_storing_fails():
+async def test_nothing_is_sent_when_storing_fails():
     script, diary = Script(started([fx.Persist("a"), SEND])), Diary()
 
     def full(item):
@@ -114,38 +114,11 @@ def test_nothing_is_sent_when_storing_fails():
 
     diary.store = full
 
-    async def body():
-        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
-        runtime.post(fx.Command("start"))
-        with pytest.raises(OSError, match="disk full"):
-            await asyncio.wait_for(runtime.run(), 20)
-
-    asyncio.run(body())
+    runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+    runtime.post(fx.Command("start"))
+    with pytest.raises(OSError, match="disk full"):
+        await asyncio.wait_for(runtime.run(), 20)
     assert diary.lines == []
-
-
-def test_work_comes_back_as_done_with_its_task():
-    script, diary = Script(started([fx.Work("task")])), Diary(lambda task: task.upper())
-
-    async def scene(runtime):
-        runtime.post(fx.Command("start"))
-        await until(lambda: len(script.seen) == 2)
-
-    played(script, diary, scene)
-    assert script.seen[1] == fx.WorkDone("task", "TASK")
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ProtocolError("wrong_shape", "of a long text"), "wrong_shape"),
-        (DataError("cannot be read", where="a.csv", fix="mend it"), "a.csv: cannot be read"),
-    ],
-)
-def test_known_errors_of_work_are_told_by_reason(error, reason):
-    outcome, log = fail_with(error)
-    assert outcome.reason.startswith(reason)
-    assert log == []
 
 
 def test_an_unexpected_error_tells_type_and_place_but_no_data():
@@ -255,7 +228,7 @@ def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
     assert fired() == ["c", "between", "a", "a"]
 
 
-def test_nothing_happens_after_the_end():
+async def test_nothing_happens_after_the_end():
     effects = [fx.SetTimer("t", 0.2), fx.Work("slow")]
     script, began, ended = Script(started(effects)), threading.Event(), threading.Event()
 
@@ -263,91 +236,77 @@ def test_nothing_happens_after_the_end():
         began.set()
         return ended.wait(20)
 
-    async def body():
-        with ThreadPoolExecutor(1) as executor:
-            diary = Diary(slow)
-            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-            feeding = asyncio.create_task(runtime.run())
-            runtime.post(fx.Command("start"))
-            await until(began.is_set)
-            feeding.cancel()
-            await asyncio.wait([feeding])
-            ended.set()
-            # Each ends after what it follows: the one thread works, and the loop's timers run out,
-            # in their order.
-            await asyncio.get_running_loop().run_in_executor(executor, threading.get_ident)
-            await asyncio.sleep(0.2)
-            assert runtime.waiting_events == 0
-
-    asyncio.run(body())
+    with ThreadPoolExecutor(1) as executor:
+        diary = Diary(slow)
+        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+        feeding = asyncio.create_task(runtime.run())
+        runtime.post(fx.Command("start"))
+        await until(began.is_set)
+        feeding.cancel()
+        await asyncio.wait([feeding])
+        ended.set()
+        # Each ends after what it follows: the one thread works, and the loop's timers run out,
+        # in their order.
+        await asyncio.get_running_loop().run_in_executor(executor, threading.get_ident)
+        await asyncio.sleep(0.2)
+        assert runtime.waiting_events == 0
     assert script.seen == [fx.Command("start")]
 
 
-def test_work_of_one_lane_holds_up_none_of_another():
+async def test_work_of_one_lane_holds_up_none_of_another():
     effects = [fx.Work("slow"), fx.Work("quick")]
     script, ended = Script(started(effects)), threading.Event()
 
     def perform(task):
         return ended.wait(20) if task == "slow" else task
 
-    async def body():
-        with ThreadPoolExecutor(1) as slow, ThreadPoolExecutor(1) as others:
-            diary = Diary(perform)
-            lane = {"slow": slow, "quick": others}.__getitem__
-            runtime = Runtime(script, diary, diary.publish, lane, LOG, LIMIT)
-            feeding = asyncio.create_task(runtime.run())
-            runtime.post(fx.Command("start"))
-            await until(lambda: len(script.seen) == 2)
-            ended.set()
-            await until(lambda: len(script.seen) == 3)
-            feeding.cancel()
-            await asyncio.wait([feeding])
-
-    asyncio.run(body())
+    with ThreadPoolExecutor(1) as slow, ThreadPoolExecutor(1) as others:
+        diary = Diary(perform)
+        lane = {"slow": slow, "quick": others}.__getitem__
+        runtime = Runtime(script, diary, diary.publish, lane, LOG, LIMIT)
+        feeding = asyncio.create_task(runtime.run())
+        runtime.post(fx.Command("start"))
+        await until(lambda: len(script.seen) == 2)
+        ended.set()
+        await until(lambda: len(script.seen) == 3)
+        feeding.cancel()
+        await asyncio.wait([feeding])
     assert script.seen[1:] == [fx.WorkDone("quick", "quick"), fx.WorkDone("slow", True)]
 
 
-def test_a_machine_that_is_far_behind_makes_the_link_wait():
+async def test_a_machine_that_is_far_behind_makes_the_link_wait():
     script, diary = Script(lambda event: []), Diary()
 
-    async def body():
-        runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
-        frame = encode(NEED)
-        for _ in range(INBOX_EVENTS):
-            await runtime.receive(fx.CloudAddress(), frame)
-        late = asyncio.create_task(runtime.receive(fx.CloudAddress(), frame))
-        await asyncio.sleep(0.02)
-        assert not late.done()
-        runtime.post(fx.Command("own"))  # the process itself never waits
-        feeding = asyncio.create_task(runtime.run())
-        await asyncio.wait_for(late, 20)
-        await until(lambda: len(script.seen) == INBOX_EVENTS + 2)
-        feeding.cancel()
-
-    asyncio.run(body())
+    runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+    frame = encode(NEED)
+    for _ in range(INBOX_EVENTS):
+        await runtime.receive(fx.CloudAddress(), frame)
+    late = asyncio.create_task(runtime.receive(fx.CloudAddress(), frame))
+    await asyncio.sleep(0.02)
+    assert not late.done()
+    runtime.post(fx.Command("own"))  # the process itself never waits
+    feeding = asyncio.create_task(runtime.run())
+    await asyncio.wait_for(late, 20)
+    await until(lambda: len(script.seen) == INBOX_EVENTS + 2)
+    feeding.cancel()
 
 
-def test_few_large_frames_make_the_link_wait_too():
+async def test_few_large_frames_make_the_link_wait_too():
     """Of 300 frames of 64,000 bytes, 262 fit into 16 MiB."""
     frame = encode(
         BlobPart(b"b" * 32, 0, 0, bytes(64_000 - len(encode(BlobPart(b"b" * 32, 0, 0, b"")))))
     )
     script, diary = Script(lambda event: []), Diary()
 
-    async def body():
-        runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
-        arriving = [
-            asyncio.create_task(runtime.receive(fx.CloudAddress(), frame)) for _ in range(300)
-        ]
-        await asyncio.sleep(0.05)
-        taken = sum(task.done() for task in arriving)
-        assert taken == 16 * 1024 * 1024 // len(frame)
-        feeding = asyncio.create_task(runtime.run())
-        await asyncio.wait_for(asyncio.gather(*arriving), 20)
-        await until(lambda: len(script.seen) == 300)
-        feeding.cancel()
-
-    asyncio.run(body())
+    runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
+    arriving = [asyncio.create_task(runtime.receive(fx.CloudAddress(), frame)) for _ in range(300)]
+    await asyncio.sleep(0.05)
+    taken = sum(task.done() for task in arriving)
+    assert taken == 16 * 1024 * 1024 // len(frame)
+    feeding = asyncio.create_task(runtime.run())
+    await asyncio.wait_for(asyncio.gather(*arriving), 20)
+    await until(lambda: len(script.seen) == 300)
+    feeding.cancel()
 
 
 def test_a_reason_is_logged_once_a_minute_and_always_counted(caplog):
@@ -360,40 +319,6 @@ def test_a_reason_is_logged_once_a_minute_and_always_counted(caplog):
     said = [(r.reason, r.total) for r in caplog.records]
     assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
     assert refusals.counts == {"forged": 5, "malformed": 1}
-
-
-def test_waiting_events_share_one_write_and_nothing_is_said_before_it():
-    diary = Diary()
-
-    def answer(event):
-        assert isinstance(event, fx.Command)
-        return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
-
-    async def scene(runtime):
-        await runtime.step(fx.Command(1), fx.Command(2))
-
-    played(Script(answer), diary, scene)
-    assert diary.lines == [
-        ("store", 1),
-        ("store", 2),
-        "durable",
-        ("report", "after 1"),
-        ("report", "after 2"),
-    ]
-
-
-def test_what_rests_on_no_store_does_not_wait_for_one():
-    diary = Diary()
-
-    def answer(event):
-        assert isinstance(event, fx.Command)
-        return [fx.Report("early")] if event.what == 1 else [fx.Persist(event.what)]
-
-    async def scene(runtime):
-        await runtime.step(fx.Command(1), fx.Command(2))
-
-    played(Script(answer), diary, scene)
-    assert diary.lines == [("report", "early"), ("store", 2), "durable"]
 
 
 class Doorkeeper:
@@ -419,23 +344,20 @@ def test_what_the_gate_turns_away_is_counted_unread():
     assert gate.told == []
 
 
-def test_the_gate_hears_of_whom_a_frame_was_refused_and_why():
+async def test_the_gate_hears_of_whom_a_frame_was_refused_and_why():
     def refuse(event):
         return [fx.Refuse("forged")] if isinstance(event, fx.MessageReceived) else []
 
     diary, gate, sender = Diary(), Doorkeeper(), fx.DeviceAddress("e")
 
-    async def body():
-        runtime = Runtime(Script(refuse), diary, diary.publish, None, LOG, LIMIT, gate=gate)
-        await runtime.receive(sender, b"nonsense")
-        await runtime.step(fx.MessageReceived(sender, NEED), fx.Command("start"))
-        assert runtime.refusals.counts == {"unknown_version": 1, "forged": 1}
-
-    asyncio.run(body())
+    runtime = Runtime(Script(refuse), diary, diary.publish, None, LOG, LIMIT, gate=gate)
+    await runtime.receive(sender, b"nonsense")
+    await runtime.step(fx.MessageReceived(sender, NEED), fx.Command("start"))
+    assert runtime.refusals.counts == {"unknown_version": 1, "forged": 1}
     assert gate.told == [(sender, "unknown_version"), (sender, "forged")]
 
 
-def test_the_end_waits_for_a_write_that_has_begun():
+async def test_the_end_waits_for_a_write_that_has_begun():
     diary, begun, go_on = Diary(), threading.Event(), threading.Event()
 
     def store(item):
@@ -445,21 +367,18 @@ def test_the_end_waits_for_a_write_that_has_begun():
 
     diary.store = store
 
-    async def body():
-        runtime = Runtime(
-            Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
-        )
-        runtime.post(fx.Command("start"))
-        running = asyncio.ensure_future(runtime.run())
-        await until(begun.is_set)
-        running.cancel()
-        await asyncio.sleep(0)
-        assert not running.done()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(body())
+    runtime = Runtime(
+        Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
+    )
+    runtime.post(fx.Command("start"))
+    running = asyncio.ensure_future(runtime.run())
+    await until(begun.is_set)
+    running.cancel()
+    await asyncio.sleep(0)
+    assert not running.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
 
 
@@ -505,14 +424,11 @@ def nowhere(task):
 @pytest.mark.parametrize(
     ("executor", "error"), [(NoThread(), RuntimeError), (nowhere, MemoryError)]
 )
-def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error):
+async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error):
     script, diary = Script(started([fx.Work("task")])), Diary()
 
-    async def body():
-        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-        runtime.post(fx.Command("start"))
-        with pytest.raises(error):
-            await asyncio.wait_for(runtime.run(), 20)
-        assert not runtime.turns
-
-    asyncio.run(body())
+    runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+    runtime.post(fx.Command("start"))
+    with pytest.raises(error):
+        await asyncio.wait_for(runtime.run(), 20)
+    assert not runtime.turns

@@ -131,72 +131,66 @@ def test_the_inbox_and_refusals_are_shown():
     assert refused["forged"] == 0  # the first one is an increase
 
 
-def test_a_step_that_does_not_end_is_told(monkeypatch):
+async def test_a_step_that_does_not_end_is_told(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
 
-    async def body():
-        begun, goes_on = asyncio.Event(), asyncio.Event()
+    begun, goes_on = asyncio.Event(), asyncio.Event()
 
-        class Sends(Quiet):
-            def handle(self, event, now_s):
-                return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))]
+    class Sends(Quiet):
+        def handle(self, event, now_s):
+            return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))]
 
-        async def stuck(_to, _frame):
-            begun.set()
-            await goes_on.wait()
+    async def stuck(_to, _frame):
+        begun.set()
+        await goes_on.wait()
 
-        runtime = Runtime(Sends(), Host(), stuck, None, logging.getLogger("edgeveil.test"), 4096)
-        feeding = asyncio.create_task(runtime.run())
-        assert not runtime.turns  # nobody feeds it yet
-        runtime.post(fx.Command("go"))
-        await begun.wait()
-        assert runtime.turns
-        await asyncio.sleep(0.1)
-        assert not runtime.turns
-        goes_on.set()
-        await asyncio.sleep(0.01)
-        assert runtime.turns
-        feeding.cancel()
-        await asyncio.wait([feeding])
-        assert not runtime.turns
-
-    asyncio.run(body())
+    runtime = Runtime(Sends(), Host(), stuck, None, logging.getLogger("edgeveil.test"), 4096)
+    feeding = asyncio.create_task(runtime.run())
+    assert not runtime.turns  # nobody feeds it yet
+    runtime.post(fx.Command("go"))
+    await begun.wait()
+    assert runtime.turns
+    await asyncio.sleep(0.1)
+    assert not runtime.turns
+    goes_on.set()
+    await asyncio.sleep(0.01)
+    assert runtime.turns
+    feeding.cancel()
+    await asyncio.wait([feeding])
+    assert not runtime.turns
 
 
-def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch):
+async def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
 
-    async def body():
-        done, turned = asyncio.Event(), []
+    done, turned = asyncio.Event(), []
 
-        class Sends(Quiet):
-            def handle(self, event, now_s):
-                return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * 4
+    class Sends(Quiet):
+        def handle(self, event, now_s):
+            return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * 4
 
-        async def slowly(_to, _frame):
-            turned.append(runtime.turns)
-            runtime.post(fx.Command("waits"))
-            await asyncio.sleep(0.03)
-            if len(turned) == 4:
-                done.set()
+    async def slowly(_to, _frame):
+        turned.append(runtime.turns)
+        runtime.post(fx.Command("waits"))
+        await asyncio.sleep(0.03)
+        if len(turned) == 4:
+            done.set()
 
-        runtime = Runtime(Sends(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
-        feeding = asyncio.create_task(runtime.run())
-        runtime.post(fx.Command("go"))
-        await done.wait()
-        assert turned == [True] * 4
-        feeding.cancel()
-        await asyncio.wait([feeding])
+    runtime = Runtime(Sends(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
+    feeding = asyncio.create_task(runtime.run())
+    runtime.post(fx.Command("go"))
+    await done.wait()
+    assert turned == [True] * 4
+    feeding.cancel()
+    await asyncio.wait([feeding])
 
-        runtime = Runtime(Quiet(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
-        feeding = asyncio.create_task(runtime.run())
-        await asyncio.sleep(0.01)
-        assert runtime.turns
-        time.sleep(0.1)  # as another thread sees it
-        assert not runtime.turns
-        await asyncio.sleep(0.01)
-        assert runtime.turns
-        feeding.cancel()
-        await asyncio.wait([feeding])
-
-    asyncio.run(body())
+    runtime = Runtime(Quiet(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
+    feeding = asyncio.create_task(runtime.run())
+    await asyncio.sleep(0.01)
+    assert runtime.turns
+    time.sleep(0.1)  # as another thread sees it
+    assert not runtime.turns
+    await asyncio.sleep(0.01)
+    assert runtime.turns
+    feeding.cancel()
+    await asyncio.wait([feeding])
