@@ -73,8 +73,7 @@ class Computation:
     closes_s: float = math.inf
 
     def fresh_noise(self) -> RandomBytes:
-        """Derived noise from its beginning, for one half of an answer; another stream as it is. Two
-        halves never draw alike: derived noise depends on what it is drawn for."""
+        """Derived noise from its beginning, for one half of an answer; another stream as it is."""
         noise = self.noise
         return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
 
@@ -106,19 +105,11 @@ class Compute:
         return JobTrial()
 
     def answer(self, one: Computation) -> ComputedAnswer:
-        """The answer from this device's records, as if it had none where that takes too long.
-
-        Raises DataError for records that cannot be read as a whole; PrivacyError, ProtocolError or
-        DataError for a job or package that is not in order, before a record is read.
-        """
+        """The answer. Raises DataError, PrivacyError or ProtocolError before a record is read."""
         raise NotImplementedError
 
     def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
-        """Read the device's records by a job's schema before a round asks for them, `share` of them
-        for evaluation; what is wrong with them shows with the first answer.
-
-        False where they were read before. At most `policy.max_jobs` readings are kept.
-        """
+        """Read records before a round asks for them; False where read before, errors show later."""
         return False
 
     def try_release(self, onnx: bytes) -> str:
@@ -216,11 +207,7 @@ class Computer(Compute):
         return self.compute(one, half, empty, empty)
 
     def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
-        """This device's halves, loaded once for each schema of the jobs that may run at a time: no
-        trial tells how long reading takes, so an answer must not wait for it.
-
-        Raises DataError; RecordsError, kept as well, for records that cannot be read.
-        """
+        """This device's halves, or the RecordsError of before. Raises DataError too."""
         reading, most = (share, schema), self._site.policy.max_records
         found = self._records.pop(reading, None)
         if found is None:

@@ -55,8 +55,7 @@ def serve(control: socket.socket) -> None:
 
 
 class Forked:
-    """A child that shares its starter's memory, used as a `subprocess.Popen`; for a starter without
-    threads that hold locks."""
+    """A child that shares its starter's memory, with a `Popen`'s methods; before any thread."""
 
     def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
         sys.stdout.flush()

@@ -191,12 +191,7 @@ class ComputeProcess:
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
     ) -> bool:
-        """See `Compute.read_ahead`; the child reads.
-
-        It takes a public time, which the whole process waits for: a job's arrival, or the answer
-        to another one, would else tell how long these records took. Devices that share a process
-        wait for one another anyway.
-        """
+        """See `Compute.read_ahead`; its time is public, else it would tell of records."""
         reading = share, None if schema is None else schema.model_dump_json().encode()
         if reading in self._read.get(device.name, ()):
             return False
@@ -219,10 +214,7 @@ class ComputeProcess:
         return read
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
-        """See `Compute.answer`; it takes until `one.until_s`, or longer where not even the answer
-        without records is there by then, which follows from no record. Raises PrivacyError where
-        that is not there before the round closes.
-        """
+        """See `Compute.answer`; takes until `one.until_s`. Raises PrivacyError after `closes_s`."""
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
         if one.until_s < math.inf:
@@ -422,8 +414,7 @@ class ComputeProcess:
             raise self._lost() from None
 
     def _take_late(self) -> None:
-        """Discard what the worker did too late; give up one that is still at it. With more in both
-        ways than a pipe holds, each of the two would wait for the other to read."""
+        """Discard late halves; give up a worker that is still at them, since pipes hold little."""
         try:
             while self._owed:
                 late = self._reply(self._owed_number, self._clock() + _LATE_S)

@@ -63,8 +63,6 @@ class TeachJob(msgspec.Struct, frozen=True, tag="know"):
 
 
 class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
-    """A device: its site as JSON, its split key, and `records` in place of the site's source."""
-
     device: str
     site: bytes
     split_key: bytes
@@ -81,8 +79,6 @@ class TryJob(msgspec.Struct, frozen=True, tag="try"):
 
 
 class TryRelease(msgspec.Struct, frozen=True, tag="try_release"):
-    """Run a final model on made-up records; answered by `TrialReport`."""
-
     onnx: bytes
 
 
@@ -109,8 +105,6 @@ class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class ForgetJob(msgspec.Struct, frozen=True, tag="forget"):
-    """A job has ended."""
-
     digest: bytes
 
 
@@ -121,21 +115,16 @@ class LoadModules(msgspec.Struct, frozen=True, tag="load"):
     digest: bytes
 
 
-class RequestDone(msgspec.Struct, frozen=True, tag="taken"):
-    """Acknowledges a request that has no result."""
+class RequestDone(msgspec.Struct, frozen=True, tag="taken"): ...
 
 
 class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
-    """Result of a trial, see `JobTrial`, and the modules that it loaded."""
-
     needed_s: float
     refused: str
     modules: tuple[str, ...] = ()
 
 
 class HalfAnswer(msgspec.Struct, frozen=True):
-    """One mechanism's noised tensors, their events, and what the device keeps to itself."""
-
     segments: memoryview  # of the message that it came in, and not a copy
     kept: memoryview
     events: tuple[dict[str, str | int | float | bool | None], ...]

@@ -35,8 +35,7 @@ _METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes;
 
 
 def unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> list[str]:
-    """The owner's conditions that do not hold now, each with what was found. Where a box cannot be
-    asked, as without `/proc`, what is asked of it does not hold."""
+    """The owner's conditions that do not hold now, with what was found; errors count as unmet."""
     try:
         return list(_unmet(conditions, state_dir, sensors))
     except OSError as error:
@@ -95,8 +94,7 @@ def within(windows: Sequence[str], minute: int) -> bool:
 
 
 class Presence:
-    """Comes and goes for one machine. look    the conditions that do not hold now; called in a
-    thread post    gives the machine an event moment  a number in [0, 1), the injected chance"""
+    """Comes and goes for a machine: `look` finds unmet conditions, `moment` draws from [0, 1)."""
 
     def __init__(
         self,

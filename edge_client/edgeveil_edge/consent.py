@@ -144,8 +144,7 @@ def judge(site: EdgeSite, plan: Plan) -> None:
 
 
 def decline_cause(error: EdgeVeilError) -> str:
-    """Class an owner's or a box's reason against a job as one of `DECLINE_CAUSES`. Decided by the
-    key that the reason names, so that no text of it leaves the box."""
+    """Class a reason as one of `DECLINE_CAUSES` by its key, so that no text leaves the box."""
     section, _, key = error.where.rpartition(".")
     if error.where in ("conditions", "policy.max_jobs"):  # what passes by itself
         return "conditions"
@@ -157,8 +156,7 @@ def decline_cause(error: EdgeVeilError) -> str:
 
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
-    """Reserve the whole job's price, or raise PrivacyError with the owner's reason. Reads no
-    record, so a refusal says nothing about data."""
+    """Reserve the whole job's price, or raise PrivacyError. Reads no record."""
     judge(site, plan)
     enough(site.policy, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")

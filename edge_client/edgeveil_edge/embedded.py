@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from numpy.typing import NDArray
@@ -162,12 +161,7 @@ class Device:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     # --- what its owner sees ---
@@ -201,8 +195,7 @@ class Device:
         return predict(self.site.state_dir, records)
 
     def enrolment(self) -> str:
-        """JSON without secrets by which the proxy's operator admits this device; makes its keys at
-        its first use. `broker.username` of the site must be its id."""
+        """JSON by which the proxy's operator admits this device; makes its keys at first use."""
         return DeviceIdentity.load_or_create(self.site.state_dir).enrolment().to_json()
 
     # --- the thread ---

@@ -290,12 +290,7 @@ class DeviceHost:
         return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
 
     def _report(self, manifest: m.Manifest) -> machine.MadeReport:
-        """What became of a release; of one that was not opened here a dummy.
-
-        It reads no record (`RoundWork.judge_release`) and costs no budget. A release counts as
-        rolled back if it failed on made-up records or its file was damaged. That its owner went
-        back is not reported: it may follow from its answers on records.
-        """
+        """What became of a release, or a dummy; never that its owner went back."""
         fate = self._fate(manifest)
         membership, said = bytes.fromhex(fate.get("membership", "")), b""
         if membership and fate["outcome"]:

@@ -62,11 +62,7 @@ class DeviceIdentity:
 
     @classmethod
     def load_or_create(cls, state_dir: Path) -> DeviceIdentity:
-        """The keys in `state_dir`, made there (mode 0600) when there are none.
-
-        Raises UsageError when the folder cannot be used or one of the keys is gone, CryptoError
-        when a key file is damaged or open to others.
-        """
+        """The keys, made (mode 0600) where there are none. Raises UsageError or CryptoError."""
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _alone(state_dir):

@@ -327,8 +327,7 @@ class DeviceProcess:
             await asyncio.sleep(RELEASE_LOOK_S)
 
     async def _look_at_certificate(self) -> None:
-        """Renew one that came with a claim long before it ends, and that of a device which the
-        proxy does not know: it may have lost its registry, and its operator admit it again."""
+        """Renew one that came with a claim in time, and where the proxy knows no device."""
         while True:
             unheard, self.device.host.unheard = self.device.host.unheard, False
             now = datetime.datetime.now(datetime.UTC)

@@ -84,11 +84,7 @@ def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, Pe
 
 
 def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
-    """Learn the personal model of the release in use and put it in its folder, durably.
-
-    `releases` is the folder of models. Raises UsageError where there is no release, DataError where
-    it has no head to learn or the records do not fit.
-    """
+    """Learn the personal model of the release in use, durably. Raises UsageError or DataError."""
     release = ReleaseStore(releases).current()
     if release is None:
         raise UsageError(
@@ -177,9 +173,7 @@ class HeadFeatures:
 
 
 def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
-    """The strength with the least mean loss over FOLDS parts of the records, each left out once;
-    None where that is not better than the release's own head by a standard error.
-    """
+    """The strength with the least loss by cross-validation; None if the release is as good."""
     part = np.random.default_rng(0).permutation(len(records.y)) % FOLDS
     shared = _losses(head, records)
     best, least = None, 0.0

@@ -133,8 +133,7 @@ class Predictions:
         return "" if accuracy is None else beside_text(ACCURACY, accuracy, self.guessing)
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each record: its number from 1, label and probability, None if unusable, name
-        and file where there are any; of numbers and anomalies as in `plain`."""
+        """A row for each record: number, file, label, name, probability; else as in `plain`."""
         return list(self.table_rows())
 
     def table_rows(self) -> Iterator[dict[str, Any]]:
@@ -153,9 +152,7 @@ class Predictions:
             }
 
     def plain(self) -> list[dict[str, Any]]:
-        """For JSON: {label, name, probabilities, file} of each record, name and file where there
-        are any, {label: null} of an unusable one; {value} of a number, {score} of an anomaly, with
-        alarms also {label, name}."""
+        """For JSON: {label, name, probabilities, file}, {value} or {score} of each record."""
         return list(self.plain_rows())
 
     def plain_rows(self) -> Iterator[dict[str, Any]]:
@@ -317,11 +314,7 @@ def _given(
 
 
 def room_for(file: Path) -> int:
-    """Bytes that a file's records and their answers may take: ROOM_RATIO times its size, at least
-    ROOM_BYTES. A packed file of zeros unpacks to a thousand times its size.
-
-    Not for records that are learned from: how well they pack depends on them.
-    """
+    """Bytes for a file's records and answers: a packed file of zeros unpacks a thousandfold."""
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
 
 

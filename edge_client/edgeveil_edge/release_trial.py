@@ -34,8 +34,7 @@ def try_release(onnx: bytes) -> str:
 
 
 def run_trial(onnx: bytes) -> str:
-    """Run a model on made-up records; why it cannot be used, or "". Reads no record. Not in a
-    device's own process, where it may take for ever or end it."""
+    """Run a model on made-up records; why it cannot be used, or "". May end its process."""
     try:
         check_graph(onnx, released=True)
     except EdgeVeilError as error:

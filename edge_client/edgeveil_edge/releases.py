@@ -77,11 +77,7 @@ class ReleaseStore:
         self._versions = folder / "versions"
 
     def install(self, job: str, onnx: bytes, meta: Mapping[str, Any]) -> InstalledRelease:
-        """Put `onnx` in use, durably; returns the release in use afterwards.
-
-        A model that is in use already, or that the owner has rolled back, changes nothing. `job` is
-        a name of [a-z0-9_-]; DataError otherwise.
-        """
+        """Put `onnx` in use, durably, unless it is or was rolled back. Raises DataError."""
         pointer = self._pointer()
         digest = sha256(onnx).hexdigest()
         try:
@@ -124,11 +120,7 @@ class ReleaseStore:
         self._point(pointer)
 
     def apply(self, renewed: Collection[int], withdrawn: Collection[int], expires_s: float) -> bool:
-        """Apply the cloud's word on its releases, by their sequences; True if that in use was left.
-
-        A withdrawn version leaves the history and is not put in use again. What is renewed is good
-        until `expires_s`.
-        """
+        """Apply renewals and withdrawals by sequence; True if the release in use was left."""
         pointer, before = self._pointer(), self._pointer()
         for version in before.history:
             marks = pointer.marks.get(version)

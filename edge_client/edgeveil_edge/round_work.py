@@ -221,11 +221,7 @@ class RoundWork:
     def answer(
         self, task: ComputeAnswer, package: RoundPackage, membership: bytes | None
     ) -> SealedAnswer | NoAnswer:
-        """The round's answer, priced before it is sealed, or the owner's reason against it.
-
-        Without `membership` the round is not the newest one that was opened. Raises ProtocolError
-        for that, and for a package that is not what the job says.
-        """
+        """The round's answer, priced before it is sealed, or why not. Raises ProtocolError."""
         manifest = task.manifest
         job = self._job(manifest)
         context = RoundContext.of(job.plan, manifest.at.exchange)
@@ -301,8 +297,7 @@ class RoundWork:
         return f"this round was answered {asked} times already" * (asked >= most)
 
     def _check_memory(self, task: ComputeAnswer) -> None:
-        """Raise PrivacyError where the proxy may have forgotten what of this job it unmasked: the
-        sums of two choices of uploads would show what stands in one alone."""
+        """Raise PrivacyError where the proxy may have forgotten what it unmasked of this job."""
         name = memory_name(task.manifest.at.job_id)
         told, known = task.proxy_memory.hex(), self._store.fact(name)
         if task.manifest.masked and known is None and told:
@@ -447,11 +442,7 @@ def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
 
 
 def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:
-    """Tensors that this device released earlier in the job and now builds on; `released` gives them
-    packed, by exchange.
-
-    Raises PrivacyError where it did not answer then: whether it did follows from no record.
-    """
+    """Tensors that this device released earlier in the job. Raises PrivacyError without them."""
     result: dict[str, Array] = {}
     for earlier in context.recalled:
         payload = released(earlier.index)

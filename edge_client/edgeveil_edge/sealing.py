@@ -73,8 +73,7 @@ def seal_release(
     masks: Masks | None = None,
     weight: float = 1.0,
 ) -> SealedAnswer:
-    """Each segment, masked where it is summed, sealed to the round's cloud key; times its `weight`
-    where it is late. Raises PrivacyError without the ledger's receipt."""
+    """Each segment, masked or not, sealed to the cloud. Raises PrivacyError without a receipt."""
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     groups, sealed = [], []

@@ -93,8 +93,7 @@ class UploadReceipt:
 
 
 class DeviceStore:
-    """The durable memory of one device. One process owns the file. Of its receipts the newest
-    `receipts_kept` stay. Every method raises StorageError when the file cannot be used."""
+    """Durable memory of one device, for one process. Every method may raise StorageError."""
 
     def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
         what = "the device's store"
@@ -270,9 +269,7 @@ class DeviceStore:
         return str(row[0]) if row else None
 
     def refused_lately(self) -> list[dict[str, Any]]:
-        """The newest rounds that this device declined, the newest first: `time_s` (since 1970),
-        `job_id`, `job` (its name), `round`, `cause` (one of `DECLINE_CAUSES`) and `why`, in
-        words for the owner."""
+        """The newest declined rounds: `time_s`, `job_id`, `job`, `round`, `cause` and `why`."""
         found: list[dict[str, Any]] = json.loads(self.fact(_REFUSED) or "[]")
         return found
 

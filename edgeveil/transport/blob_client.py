@@ -200,10 +200,7 @@ class BlobClient:
 
 
 def _begins_anew(answer: HTTPResponse, got: int, size_bytes: int) -> bool:
-    """Whether the answer has the whole blob where the rest was asked for.
-
-    Raises ProtocolError `wrong_size` before a byte is read of what has another size.
-    """
+    """Whether the whole blob comes in place of the rest. Raises ProtocolError for other sizes."""
     anew = bool(got) and answer.status == _OK
     said, start = answer.headers.get("Content-Length"), 0 if anew else got
     if answer.status == _PARTIAL:

@@ -57,10 +57,7 @@ def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
 
 
 def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
-    """What was put into the store as `name`, and nothing but the blob; then it is gone from there.
-
-    Raises ProtocolError `not_there`, `wrong_size` or `wrong_bytes`, the last after all was read.
-    """
+    """What was put as `name`, then gone. Raises ProtocolError, `wrong_bytes` at the end."""
     digest, left_bytes = hashlib.sha256(), blob.size_bytes
     try:
         for block in store.blocks(name, blob.size_bytes):
@@ -251,10 +248,7 @@ class ServedStore:
 
 
 def _range_of(asked: str, size_bytes: int) -> tuple[int, int]:
-    """Begin and end of the one range that a header asks for; all of it without a header.
-
-    Raises HttpError 416 for one that holds no byte, or is of another form.
-    """
+    """Begin and end of the range that a header asks for. Raises HttpError 416."""
     if not asked:
         return 0, size_bytes
     form = _RANGE.fullmatch(asked.strip())
@@ -273,10 +267,7 @@ def _range_of(asked: str, size_bytes: int) -> tuple[int, int]:
 
 
 class BucketStore:
-    """S3, or what speaks like it, Google's or Azure's, by obstore; URLs are signed for a while.
-
-    A bucket's own rule should remove what is older too: a process that is gone sweeps nothing.
-    """
+    """S3, Google's or Azure's, by obstore, with signed URLs; a rule should remove old blobs."""
 
     def __init__(self, bucket: BlobBucket, expires_s: float) -> None:
         """Raises UsageError where obstore is not installed, or cannot use the options."""

@@ -62,10 +62,7 @@ def open_stream(
     packet_bytes: int,
     timeout_s: float,
 ) -> socket.socket | WebSocketStream:
-    """Connect, blocking: through the proxy, with TLS and as a WebSocket as the address says.
-
-    Raises BrokerError where the proxy does not open the way, OSError for the rest.
-    """
+    """Connect, blocking, as the address says. Raises BrokerError for the proxy, else OSError."""
     deadline_s = time.monotonic() + timeout_s
     if proxy:
         sock = _tunnel(address, proxy, timeout_s)
@@ -148,11 +145,7 @@ class WebSocketStream:
     def open(
         cls, sock: socket.socket, url: str, packet_bytes: int, timeout_s: float
     ) -> WebSocketStream:
-        """Shake hands on a connected socket, blocking, within the time.
-
-        Frames above 1 MiB and `packet_bytes` end the connection by their length alone. Raises
-        WebSocketRefused, TimeoutError, OSError.
-        """
+        """Shake hands, blocking. Raises WebSocketRefused, TimeoutError, OSError."""
         from websockets.client import ClientProtocol
         from websockets.exceptions import InvalidStatus
         from websockets.typing import Subprotocol
@@ -265,11 +258,7 @@ class WebSocketStream:
 def client_context(
     ca_file: Path | None, cert_file: Path | None, key_file: Path | None
 ) -> ssl.SSLContext:
-    """A context that checks the broker's certificate and name, with our own certificate if given.
-
-    The system's roots or one CA; TLS 1.2 or newer. Raises BrokerError when a file is missing, is
-    not what it should be, or holds a private key that others may read.
-    """
+    """A context for TLS 1.2 or newer that checks the broker. Raises BrokerError for its files."""
     for path in (ca_file, cert_file, key_file):
         if path is not None and not Path(path).is_file():
             raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
@@ -347,10 +336,7 @@ def _refusal(code: int) -> tuple[str, str]:
 
 
 def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerError:
-    """The error for a connection that ends before the broker answered.
-
-    Where it came with the certificate in `cert_file`, that one was probably not taken.
-    """
+    """The error where no answer came; with `cert_file`, that was probably not taken."""
     if cert_file is not None:
         from cryptography import x509  # not a part of dialling itself
 

@@ -58,10 +58,7 @@ class EventStream:
 
 @dataclass(eq=False)
 class Request:
-    """A request without its body, which `content` holds once the route's limit allowed it.
-
-    Header names are in lower case. `route` is None where no route has this method and path.
-    """
+    """A request; `content` is its body once allowed. Header names are in lower case."""
 
     method: str
     target: str
@@ -99,8 +96,7 @@ class Request:
 
     @property
     def is_for_this_machine(self) -> bool:
-        """Whether the client asked by a loopback name. Another site's page, opened in a browser
-        on this machine, asks by that site's name (DNS rebinding)."""
+        """Whether the client asked by a loopback name (DNS rebinding asks by another)."""
         try:
             return is_loopback(urlsplit(f"//{self.host}").hostname or "")
         except ValueError:

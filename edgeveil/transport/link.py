@@ -187,8 +187,7 @@ ROOT = "edgeveil/v1"
 
 
 class Topics:
-    """Topics of one cell; `cell` is empty where the fleet has no named cells, and never has a dot,
-    so that `proxy_id` is never a further connection's `proxy-1`."""
+    """Topics of one cell ("" without named cells); its name has no dot, unlike `proxy_id`."""
 
     def __init__(self, cell: str = "") -> None:
         self.cell = cell

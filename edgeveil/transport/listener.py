@@ -62,10 +62,7 @@ def _files() -> int:
 
 @dataclass(frozen=True)
 class ListenAt:
-    """Where to listen: `socket` alone where it is given, else `host` and `port` (0: any free one).
-
-    `tls` is spoken to whoever connects; without it the traffic can be read on its way.
-    """
+    """Where to listen: `socket`, or `host` and `port` (0: any free one), with `tls` or plain."""
 
     host: str = "127.0.0.1"
     port: int = 0

@@ -55,10 +55,7 @@ Uniform = Callable[[float, float], float]
 
 
 class Inbox:
-    """Received messages in order. `pause()` is called when full, `resume()` when half empty.
-
-    Messages are taken when full too (see `Intake`); `overfull` is where that must end.
-    """
+    """Received messages in order; taken when full too, until `overfull` ends the session."""
 
     def __init__(
         self, size_bytes: int, pause: Callable[[], None], resume: Callable[[], None]

@@ -27,11 +27,7 @@ _FIXED_PROPERTY_BYTES = {
 
 
 class PacketCutter:
-    """Cuts one direction of a connection into packets, byte for byte.
-
-    Raises ProtocolError `oversized` for a body above `limit_bytes`, by its length alone,
-    `malformed` for a length that is none or longer than need be.
-    """
+    """Cuts a stream into packets. Raises ProtocolError `oversized` or `malformed`."""
 
     __slots__ = ("_at", "_chunks", "_have", "_limit_bytes", "_need")
 

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
@@ -30,10 +29,7 @@ _LOG = logging.getLogger("edgeveil.process")
 
 
 class OwnFolder:
-    """A state folder held by this process alone, until `release` or the process's end.
-
-    Made with mode 0700 if it is not there. Raises UsageError that names the folder.
-    """
+    """A state folder held by this process alone (mode 0700). Raises UsageError."""
 
     def __init__(self, state_dir: Path) -> None:
         try:
@@ -60,8 +56,7 @@ class OwnFolder:
             ) from None
 
     async def gone(self) -> None:
-        """Wait until another folder, or none, stands at this path: it was moved, or its disk
-        unmounted. Raises SystemFault then: who looks there would no longer see what is kept."""
+        """Wait until another folder, or none, stands at this path. Raises SystemFault then."""
         while True:
             try:
                 held = await asyncio.to_thread(self._stands)
@@ -89,12 +84,7 @@ class OwnFolder:
     def __enter__(self) -> OwnFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
 

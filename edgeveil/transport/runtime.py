@@ -42,19 +42,15 @@ class Host(Protocol):
 
     def store(self, item: object) -> None:
         """Make it durable before returning; inside `together`, when that block ends."""
-        ...
 
     def together(self) -> AbstractContextManager[None]:
         """What is stored inside is durable when the block ends, all of it or nothing."""
-        ...
 
     def perform(self, task: object) -> object:
         """Do the work (called in the executor) and return its outcome."""
-        ...
 
     def report(self, report: fx.Report) -> None:
         """Tell a person; quick."""
-        ...
 
 
 class Runner(Protocol):
@@ -71,11 +67,9 @@ class Gate(Protocol):
 
     def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
         """Why this frame is dropped before it is decoded; None to take it. Must be cheap."""
-        ...
 
     def refused(self, sender: fx.Address, reason: str) -> None:
         """A frame of this sender that was taken turned out to be refused."""
-        ...
 
 
 class Runtime:
@@ -266,11 +260,7 @@ class Runtime:
         return self.machine.handle(fx.PeerSigned(peer, not forged), time.monotonic())
 
     async def _settle(self, effects: list[fx.Effect]) -> None:
-        """Let them happen in their order.
-
-        From the first `Persist` on, effects wait until all items are durable, by one write: nothing
-        is said before what it rests on.
-        """
+        """Effects in order; what follows the first `Persist` waits for one durable write."""
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:
             # Of each: many sends over a slow link are no standstill.
@@ -293,9 +283,8 @@ class Runtime:
 
     @contextmanager
     def _about(self, at: ExchangeId | None) -> Iterator[None]:
-        before = replace(self._place)
-        if at is not None:
-            self._place.job, self._place.round = self._name_job(at.job_id), at.exchange or None
+        before, place = replace(self._place), self._named(at) if at else self._place
+        self._place.job, self._place.round = place.job, place.round
         try:
             yield
         finally:
@@ -303,9 +292,8 @@ class Runtime:
 
     def _note_place(self, at: ExchangeId | None) -> None:
         if at != self._at:
-            self._at = at
-            self._place.job = self._name_job(at.job_id) if at else None
-            self._place.round = at.exchange or None if at else None
+            self._at, place = at, self._named(at) if at else Place()
+            self._place.job, self._place.round = place.job, place.round
 
     async def _store(self, items: list[object]) -> None:
         """Make them durable, off the loop: the next messages are read meanwhile."""

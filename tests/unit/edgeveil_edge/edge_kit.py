@@ -15,7 +15,13 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import Installation, InstallJob
-from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage, SealedAnswer
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealedAnswer,
+)
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil_cloud.broadcasts import seal_round
@@ -180,6 +186,17 @@ class Device:
         assert opened.package is not None
         between()
         return self.host.perform(ComputeAnswer(sealed.manifest, opened.package))
+
+    def declines(self, plan, index):
+        """Its answer to this round, which is none."""
+        answer = self.answer(Round(plan, index, self.keys()))
+        assert isinstance(answer, NoAnswer), answer
+        return answer
+
+    def seals(self, plan, index):
+        """The plaintext of its answer to this round."""
+        sealed = Round(plan, index, self.keys())
+        return sealed.tensors(self.answer(sealed))
 
 
 def announcement(plan, keys, kind="job", job_id=JOB_ID):

@@ -18,7 +18,7 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.ledger import Receipt
-from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
@@ -124,8 +124,7 @@ def test_what_was_computed_at_another_price_than_the_job_says_is_not_sent(tmp_pa
         return Cheaper(site, identity.split_key, Loader())
 
     device = Device(tmp_path, compute=cheaper).knows(PLAN)
-    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    device.declines(PLAN, CENTRE)
     assert device.ledger.recall(HEX, CENTRE) is None
     assert device.ledger.spent().epsilon == 0
 

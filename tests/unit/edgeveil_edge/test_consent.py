@@ -10,7 +10,7 @@ from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 from edgeveil.config.policy import Policy
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
-from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil_edge.consent import consent, refusals
 
 PLAN = compile_job(job())
@@ -37,15 +37,14 @@ def unread():
 def test_a_ledger_that_is_behind_declines_for_the_box_s_fault(tmp_path):
     device = Device(tmp_path, unread(), policy={"min_devices": 3}).knows(PLAN)
     device.ledger.count_untold()
-    answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer) and answer.cause == "fault"
+    answer = device.declines(PLAN, QUADRATIC)
+    assert answer.cause == "fault"
 
 
 @pytest.mark.parametrize(("key", "value"), REFUSED)
 def test_each_key_refuses_before_a_record_is_read(key, value, tmp_path):
     device = Device(tmp_path, unread(), policy={"min_devices": 3, key: value}).knows(PLAN)
-    answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(PLAN, QUADRATIC)
     assert answer.why.startswith(f"policy.{key}: ")
     assert answer.cause == ("budget" if "lifetime" in key or "inference" in key else "policy")
     assert device.load.reads == 0
@@ -55,19 +54,17 @@ def test_each_key_refuses_before_a_record_is_read(key, value, tmp_path):
 def test_inferences_without_noise_need_the_owners_word(tmp_path):
     plan = compile_job(job(**OPEN))
     device = Device(tmp_path / "a", unread()).knows(plan)
-    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(plan, QUADRATIC)
     assert answer.why.startswith("policy.accept_unprotected: ")
     policy = {"min_devices": 3, "accept_unprotected": True}
     willing = Device(tmp_path / "b", policy=policy).knows(plan)
-    assert isinstance(willing.answer(Round(plan, FIRST, willing.keys())), SealedAnswer)
+    willing.seals(plan, FIRST)
 
 
 def test_uploads_in_their_order_need_the_owners_word(tmp_path):
     plan = compile_job(job(proxy={"shuffle": "none"}))
     device = Device(tmp_path / "a", unread()).knows(plan)
-    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(plan, QUADRATIC)
     assert answer.why.startswith("policy.accept_unshuffled: ")
     policy = {"min_devices": 3, "accept_unshuffled": True}
     willing = Device(tmp_path / "b", policy=policy).knows(plan)
@@ -81,31 +78,29 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path):
     policy = {"min_devices": 3, "accept_unshuffled": True}
     for name in ("warmed", "asked"):
         refusing = Device(tmp_path / name).knows(plan)
-        assert isinstance(refusing.answer(Round(plan, QUADRATIC, refusing.keys())), NoAnswer)
+        refusing.declines(plan, QUADRATIC)
     warmed = Device(tmp_path / "warmed", policy=policy)
     warmed.host.warm_up()
-    assert isinstance(warmed.answer(Round(plan, QUADRATIC, warmed.keys())), SealedAnswer)
+    warmed.seals(plan, QUADRATIC)
     asked = Device(tmp_path / "asked", unread(), policy=policy)  # a round comes before the warm-up
-    answer = asked.answer(Round(plan, QUADRATIC, asked.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = asked.declines(plan, QUADRATIC)
     assert "the next round is answered" in answer.why
     asked.load.error = None
-    assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), SealedAnswer)
+    asked.seals(plan, FIRST)
 
 
 def test_a_job_for_other_data_is_refused(tmp_path):
     data = {"source": "faces", "classes": 3, "input_shape": (4,), "nominal_records": 30}
     plan = compile_job(job(data=data))
     device = Device(tmp_path, unread()).knows(plan)
-    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(plan, QUADRATIC)
     assert "'faces'" in answer.why
 
 
 def test_an_inference_only_device_does_not_judge_the_training(tmp_path):
     policy = {"min_devices": 3, "allowed_methods": (), "max_epsilon_per_job": 0.0}
     device = Device(tmp_path, role="infer", policy=policy).knows(PLAN)
-    assert isinstance(device.answer(Round(PLAN, FIRST, device.keys())), SealedAnswer)
+    device.seals(PLAN, FIRST)
 
 
 def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_path):
@@ -196,7 +191,6 @@ def test_a_job_of_another_column_is_declined_before_a_record_is_read(tmp_path):
     plan = of_columns("age")
     policy = {"min_devices": 3, "allowed_columns": ("hours",)}
     device = Device(tmp_path, unread(), policy=policy).knows(plan)
-    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(plan, QUADRATIC)
     assert answer.why.startswith("policy.allowed_columns: ")
     assert device.load.reads == 0 and device.ledger.spent().epsilon == 0

@@ -9,7 +9,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.protocol.device import InstallJob
-from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
 from tests.kits.backbone_files import small_backbone
 
@@ -52,8 +52,7 @@ def test_a_backbone_that_the_owner_allows_is_learned_on(tmp_path):
 @pytest.mark.parametrize("role", ["train", "infer"])
 def test_another_is_refused_by_its_digest_before_a_record_is_read(tmp_path, allowed, role):
     box = device(tmp_path, *allowed, role=role).knows(PLAN)
-    answer = box.answer(Round(PLAN, FIRST, box.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = box.declines(PLAN, FIRST)
     assert answer.why.startswith("policy.allowed_backbones: ")
     assert DIGEST in answer.why
     assert box.load.reads == 0

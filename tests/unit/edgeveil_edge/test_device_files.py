@@ -10,7 +10,6 @@ from pyarrow import parquet
 
 from edgeveil.jobs import compile_job
 from edgeveil.parts.sources import arrays, idx, tables
-from edgeveil.protocol.device_round import NoAnswer
 from edgeveil_edge.compute import load_own
 
 PLAN = compile_job(job())
@@ -57,8 +56,7 @@ def box(folder, source, **data):
 
 
 def why(device):
-    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, NoAnswer), answer
+    answer = device.declines(PLAN, CENTRE)
     assert device.ledger.spent().epsilon == 0
     return answer.why
 

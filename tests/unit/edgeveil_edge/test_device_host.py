@@ -86,8 +86,7 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     package = JobPackage(PLAN.job.canonical(), PLAN.graph())
     assert isinstance(small.host.perform(InstallJob(large, package)), Installation)
     for _ in range(2):  # a later round has no other answer
-        answer = small.answer(Round(PLAN, CENTRE, small.keys()))
-        assert isinstance(answer, NoAnswer)
+        answer = small.declines(PLAN, CENTRE)
         assert (answer.cause, f"limits.blob_bytes allows {room}" in answer.why) == ("fit", True)
     assert small.ledger.spent().epsilon == 0
     willing = Device(tmp_path / "willing")
@@ -95,7 +94,7 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
         announcement(PLAN, willing.keys()), broadcast_bytes=room - said.stanza_bytes
     )
     assert isinstance(willing.host.perform(InstallJob(fits, package)), Installation)
-    assert isinstance(willing.answer(Round(PLAN, CENTRE, willing.keys())), SealedAnswer)
+    willing.seals(PLAN, CENTRE)
 
 
 def test_a_round_of_an_unknown_or_another_job_is_refused(device, tmp_path):
@@ -119,8 +118,8 @@ def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
     device = Device(tmp_path, Loader(AssertionError("read")), trust=trust).knows(PLAN)
     before, said = read_ledger(tmp_path / "ledger.sqlite").links, len(device.said)
     clock[0] += timedelta(days=91)
-    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, NoAnswer) and "the trust delegations expired on" in answer.why
+    answer = device.declines(PLAN, CENTRE)
+    assert "the trust delegations expired on" in answer.why
     assert device.said[said:] == [f"nothing is done for the cloud: {answer.why}"]
     release = InstallRelease(
         announcement(PLAN, device.keys(), "release"), ReleasePackage("bench", final_model())
@@ -131,7 +130,7 @@ def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
     trust_file(given, days=90, version=2, now=clock[0])
     assert trust.look()
     device.load.error = None
-    assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
+    device.seals(PLAN, CENTRE)
     assert read_ledger(tmp_path / "ledger.sqlite").links > before
 
 
@@ -151,11 +150,11 @@ def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path):
     compute = ReadsAhead(site(tmp_path), bytes(32), Loader())
     compute.shares, compute.forgot = [], True
     device = Device(tmp_path, compute=lambda _site, _identity: compute).knows(PLAN)
-    declined = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(declined, NoAnswer) and declined.cause == "conditions"
+    declined = device.declines(PLAN, CENTRE)
+    assert declined.cause == "conditions"
     assert device.ledger.spent().epsilon == 0 and device.load.reads == 0
     compute.forgot = False
-    assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
+    device.seals(PLAN, CENTRE)
 
 
 def test_what_a_slow_link_leaves_no_time_for_is_no_fault_of_the_jobs(tmp_path):
@@ -183,7 +182,7 @@ def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tm
     plans = [PLAN, compile_job(job(data={**data, "schema": NAMED}))]
     one, other = plans if first == "values" else plans[::-1]
     device = Device(tmp_path).knows(one)
-    assert isinstance(device.answer(Round(one, CENTRE, device.keys())), SealedAnswer)
+    device.seals(one, CENTRE)
     later = Round(other, CENTRE, device.keys(), job_id=b"K" * 16)
     declined = device.knows(other, b"K" * 16).answer(later)
     assert declined == NoAnswer(

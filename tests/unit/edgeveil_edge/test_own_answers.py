@@ -8,7 +8,6 @@ from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil_edge.round_work import own_answers, released_in
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
@@ -29,11 +28,10 @@ def test_every_later_answer_builds_on_the_covariance_that_was_released(device):
         device = device.restarted()
         own = own_answers(RoundContext.of(PLAN, index), released_in(device.ledger, HEX))
         np.testing.assert_array_equal(own["covariance"], sent)
-        assert isinstance(device.answer(Round(PLAN, index, device.keys())), SealedAnswer)
+        device.seals(PLAN, index)
 
 
 def test_a_device_that_did_not_answer_then_declines_before_it_reads(device):
-    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
-    assert isinstance(answer, NoAnswer)
+    answer = device.declines(PLAN, CENTRE)
     assert "'covariance'" in answer.why
     assert (device.load.reads, device.ledger.spent().epsilon) == (0, 0)
