@@ -98,11 +98,7 @@ async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:
 
 
 async def _certified(
-    site: EdgeSite,
-    shown: TlsFiles,
-    files: TlsFiles,
-    identity: DeviceIdentity,
-    signing: SigningKey,
+    site: EdgeSite, shown: TlsFiles, files: TlsFiles, identity: DeviceIdentity, signing: SigningKey
 ) -> None:
     """Ask, `shown` to the broker, until there is a certificate, and keep it in `files`."""
     certificate, key_file = files

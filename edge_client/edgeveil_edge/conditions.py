@@ -174,19 +174,11 @@ class BoxSensors:
 
     def holds(self, command: Sequence[str], timeout_s: float) -> bool:
         """Run without a shell, an input or our console; a command that cannot run says no."""
-        quiet = subprocess.DEVNULL
-        try:
-            ended = subprocess.run(
-                list(command),
-                stdin=quiet,
-                stdout=quiet,
-                stderr=quiet,
-                timeout=timeout_s,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return ended.returncode == 0
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            ended = subprocess.run(list(command), timeout=timeout_s, check=False, **quiet)
+            return ended.returncode == 0
+        return False
 
 
 def _bus(service: str, path: str, interface: str, name: str) -> str:
@@ -213,8 +205,7 @@ def _interface_out() -> str | None:
 
 def _touched(terminal: str | None) -> bool:
     try:
-        return (
-            bool(terminal) and time.time() - Path("/dev", terminal or "").stat().st_atime < IDLE_S
-        )
+        touched_s = Path("/dev", terminal or "").stat().st_atime
     except OSError:  # a graphical session without a device: somebody is there
         return True
+    return bool(terminal) and time.time() - touched_s < IDLE_S

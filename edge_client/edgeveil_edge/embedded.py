@@ -124,12 +124,8 @@ class Device:
             plugins.admit(self.site.policy.allowed_plugins)
             ready = threading.Event()
             self._error = None
-            self._thread = threading.Thread(
-                target=self._run,
-                args=(given, ready),
-                name=f"edgeveil-{self.site.name}",
-                daemon=True,
-            )
+            name, args = f"edgeveil-{self.site.name}", (given, ready)
+            self._thread = threading.Thread(target=self._run, args=args, name=name, daemon=True)
             self._thread.start()
             ready.wait()
             if self._error is not None:
@@ -175,15 +171,11 @@ class Device:
         else:
             state = "online" if process and process.session.connected else "offline"
         current = ReleaseStore(self.site.state_dir / RELEASES).current()
-        return DeviceStatus(
-            self._id,
-            self.site.name,
-            state,
-            current.version if current else "",
-            self._said,
-            str(self._error or ""),
-            stale_since(current, time.time()) if current else "",
-        )
+        release, stale = "", ""
+        if current is not None:
+            release, stale = current.version, stale_since(current, time.time())
+        told = self._said, str(self._error or ""), stale
+        return DeviceStatus(self._id, self.site.name, state, release, *told)
 
     def ledger(self) -> dict[str, Any]:
         """Spending, as `edgeveil ledger --json`. Raises PrivacyError, UsageError."""

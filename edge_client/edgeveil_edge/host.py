@@ -142,16 +142,10 @@ class DeviceHost:
             if (key := _KEY.match(why)) is not None:
                 told["key"] = key[0]
             known = self._store.job(job_id)
-            self._store.note_refusal(
-                {
-                    "time_s": round(time.time(), 3),
-                    "job_id": job_id.hex(),
-                    "job": json.loads(known[0])["job"] if known else "",
-                    "round": report.at.exchange,
-                    "cause": report.data["cause"],
-                    "why": why,
-                }
-            )
+            job = json.loads(known[0])["job"] if known else ""
+            refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "job": job}
+            refusal |= {"round": report.at.exchange, "cause": report.data["cause"], "why": why}
+            self._store.note_refusal(refusal)
         LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:
             self._say(line.format(**report.data))

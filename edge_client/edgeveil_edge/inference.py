@@ -197,11 +197,9 @@ def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:
     sizes = [axis or 1 for axis in shape]
     whole = content and not len(content) % (4 * math.prod(sizes))
     if None in shape or not whole:
-        raise DataError(
-            f"has {len(content)} bytes, the model takes float32 numbers of shape {shape}",
-            where="the request",
-            fix="send whole records, or JSON",
-        )
+        what = f"has {len(content)} bytes, the model takes float32 numbers of shape {shape}"
+        fix = "send whole records, or JSON"
+        raise DataError(what, where="the request", fix=fix)
     return np.frombuffer(content, "<f4").reshape(-1, *sizes)
 
 

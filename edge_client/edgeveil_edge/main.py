@@ -205,15 +205,8 @@ class DeviceProcess:
         )
         blobs = device.site.blobs
         self._blobs = BlobClient(blobs.ca_file) if blobs else None
-        self.runtime = Runtime(
-            device.machine,
-            device.host,
-            self.session.publish,
-            self._lanes.of,
-            LOG,
-            packet_bytes,
-            blobs=self._blobs,
-        )
+        ways = self.session.publish, self._lanes.of, LOG, packet_bytes
+        self.runtime = Runtime(device.machine, device.host, *ways, blobs=self._blobs)
         return self.runtime
 
     def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
@@ -267,8 +260,8 @@ class DeviceProcess:
 
     async def roll_back(self) -> str:
         """Put the release before the one in use in its place; its version. Raises UsageError."""
-        loop, releases = asyncio.get_running_loop(), self.device.host.releases
-        return (await loop.run_in_executor(self._lanes.trials, releases.rollback)).version
+        loop, back = asyncio.get_running_loop(), self.device.host.releases.rollback
+        return (await loop.run_in_executor(self._lanes.trials, back)).version
 
     def status(self) -> dict[str, Any]:
         """State for the owner; reads the ledger. Raises PrivacyError where its chain is broken."""
@@ -286,14 +279,10 @@ class DeviceProcess:
         jobs = []
         for job in (one["job"] for one in spent.get("jobs", ()) if one["open"]):
             here = rounds.get(job)
-            jobs.append(
-                {
-                    "job": job,
-                    "state": here.state.value if here else DEVICE_STATES.start.value,
-                    "round": here.at.exchange if here and here.at else None,
-                    "last_counted_round": counted_of.get(job),
-                }
-            )
+            state = here.state if here else DEVICE_STATES.start
+            number = here.at.exchange if here and here.at else None
+            work = {"job": job, "state": state.value, "round": number}
+            jobs.append({**work, "last_counted_round": counted_of.get(job)})
         unmet = self.presence.unmet
         return {
             "device": self.device.id,
@@ -319,11 +308,9 @@ class DeviceProcess:
         return await asyncio.to_thread(self.status)
 
     async def _look_at_release(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, look = asyncio.get_running_loop(), self.device.host.look_at_release
         while True:
-            await loop.run_in_executor(
-                self._lanes.trials, self.device.host.look_at_release, time.time()
-            )
+            await loop.run_in_executor(self._lanes.trials, look, time.time())
             await asyncio.sleep(RELEASE_LOOK_S)
 
     async def _look_at_certificate(self) -> None:

@@ -22,12 +22,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
-from edgeveil.evaluation.figures import (
-    ACCURACY,
-    classification_figures,
-    guessing,
-    leading_text,
-)
+from edgeveil.evaluation.figures import ACCURACY, classification_figures, guessing, leading_text
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
@@ -107,20 +102,10 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     pull = chosen_pull(head, training)
     learned = head if pull is None else fine_tuned(head, training, pull)
     shared, own = _score(head, evaluation), _score(learned, evaluation)
-    found = PersonalModel(
-        release.version,
-        release.digest,
-        len(training.y),
-        len(evaluation.y),
-        pull,
-        shared[0],
-        own[0],
-        shared[1],
-        own[1],
-        shared[2].get("largest_class_rate"),
-        shared[2].get("balanced_accuracy"),
-        own[2].get("balanced_accuracy"),
-    )
+    counts = len(training.y), len(evaluation.y)
+    figures = shared[0], own[0], shared[1], own[1], shared[2].get("largest_class_rate")
+    balanced = (one[2].get("balanced_accuracy") for one in (shared, own))
+    found = PersonalModel(release.version, release.digest, *counts, pull, *figures, *balanced)
     folder = site.state_dir / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = head.replaced(graph, learned.weight, learned.bias)
@@ -159,14 +144,9 @@ class HeadFeatures:
         fitting = of_shape(records, self._shape)
         x = fitting.x.reshape(len(fitting), *self._shape)
         classes, width = self._head.weight.shape[1], self._head.weight.shape[0]
-        parts = [
-            run_session(
-                self._session,
-                self._head.features,
-                {"x": aligned(x[start : start + BATCH_RECORDS])},
-            )
-            for start in range(0, len(x), BATCH_RECORDS)
-        ]
+        batches = (x[start : start + BATCH_RECORDS] for start in range(0, len(x), BATCH_RECORDS))
+        session, features = self._session, self._head.features
+        parts = [run_session(session, features, {"x": aligned(batch)}) for batch in batches]
         phi = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, width))
         sound = np.isfinite(phi).all(axis=1) & (fitting.y >= 0) & (fitting.y < classes)
         return HeadRecords(phi[sound], fitting.y[sound])
@@ -195,8 +175,9 @@ def fine_tuned(head: LinearHead, records: HeadRecords, pull: float) -> LinearHea
 
     The size is the mean squared norm of the features, so that a strength means the same for all.
     """
-    phi, n = _with_bias(head, records.phi), len(records.y)
-    begin = np.vstack([head.weight, *([head.bias] if head.bias is not None else [])])
+    phi, begin, n = records.phi, head.weight, len(records.y)
+    if head.bias is not None:
+        phi, begin = np.hstack([phi, np.ones((n, 1))]), np.vstack([begin, head.bias])
     target = np.eye(begin.shape[1])[records.y]
     size = float(np.square(phi).sum() / max(n, 1)) or 1.0
     strength = pull * size
@@ -212,10 +193,6 @@ def fine_tuned(head: LinearHead, records: HeadRecords, pull: float) -> LinearHea
     width = head.weight.shape[0]
     bias = here[width] if head.bias is not None else None
     return LinearHead(head.features, here[:width], bias, -1, -1, _transposed=False)
-
-
-def _with_bias(head: LinearHead, phi: Float64) -> Float64:
-    return phi if head.bias is None else np.hstack([phi, np.ones((len(phi), 1))])
 
 
 def _probabilities(head: LinearHead, phi: Float64) -> Float64:

@@ -203,11 +203,8 @@ def predict(
     release = _in_use(store, Path(model))
     stale = stale_since(release, time.time())
     if stale and store.stops_expired:
-        raise UsageError(
-            stale,
-            where=str(model),
-            fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
-        )
+        fix = "see that this device reaches the proxy, or set policy.on_expired_release: warn"
+        raise UsageError(stale, where=str(model), fix=fix)
     if personal:
         from edgeveil_edge.personal import personal_model  # most predictions are the release's
 
@@ -237,11 +234,9 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
         then = f"{store.rollback(broken=True).version} takes its place"
     except EdgeVeilError:
         then = "and none is there before it"
-    raise DataError(
-        f"does not run any more ({error}); {then}",
-        where=release.version,
-        fix="run it again, or wait for the next release",
-    ) from error
+    what = f"does not run any more ({error}); {then}"
+    fix = "run it again, or wait for the next release"
+    raise DataError(what, where=release.version, fix=fix) from error
 
 
 def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
@@ -250,10 +245,7 @@ def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> P
 
 
 def told_by(
-    session: OnnxModel,
-    called: str,
-    records: str | Path | NDArray[Any],
-    limit_s: float = math.inf,
+    session: OnnxModel, called: str, records: str | Path | NDArray[Any], limit_s: float = math.inf
 ) -> Predictions:
     """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
@@ -278,11 +270,9 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
     most = room_for(file)
     each = x.itemsize * math.prod(x.shape[1:]) + NUMBER_BYTES * (numbers + 1)  # and the label
     if len(x) * each > most:
-        raise DataError(
-            f"holds {len(x)} records, of which {most // each} are told for a file of its size",
-            where=str(file),
-            fix="split it",
-        )
+        what = f"holds {len(x)} records, of which {most // each} are told for a file of its size"
+        fix = "split it"
+        raise DataError(what, where=str(file), fix=fix)
 
 
 def _given(
@@ -320,11 +310,9 @@ def room_for(file: Path) -> int:
 
 def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
     if schema is None or schema.image is None:
-        raise DataError(
-            "holds pictures, and the model does not say what it makes of them",
-            where=str(path),
-            fix="store arrays as the job's devices have them, in an NPZ file",
-        )
+        what = "holds pictures, and the model does not say what it makes of them"
+        fix = "store arrays as the job's devices have them, in an NPZ file"
+        raise DataError(what, where=str(path), fix=fix)
     files = pictures_below(path) if path.is_dir() else [require_file(path, "the input file")]
     if not files:
         raise DataError("holds no PNG or JPEG", where=str(path), fix="name a folder with some")
@@ -343,11 +331,9 @@ def rollback(state_dir: str | Path) -> str:
 def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
     release = store.current()
     if release is None:
-        raise UsageError(
-            "holds no released model yet",
-            where=str(model),
-            fix="wait until a job is completed, or name an ONNX file",
-        )
+        what = "holds no released model yet"
+        fix = "wait until a job is completed, or name an ONNX file"
+        raise UsageError(what, where=str(model), fix=fix)
     return release
 
 
@@ -373,11 +359,9 @@ def as_records(
     sizes = (axis for axis in shape if axis is not None)
     one_record = values.shape == shape
     if not one_record and (values.ndim < 2 or values[:1].size != per_record or not len(values)):
-        raise DataError(
-            f"has shape {values.shape}, the model takes (records, {', '.join(map(str, shape))})",
-            where=where,
-            fix="store values alone, without labels",
-        )
+        what = f"has shape {values.shape}, the model takes (records, {', '.join(map(str, shape))})"
+        fix = "store values alone, without labels"
+        raise DataError(what, where=where, fix=fix)
     return values.reshape(-1, *sizes)
 
 

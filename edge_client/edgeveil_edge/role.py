@@ -72,14 +72,10 @@ class DeviceRole:
             compute=compute(site, identity) if compute else None,
             trust=trust,
         )
-        settings = DeviceSettings(
-            limits.packet_bytes,
-            limits.blob_bytes,
-            max(DeviceSettings.fetch_bytes, limits.blob_bytes),
-            limits.jobs,
-            require_cover=site.policy.require_cover,
-            blob_urls=site.blobs.urls if site.blobs else (),
-        )
+        fetch_bytes = max(DeviceSettings.fetch_bytes, limits.blob_bytes)
+        sizes = limits.packet_bytes, limits.blob_bytes, fetch_bytes, limits.jobs
+        urls, covered = site.blobs.urls if site.blobs else (), site.policy.require_cover
+        settings = DeviceSettings(*sizes, require_cover=covered, blob_urls=urls)
         tag, own_keys = data_set_tag(site.data.name), identity.sealing_keys
         self.machine = DeviceMachine(self.signer, keys, memory, settings, tag, own_keys)
         self.runner = link(self)

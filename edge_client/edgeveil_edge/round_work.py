@@ -334,24 +334,18 @@ class RoundWork:
         if self._read_ahead(job.plan.job.data):
             what = "the records could be read only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
-        manifest, trains = task.manifest, self.site.role == "train"
+        manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at
+        # What is asked is the same in every attempt that brings the same package.
+        place = self._ledger.dataset, at.job_id.hex(), at.exchange
+        question = Question(*place, manifest.package_digest)
         self._ledger.admit(manifest.at.job_id.hex(), price)
-        found = self._compute.answer(
-            Computation(
-                job,
-                context.exchange,
-                package,
-                self._own_tensors(context, manifest) if trains else {},
-                trains,
-                self._noise_for(self._question(manifest)),
-                task.until_s,
-                task.allowed_s,
-                task.closes_s,
-            )
-        )
+        own = self._own_tensors(context, manifest) if trains else {}
+        asked = job, context.exchange, package, own, trains
+        noise, times = self._noise_for(question), (task.until_s, task.allowed_s, task.closes_s)
+        found = self._compute.answer(Computation(*asked, noise, *times))
         if found.without:
-            at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
-            self._say(f"{at} is answered without records: {found.without}")
+            where = f"job {short_name(at.job_id)}, round {at.exchange}"
+            self._say(f"{where} is answered without records: {found.without}")
         if found.late:
             self._overran(manifest.at.job_id)
         data = context.job.data
@@ -359,10 +353,6 @@ class RoundWork:
         self._store.put_fact(self._read_by, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
         check_price(price, found.parts)
         return list(found.parts)
-
-    def _question(self, manifest: Manifest) -> Question:
-        at = manifest.at
-        return Question(self._ledger.dataset, at.job_id.hex(), at.exchange, manifest.package_digest)
 
     def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
@@ -447,11 +437,9 @@ def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) 
     for earlier in context.recalled:
         payload = released(earlier.index)
         if payload is None:
-            raise PrivacyError(
-                f"this device did not answer '{earlier.label}', and what follows builds on it",
-                where="features",
-                fix="start a new job, or use ldp_fpca",
-            )
+            what = f"this device did not answer '{earlier.label}', and what follows builds on it"
+            fix = "start a new job, or use ldp_fpca"
+            raise PrivacyError(what, where="features", fix=fix)
         result |= tensor_views(payload)
     return result
 

@@ -12,21 +12,8 @@ from edgeveil.config.policy import Policy
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger import read_ledger
-from edgeveil.privacy.ledger_chain import (
-    Account,
-    JobAccount,
-    LedgerChain,
-    next_refusal,
-    spent,
-)
-from edgeveil.privacy.policy import (
-    INFER,
-    Quote,
-    countable_quote,
-    inference_epsilons,
-    price,
-    total,
-)
+from edgeveil.privacy.ledger_chain import Account, JobAccount, LedgerChain, next_refusal, spent
+from edgeveil.privacy.policy import INFER, Quote, countable_quote, inference_epsilons, price, total
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
 
@@ -104,11 +91,7 @@ def kinds(entry: JobAccount) -> list[dict[str, Any]]:
         for event in release.events:
             exchanges.setdefault(event, []).append(exchange)
     return [
-        {
-            **one,
-            "count": len(exchanges[event]),
-            "exchanges": _spans(exchanges[event]),
-        }
+        {**one, "count": len(exchanges[event]), "exchanges": _spans(exchanges[event])}
         for event, one in zip(exchanges, _events(exchanges), strict=True)
     ]
 

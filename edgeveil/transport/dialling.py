@@ -35,10 +35,7 @@ _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial
 
 
 async def dial_in_thread(
-    dial: Callable[[], None],
-    abandon: Callable[[], None],
-    address: BrokerAddress,
-    timeout_s: float,
+    dial: Callable[[], None], abandon: Callable[[], None], address: BrokerAddress, timeout_s: float
 ) -> None:
     """Run `dial`; `abandon` follows where nobody waits any more. Raises BrokerError."""
     try:
@@ -349,11 +346,8 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
             why, fix = f"is not yet valid, but from {begins:%Y-%m-%d %H:%M} UTC on", _clock()
         elif ends <= now:
             why, fix = "has ended", f"if that is wrong, {_clock()}; else {fix}"
-        return BrokerError(
-            f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}",
-            where=str(address),
-            fix=fix,
-        )
+        what = f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}"
+        return BrokerError(what, where=str(address), fix=fix)
     return BrokerError(
         "the broker closed the connection without an answer",
         where=str(address),
@@ -410,10 +404,9 @@ def none_works(faults: Sequence[BrokerError]) -> BrokerError:
     if len(faults) == 1:
         return faults[0]
     told = "; ".join(f"{fault.where}: {fault.what} ({fault.fix})" for fault in faults)
-    return BrokerError(
-        f"none of the {len(faults)} addresses can be used: {told}",
-        fix="at least one of the broker's addresses has to work",
-    )
+    what = f"none of the {len(faults)} addresses can be used: {told}"
+    fix = "at least one of the broker's addresses has to work"
+    return BrokerError(what, fix=fix)
 
 
 def dial_fault(error: BaseException, address: BrokerAddress) -> BrokerError:

@@ -210,9 +210,7 @@ def cookie_header(
 
 
 async def changes(
-    value: Callable[[], Awaitable[Any]],
-    every_s: float,
-    stands: Callable[[], bool] = lambda: True,
+    value: Callable[[], Awaitable[Any]], every_s: float, stands: Callable[[], bool] = lambda: True
 ) -> AsyncGenerator[bytes, None]:
     """Events of a value as JSON when it differs; ends with `stands` or where it cannot be read."""
     clock = asyncio.get_running_loop().time

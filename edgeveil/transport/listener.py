@@ -42,11 +42,9 @@ def raise_file_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     found = _files()
     if found < LEAST_FILES:
-        raise UsageError(
-            f"the process may open {found} files, it needs {LEAST_FILES}",
-            where="RLIMIT_NOFILE",
-            fix="raise it: ulimit -n 4096, LimitNOFILE=4096 in a systemd unit",
-        )
+        what = f"the process may open {found} files, it needs {LEAST_FILES}"
+        fix = "raise it: ulimit -n 4096, LimitNOFILE=4096 in a systemd unit"
+        raise UsageError(what, where="RLIMIT_NOFILE", fix=fix)
     return found
 
 

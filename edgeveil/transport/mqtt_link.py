@@ -146,11 +146,9 @@ class MqttLink:
         fresh = [topic for topic in topics if topic not in self._topics]
         most = self._settings.profile.subscriptions
         if most is not None and len(self._topics) + len(fresh) > most:
-            raise BrokerError(
-                f"the broker's profile allows {most} subscriptions on one connection",
-                where=str(self._address),
-                fix="subscribe to fewer topics, or use another broker",
-            )
+            what = f"the broker's profile allows {most} subscriptions on one connection"
+            fix = "subscribe to fewer topics, or use another broker"
+            raise BrokerError(what, where=str(self._address), fix=fix)
         self._topics.update(dict.fromkeys(fresh))
         if fresh and self._session is not None and self.connected:
             try:
@@ -371,23 +369,17 @@ def link_settings(
         proxy = HttpProxy.parse(broker.http_proxy)
         if (password := read_password(broker.http_proxy_password_file)) is not None:
             proxy = replace(proxy, password=password)
+    same = ("url", "username", "ca_file", "cert_file", "key_file", "protocol", "keepalive_s")
     return LinkSettings(
-        url=broker.url,
         client_id=client_id,
         client_suffix="" if profile.stable_client_id else _suffix(),
-        username=broker.username,
         password=read_password(broker.password_file),
-        ca_file=broker.ca_file,
-        cert_file=broker.cert_file,
-        key_file=broker.key_file,
         http_proxy=proxy,
         profile=profile,
-        protocol=broker.protocol,
-        keepalive_s=broker.keepalive_s,
         backoff_cap_s=backoff_cap_s,
-        silence_s=broker.silence_s,
         packet_bytes=packet_bytes,
         will=will,
+        **{name: getattr(broker, name) for name in (*same, "silence_s")},
     )
 
 

@@ -43,17 +43,13 @@ class OwnFolder:
             self._path = state_dir / LOCK_FILE
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(
-                "another process uses this state folder",
-                where=str(state_dir),
-                fix="end that process, or give this one a state_dir of its own",
-            ) from None
+            what = "another process uses this state folder"
+            fix = "end that process, or give this one a state_dir of its own"
+            raise UsageError(what, where=str(state_dir), fix=fix) from None
         except OSError as error:
-            raise UsageError(
-                f"the state folder cannot be used: {error.strerror}",
-                where=str(state_dir),
-                fix="check state_dir in the site file, and that the folder is this user's",
-            ) from None
+            what = f"the state folder cannot be used: {error.strerror}"
+            fix = "check state_dir in the site file, and that the folder is this user's"
+            raise UsageError(what, where=str(state_dir), fix=fix) from None
 
     async def gone(self) -> None:
         """Wait until another folder, or none, stands at this path. Raises SystemFault then."""
@@ -63,11 +59,9 @@ class OwnFolder:
             except RuntimeError:  # no thread to be had: looked at again
                 held = True
             if not held:
-                raise SystemFault(
-                    f"the state folder was moved or unmounted, or lost its {LOCK_FILE}",
-                    where=str(self._path.parent),
-                    fix="put it back, or mount its disk; then start again",
-                )
+                what = f"the state folder was moved or unmounted, or lost its {LOCK_FILE}"
+                fix = "put it back, or mount its disk; then start again"
+                raise SystemFault(what, where=str(self._path.parent), fix=fix)
             await asyncio.sleep(FOLDER_LOOK_S)
 
     def _stands(self) -> bool:
@@ -91,11 +85,9 @@ class OwnFolder:
 def key_gone(key: Path, make: str = "") -> SystemFault:
     """The error of a party whose key is gone; `make`: the command for a new party."""
     new = f"; for a new party: {make}" if make else ""
-    return SystemFault(
-        "the key that the fleet knows this party by is gone, and none is made in its place",
-        where=str(key),
-        fix=f"mount the disk of its state folder, or put the key back from a backup{new}",
-    )
+    what = "the key that the fleet knows this party by is gone, and none is made in its place"
+    fix = f"mount the disk of its state folder, or put the key back from a backup{new}"
+    return SystemFault(what, where=str(key), fix=fix)
 
 
 def refuse_lost_state(key: Path, known: Path | None = None) -> None:
@@ -143,11 +135,9 @@ def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
 def peer_key(path: Path, whose: str) -> VerifyKey:
     """The pinned public key of another party. Raises SystemFault while there is none."""
     if not path.is_file():
-        raise SystemFault(
-            f"the public key of {whose} is not there",
-            where=str(path),
-            fix=f"copy {whose}'s .pub file to this place",
-        )
+        what = f"the public key of {whose} is not there"
+        fix = f"copy {whose}'s .pub file to this place"
+        raise SystemFault(what, where=str(path), fix=fix)
     return VerifyKey.load(path)
 
 

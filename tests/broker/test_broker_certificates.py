@@ -103,9 +103,9 @@ async def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
         async with linked(broker, None, **_files(site, name), client_id="x") as (link, _):
             return link.connected
 
-    assert asyncio.run(again(ADA))
+    assert await again(ADA)
     with pytest.raises(BrokerError, match=r"hung up on our certificate, .* may be revoked"):
-        asyncio.run(again(BOB))
+        await again(BOB)
 
 
 async def test_damaged_files_do_not_end_a_broker(site, broker, authority):

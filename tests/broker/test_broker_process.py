@@ -16,12 +16,7 @@ from broker_harness import PASSWORDS, linked, make_link
 from edgeveil.config.broker import BrokerTls
 from edgeveil.errors import BrokerError
 from edgeveil_tools.site import brokers
-from edgeveil_tools.site.brokers import (
-    BrokerPlan,
-    BrokerProcess,
-    choose_engine,
-    free_port,
-)
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_port
 
 OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
 

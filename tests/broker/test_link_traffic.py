@@ -59,10 +59,7 @@ async def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
 
 
 async def test_an_empty_payload_and_an_unusual_order_of_calls(broker):
-    async with (
-        linked(broker, "proxy") as (proxy, ear),
-        linked(broker, "ada") as (ada, _),
-    ):
+    async with linked(broker, "proxy") as (proxy, ear), linked(broker, "ada") as (ada, _):
         await proxy.subscribe([UP.format("+")])  # while connected
         await ada.publish(UP.format("ada"), b"")
         assert await ear.message() == (UP.format("ada"), b"")

@@ -37,12 +37,7 @@ def write_parquet(path, x, y):
     parquet.write_table(pa.table({**dict(zip("abcd", x.T, strict=True)), "label": y}), path)
 
 
-WRITERS = {
-    "csv": write_csv,
-    "npz": write_npz,
-    "idx": write_idx,
-    "parquet": write_parquet,
-}
+WRITERS = {"csv": write_csv, "npz": write_npz, "idx": write_idx, "parquet": write_parquet}
 
 
 def box(folder, source, **data):

@@ -11,12 +11,7 @@ import pytest
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.device import JobClosed
-from edgeveil.protocol.device_round import (
-    ManifestMark,
-    OutboxDrop,
-    OutboxHeld,
-    OutboxPut,
-)
+from edgeveil.protocol.device_round import ManifestMark, OutboxDrop, OutboxHeld, OutboxPut
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload, check_signature
 from edgeveil.protocol.transfer import describe
 from edgeveil.storage import StorageError

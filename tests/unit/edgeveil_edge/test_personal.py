@@ -68,9 +68,7 @@ def test_a_replaced_head_changes_the_head_alone(name):
     head = find_head(graph)
     assert head.replaced(graph, head.weight, head.bias) == graph
     turned = head.replaced(
-        graph,
-        np.roll(head.weight, 1, axis=1),
-        None if head.bias is None else np.roll(head.bias, 1),
+        graph, np.roll(head.weight, 1, axis=1), None if head.bias is None else np.roll(head.bias, 1)
     )
     check_graph(turned, released=True)
     x = CHANCE.normal(4, 4, (5, *shape)).astype(np.float32)

@@ -70,12 +70,7 @@ class SealingCloud:
         assert isinstance(made, MadeReport)
         assert len(made.sealed) == REPORT_BYTES
         opened = open_segment(
-            self.opening,
-            manifest.at,
-            manifest.job_digest,
-            HEALTH,
-            self.tags[manifest],
-            made.sealed,
+            self.opening, manifest.at, manifest.job_digest, HEALTH, self.tags[manifest], made.sealed
         )
         return ReleaseOutcome.from_bytes(opened) if opened is not None else None
 
