@@ -112,7 +112,7 @@ class WorkerNursery:
         """One request after the other; the exit code, where a `branch` has nothing to do."""
         code = 0
         while True:
-            if branch and self._server.knows_no_job and not self._asked_within(IDLE_S):
+            if branch and not self._server.jobs and not self._asked_within(IDLE_S):
                 code = _IDLE_EXIT
                 break
             header, descriptors = self._receive(8)

@@ -223,15 +223,12 @@ READINGS = 64  # a reading may take so many times what it is given
 class ComputeServer:
     """What a child has learned (`learn`), and what its forks answer from that (`work`)."""
 
+    _connection: Connection
+
     def __init__(self) -> None:
         plugins.admit(())  # it computes for owners, and takes in what they allow
-        self._connection: Connection | None = None
-        self._jobs: dict[bytes, TaughtJob] = {}
+        self.jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
-
-    @property
-    def knows_no_job(self) -> bool:
-        return not self._jobs
 
     def teaches_job(self, raw: bytes) -> bool:
         """Whether this request is about a job, so that libraries may be loaded for it."""
@@ -261,10 +258,10 @@ class ComputeServer:
                         found = read_in_fork(lambda: computer.records(*reading), limit_s)
                         computer.keep(*reading, found)
                 case ForgetJob():
-                    self._jobs.pop(request.digest, None)
+                    self.jobs.pop(request.digest, None)
                 case LoadModules():
                     _load(*request.modules)
-                    if job := self._jobs.get(request.digest):
+                    if job := self.jobs.get(request.digest):
                         prepare(job.plan.features, job.plan.job.data.input_shape)
         except Exception as error:
             return encode(refusal_of(0, error))
@@ -287,7 +284,7 @@ class ComputeServer:
         plugins.admit(plugins.Allowance(*one) for one in request.plugins)
         plan = compile_canonical(request.canonical)
         plan = plan.with_artifacts(match_artifacts(carried_digests(plan.job), request.backbones))
-        self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
+        self.jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
         if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")
         if any(one.carries_model for one in plan.exchanges):
@@ -295,7 +292,7 @@ class ComputeServer:
 
     def _try(self, request: TryJob) -> None:
         site, _ = self._devices[request.device]
-        job, before = self._jobs[request.digest], set(sys.modules)
+        job, before = self.jobs[request.digest], set(sys.modules)
         try:
             enough_s, refused = request.enough_s, ""
             needed_s = trial_seconds(job, site, trains=request.trains, enough_s=enough_s)
@@ -332,14 +329,12 @@ class ComputeServer:
             self._send(AnswerHalves(number, {half: found}, without))
 
     def _computation(self, request: AskAnswer) -> Computation:
-        job, allowed_s = self._jobs[request.digest], request.allowed_s
+        job, allowed_s = self.jobs[request.digest], request.allowed_s
         exchange, own = job.plan.exchange(request.exchange), unpack_tensors(request.own)
         asked = request.package, own, request.trains, DerivedRandom(request.noise_key)
         return Computation(job, exchange, *asked, allowed_s=allowed_s)
 
     def _send(self, reply: Reply) -> None:
-        if self._connection is None:
-            raise OSError("nobody asked")
         self._connection.send_bytes(encode(reply))
 
 

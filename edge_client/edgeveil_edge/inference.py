@@ -29,11 +29,11 @@ from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError
-from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
+from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records, stale_since
+from edgeveil_edge.predict import Predictions, stale_since, told_by
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -77,10 +77,7 @@ class ServedModel:
 
     def run(self, values: NDArray[Any]) -> Predictions:
         """Raises DataError for values that are no records of the model's shape."""
-        x = as_records(values, self.session.input_shape, "records")
-        with RunLimit(RUN_S) as limit:
-            found = self.session.answers(x, {}, limit=limit)
-        return Predictions.of(self.release.version, self.session, found)
+        return told_by(self.session, self.release.version, values, RUN_S)
 
     @property
     def takes(self) -> dict[str, Any]:

@@ -71,8 +71,6 @@ class ReleaseStore:
     """The folder of one device's models. One process writes, any may read."""
 
     def __init__(self, folder: Path, keep: int = KEEP_VERSIONS) -> None:
-        if keep < 2:
-            raise UsageError(f"cannot roll back with {keep} versions kept", where="keep")
         self.folder, self._keep = folder, keep
         self._versions = folder / "versions"
 
@@ -89,7 +87,9 @@ class ReleaseStore:
                 self._mark(pointer, in_use.version, meta)
                 self._point(pointer)
             return in_use
-        version = f"{self._last_number() + 1:04d}-{job}"
+        taken = self._versions.iterdir() if self._versions.is_dir() else ()
+        numbers = [int(one.name.split("-")[0]) for one in taken if _NAME.fullmatch(one.name)]
+        version = f"{max(numbers, default=0) + 1:04d}-{job}"
         if not _NAME.fullmatch(version):
             raise DataError(f"'{job[:70]}' cannot name a release", where="release")
         manifest = {"job": job, "digest": digest, "meta": dict(meta)}
@@ -216,12 +216,6 @@ class ReleaseStore:
         marks = {version: marks for version, marks in pointer.marks.items() if version in kept}
         shortened = structs.replace(pointer, history=kept, marks=marks)
         write_durably(self.folder / "current.json", msgspec.json.encode(shortened), mode=0o644)
-
-    def _last_number(self) -> int:
-        if not self._versions.is_dir():
-            return 0
-        names = [path.name for path in self._versions.iterdir() if _NAME.fullmatch(path.name)]
-        return max((int(name.split("-")[0]) for name in names), default=0)
 
     def _prune(self) -> None:
         kept = set(self._pointer().history)

@@ -80,7 +80,6 @@ class HttpServer:
     async def start(self, host: str | ListenAt = "127.0.0.1", port: int = 0) -> HttpServer:
         """Listen on the running loop. Raises UsageError where that is not possible."""
         self.at = host if isinstance(host, ListenAt) else ListenAt(host, port)
-
         self.most = most_connections()
         sockets, loop = await listening_sockets(self.at), asyncio.get_running_loop()
         self.port = 0 if self.at.socket else int(sockets[0].getsockname()[1])

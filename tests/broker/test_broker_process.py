@@ -73,7 +73,6 @@ async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
     plan = BrokerPlan(engine=engine, acl="cloud")
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS)
     process.start()
-
     try:
         async with (
             linked(process, "cloud", [IN]) as (cloud, cloud_ear),
@@ -101,7 +100,6 @@ async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_pa
     plan = BrokerPlan(engine=engine, acl="edge", wiretap=wiretap)
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS | {"wiretap": "w"})
     process.start()
-
     try:
         async with (
             linked(process, "wiretap", password="w") as (tap, ear),

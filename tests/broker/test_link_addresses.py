@@ -14,7 +14,6 @@ SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
 
 async def test_the_first_that_works_is_taken(broker):
     dead = f"mqtt://127.0.0.1:{free_port()}"
-
     urls = (dead, broker.url)
     async with linked(broker, "ada", url=urls, **SOON) as (link, ear):
         assert link.connected

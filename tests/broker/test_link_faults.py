@@ -66,7 +66,6 @@ async def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets)
     plan = BrokerPlan(engine=engine, acl="edge", host="::1", websockets_port=0)
     process = BrokerProcess(plan, tmp_path / "six", users=PASSWORDS)
     process.start()
-
     try:
         url = process.websockets_url if websockets else process.url
         async with linked(process, "ada", url=url):
@@ -99,7 +98,6 @@ def test_a_port_that_accepts_and_stays_silent():
 
 async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
     broker = tls_broker()
-
     changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}
     async with (
         linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
@@ -132,7 +130,6 @@ async def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_
     broker, ca_file = tls_broker(ca=True), str(pki / "ca.crt")
     told = await asyncio.to_thread(fault, broker.url, ca_file=ca_file, **ADA)
     assert "client certificate" in told.fix
-
     files = {"cert_file": str(pki / "ada.crt"), "key_file": str(pki / "ada.key")}
     link = make_link(broker, "ada", ca_file=ca_file, **files)
     await link.connect_or_raise()

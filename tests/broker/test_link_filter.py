@@ -33,7 +33,6 @@ def stream(protocol, cuts):
 async def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed):
     data, sent = stream(protocol, random.Random(seed))
     asked = []
-
     answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
     async with peer(lambda _version: answer, protocol=protocol) as (link, ear):
 
@@ -55,7 +54,6 @@ async def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol,
 
 async def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
     data, sent = stream(4, random.Random(1))
-
     async with peer(lambda _version: ACCEPTED_4 + data, protocol=4) as (link, ear):
 
         def takes(topic, payload):
@@ -73,7 +71,6 @@ async def test_a_flood_that_is_taken_leaves_the_loop_its_turns_too():
     """However long it lasts: what is here is read on once in a turn, not ever more often."""
     message = publish_head(encoded_topic("quiet"), 2, 0, 4) + b"xx"
     seen = []
-
     async with peer(lambda _version: ACCEPTED_4 + message * 60000, protocol=4) as (link, _ear):
         link.on_message = lambda _topic, _payload: None
         await link.connect_or_raise()
@@ -88,7 +85,6 @@ async def test_a_flood_that_is_turned_down_leaves_the_loop_its_turns():
     """Others of the process go on meanwhile: what is turned down never fills the inbox either."""
     message = publish_head(encoded_topic("loud"), 2, 0, 4) + b"xx"
     flood, turns = message * 200_000, [0]
-
     async with peer(lambda _version: ACCEPTED_4 + flood, protocol=4) as (link, _ear):
         refused = []
         link.takes = lambda topic, _payload: topic == "quiet" or refused.append(topic)

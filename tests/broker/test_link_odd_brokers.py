@@ -105,7 +105,6 @@ async def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_
 
 async def test_a_broker_that_took_us_before_is_not_told_as_something_else():
     answers = [ACCEPTED_4, None, bytes([0x20, 2, 0, 1])]
-
     turns = iter(answers)
     async with peer(lambda _: next(turns), protocol=4) as (link, ear):
         await link.connect_or_raise()
@@ -174,7 +173,6 @@ async def test_the_brokers_limits_are_kept():
     """Receive Maximum 2 and Maximum Packet Size 100, as MQTT 5 announces them."""
     limits = bytes([0x21, 0, 2]) + bytes([0x27, 0, 0, 0, 100])
     connack = bytes([0x20, 3 + len(limits), 0, 0, len(limits)]) + limits
-
     async with peer(lambda _: connack) as (link, _ear):
         await link.connect_or_raise()
         with pytest.raises(ProtocolError, match="exceeds 100"):
@@ -233,7 +231,6 @@ async def test_junk_ends_the_connection_never_the_process(junk):
 async def test_a_topic_that_is_no_text_is_passed_over():
     odd = bytes([0x30, 4, 0, 2, 0xFF, 0xFE])
     good = bytes([0x30, 5, 0, 1]) + b"tok"
-
     async with peer(lambda _: ACCEPTED_4 + odd + good, protocol=4) as (link, ear):
         await link.connect_or_raise()
         assert await ear.message() == ("t", b"ok")
@@ -255,7 +252,6 @@ async def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pki / "here.crt", pki / "here.key")
     packets = b"".join(bytes([0x30, 5, 0, 1]) + b"t" + n.to_bytes(2, "big") for n in range(1000))
-
     settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
     async with peer(lambda _: ACCEPTED_4 + packets, tls=tls, **settings) as (link, ear):
         await link.connect_or_raise()

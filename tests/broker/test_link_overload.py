@@ -16,7 +16,6 @@ async def test_a_handler_that_answers_goes_on_when_inbox_and_window_are_full(bro
     """The acknowledgements that it waits for come behind what its inbox has no room for."""
 
     gate, handled, messages = asyncio.Event(), [], 300
-
     async with (
         linked(broker, "proxy", [UP.format("+")], inbox_bytes=32 << 10, window_messages=2) as (
             proxy,

@@ -97,7 +97,6 @@ def test_who_does_not_pace_is_cut_off(enforcing, profile, count, size, limit):
 )
 async def test_a_login_beyond_the_profile_is_refused(enforcing, profile, changes, limit):
     broker = enforcing(profile)
-
     with pytest.raises(Exception, match="closed the connection without an answer"):
         async with linked(broker, "ada", protocol=4, **changes):
             pass

@@ -152,7 +152,6 @@ async def test_a_refused_subscription_that_may_be_missing_ends_no_session(broker
 
 async def test_a_device_hears_its_bucket_and_speaks_in_none(broker, protocol):
     bucket, other = Topics().bucket(16, 3), Topics().bucket(16, 4)
-
     async with (
         linked(broker, "proxy", protocol=protocol) as (proxy, _),
         linked(broker, "ada", [bucket], protocol=protocol) as (_, ear),

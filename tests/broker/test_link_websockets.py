@@ -30,7 +30,6 @@ def ws_broker(request, pki):
 async def test_many_large_packets_cross_whole_and_in_order(ws_broker, protocol):
     broker, reach = ws_broker
     assert reach["url"].endswith("/mqtt")
-
     changes = {**reach, "protocol": protocol}
     async with (
         linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
@@ -45,7 +44,6 @@ async def test_many_large_packets_cross_whole_and_in_order(ws_broker, protocol):
 
 async def test_both_listeners_are_one_broker(ws_broker, pki):
     broker, reach = ws_broker
-
     plain = {"ca_file": str(pki / "ca.crt")} if broker.url.startswith("mqtts") else {}
     async with (
         linked(broker, "proxy", [UP.format("+")], **plain) as (_, ear),

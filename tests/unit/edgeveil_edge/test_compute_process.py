@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from msgspec import structs
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import Column, DataSchema, Label
@@ -158,6 +159,31 @@ def remote(process, folder, path, name="0" * 16):
     return RemoteComputer(process, name, site(folder, path), SPLIT_KEY)
 
 
+def with_source(process, folder, code):
+    """A device whose records are what this code loads."""
+    (folder / "code" / "own_source.py").write_text(code)
+    plain = site(folder, folder).model_dump(exclude_unset=True)
+    own = {**plain, "data": {"name": "own", "source": "python: own_source:load"}}
+    return RemoteComputer(process, "0" * 16, EdgeSite.model_validate(own), SPLIT_KEY)
+
+
+def nobody(folder):
+    """A device without records."""
+    return Computer(site(folder, records(folder / "none.npz", 0)), SPLIT_KEY)
+
+
+def preempted(process):
+    """The process hands on answers without records once the ones with records lie there."""
+    plain = process._blank
+
+    def late(*asked):
+        blank = plain(*asked)
+        assert process._connection.poll(30)
+        return blank
+
+    return late
+
+
 def tensors(found):
     return {name: a.tobytes() for part in found.parts for name, a in part.segments.items()}
 
@@ -234,11 +260,7 @@ def test_records_that_cannot_be_read_make_no_answer_wait(process, tmp_path, fail
     """Nor are they tried again: when, and whether, a device answers would follow from a record."""
     noted = f"open({str(tmp_path / 'reads')!r}, 'a').write('x')"
     code = f"import os, time\ndef load():\n    {noted}\n    {fails}\n"
-    (tmp_path / "code" / "own_source.py").write_text(code)
-    site_ = site(tmp_path, tmp_path)
-    own = {"name": "own", "source": "python: own_source:load"}
-    own_site = EdgeSite.model_validate({**site_.model_dump(exclude_unset=True), "data": own})
-    far = RemoteComputer(process, "0" * 16, own_site, SPLIT_KEY)
+    far = with_source(process, tmp_path, code)
     far.try_job(taught(), trains=True)
     assert far.read_ahead(0.2)
     child_, reads = process._child, (tmp_path / "reads").read_text()
@@ -259,12 +281,7 @@ def load():
     calls.write_text("x")
     return np.eye(8, 4, dtype=np.float32), np.arange(8) % 2
 """
-    (tmp_path / "code" / "own_source.py").write_text(code)
-    own = {"name": "own", "source": "python: own_source:load"}
-    own_site = EdgeSite.model_validate(
-        {**site(tmp_path, tmp_path).model_dump(exclude_unset=True), "data": own}
-    )
-    far = RemoteComputer(process, "0" * 16, own_site, SPLIT_KEY)
+    far = with_source(process, tmp_path, code)
     far.try_job(taught(), trains=True)
     assert far.read_ahead(0.2)
     child_ = process._child
@@ -291,8 +308,8 @@ def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path
         assert tensors(here) == tensors(there)
         assert [part.events for part in here.parts] == [part.events for part in there.parts]
         assert there.without == ""
-        empty = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
-        assert tensors(empty.answer(computation(job, exchange.index))) != tensors(there)
+        empty = nobody(tmp_path).answer(computation(job, exchange.index))
+        assert tensors(empty) != tensors(there)
 
 
 def too_many(path):
@@ -309,8 +326,7 @@ def test_more_records_than_memory_has_room_for_are_answered_for_as_none(process,
     """At the price of any answer: whether it comes may not follow from how many there are."""
     far = remote(process, tmp_path, too_many(tmp_path / "own.npz"))
     near = Computer(site(tmp_path, tmp_path / "own.npz"), SPLIT_KEY)
-    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
-    wanted = nobody.answer(computation(taught()))
+    wanted = nobody(tmp_path).answer(computation(taught()))
     for one in (far, near):
         found = one.answer(computation(taught()))
         assert tensors(found) == tensors(wanted)
@@ -321,14 +337,10 @@ def test_more_records_than_memory_has_room_for_are_answered_for_as_none(process,
 def test_a_package_that_is_not_in_order_is_refused_before_records_are_read(process, tmp_path):
     far = remote(process, tmp_path, tmp_path / "nowhere.npz")  # reading it would be told instead
     one = computation(taught(), index=2)
-    bad = replace(one, package=replace_tensors(one.package, pack_tensors({})))
+    bad = replace(one, package=structs.replace(one.package, tensors=pack_tensors({})))
     with pytest.raises(ProtocolError) as caught:
         far.answer(bad)
     assert caught.value.reason == "bad_package"
-
-
-def replace_tensors(package, tensors):
-    return RoundPackage(package.phase, package.number, package.infer, tensors, package.model)
 
 
 # --- what takes too long ------------------------------------------------------------------------
@@ -353,9 +365,8 @@ def test_whatever_a_record_makes_the_computation_do_the_answer_is_that_without_r
     assert found.without
     assert found.late == (how in ("for ever", "busy, holding the interpreter"))
     assert "a record" not in found.without
-    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
     monkeypatch.delenv("HOSTILE_NET")
-    assert tensors(found) == tensors(nobody.answer(computation(job)))
+    assert tensors(found) == tensors(nobody(tmp_path).answer(computation(job)))
     # The child that was ended has been replaced, and nobody else's answer suffers.
     other = remote(process, tmp_path, records(tmp_path / "other.npz"), "c" * 16)
     assert other.answer(computation(job, until_s=60.0)).without == ""
@@ -363,18 +374,9 @@ def test_whatever_a_record_makes_the_computation_do_the_answer_is_that_without_r
 
 def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_path, monkeypatch):
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
-    plain = process._blank
-
-    def preempted(*asked):
-        blank = plain(*asked)
-        assert process._connection is not None
-        assert process._connection.poll(30)  # the answer with records lies there by now
-        return blank
-
-    monkeypatch.setattr(process, "_blank", preempted)
+    monkeypatch.setattr(process, "_blank", preempted(process))
     found = far.answer(computation(taught(), until_s=0.0))
-    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
-    assert tensors(found) == tensors(nobody.answer(computation(taught())))
+    assert tensors(found) == tensors(nobody(tmp_path).answer(computation(taught())))
     assert "not done within" in found.without
 
 
@@ -389,16 +391,8 @@ def test_a_worker_that_was_late_with_a_large_answer_is_asked_again(process, tmp_
     )
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     assert far.answer(computation(large)).without == ""
-    plain = process._blank
-
-    def preempted(*asked):
-        blank = plain(*asked)
-        assert process._connection is not None
-        assert process._connection.poll(30)
-        return blank
-
     with monkeypatch.context() as patched:
-        patched.setattr(process, "_blank", preempted)
+        patched.setattr(process, "_blank", preempted(process))
         assert "not done within" in far.answer(computation(large, until_s=0.0)).without
     found = queue.SimpleQueue[ComputedAnswer]()
     thread = threading.Thread(target=lambda: found.put(far.answer(computation(large, 2))))
@@ -412,7 +406,6 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
     job, own = taught(), site(tmp_path, path)
     assert job.plan.exchange(index).infer
     sound = Computer(own, SPLIT_KEY).answer(computation(job, index))
-    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
     real = softmax_answer
 
     def fails(plan, session, weights, x, *rest):
@@ -424,7 +417,8 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
     found = Computer(own, SPLIT_KEY).answer(computation(job, index))
     assert "ValueError" in found.without
     assert tensors(found)["head.weight"] == tensors(sound)["head.weight"]
-    assert tensors(found)[SOFTMAX] == tensors(nobody.answer(computation(job, index)))[SOFTMAX]
+    empty = tensors(nobody(tmp_path).answer(computation(job, index)))
+    assert tensors(found)[SOFTMAX] == empty[SOFTMAX]
     assert Computer(own, SPLIT_KEY).order(computation(job, index)) == ("train", "infer")
 
 

@@ -70,7 +70,6 @@ def test_a_restored_backup_and_a_copied_box_answer_as_before(tmp_path, name):
     sent = answers(device, rounds)
     assert any(SOFTMAX in tensors for tensors in sent)
     stopped(device)
-
     shutil.copytree(backup, tmp_path / "clone")
     clone = started(tmp_path / "clone", plan)
     for file in FILES:
@@ -138,7 +137,6 @@ def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_
     device = started(box, plan)
     sent = answers(device, rounds[1 : 1 + after])
     spent, reads = device.ledger.spent(HEX), device.load.reads
-
     restore(backup, box)
     following = rounds[1 + after]
     declined = device.answer(following)
@@ -151,7 +149,6 @@ def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_
     assert device.load.reads == reads
     assert isinstance(device.answer(rounds[0]), NoAnswer)  # nor is anything recalled
     stopped(device)
-
     if restore is replace:  # what was put aside is whole
         assert read_ledger(backup / LEDGER_FILE).links == 2
         for file in FILES:

@@ -65,13 +65,11 @@ def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path, point):
     assert done.returncode == -signal.SIGKILL, done.stderr
     drawn = (tmp_path / DRAWN).read_bytes()
     read_ledger(tmp_path / "ledger.sqlite")
-
     committed = point != "before the commit"
     device = Device(tmp_path, Loader())
     held = device.ledger.recall(HEX, CENTRE)
     assert (held is not None and held[1] == drawn) is committed
     assert device.ledger.spent(HEX) == PLAN.spent(CENTRE if committed else 0).training
-
     again = Round(PLAN, CENTRE, device.keys(), attempt=2)
     centre = again.tensors(device.answer(again))["centre"]
     held = device.ledger.recall(HEX, CENTRE)

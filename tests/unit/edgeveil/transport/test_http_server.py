@@ -226,7 +226,6 @@ async def test_a_refused_body_is_discarded_so_that_the_answer_arrives():
         sent = 4 << 20
         found = await ask(server, "POST /echo", f"Content-Length: {sent}\r\n", bytes(sent))
         assert (found[0], found[1]["Connection"]) == (413, "close")
-
         packed = "Content-Encoding: deflate, gzip\r\nContent-Length: 5\r\n"
         assert (await ask(server, "PUT /any", packed, b"whole"))[0] == 400
 
@@ -347,7 +346,6 @@ async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(
 
 async def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch):
     monkeypatch.setattr(http_server, "BODY_S", 0.1)
-
     async with served() as server:
         for line in ("POST /echo", "PUT /any"):
             assert (await ask(server, line, "Content-Length: 9\r\n", b"half"))[0] == 408
@@ -462,7 +460,6 @@ async def test_the_oldest_stream_gives_way_and_watchers_from_elsewhere_leave_som
     monkeypatch.setattr(http_server, "STREAMS", 3)
     monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
     far = own_address()
-
     async with (
         served(Route("GET", "/events", stream_of([1])), at="0.0.0.0") as server,
         contextlib.AsyncExitStack() as stack,
@@ -506,7 +503,6 @@ async def test_a_stream_ends_whole_when_the_server_stops():
 
 async def test_a_quiet_stream_shows_that_it_stands(monkeypatch):
     monkeypatch.setattr(http, "QUIET_S", 0.02)
-
     async with (
         served(Route("GET", "/events", stream_of([1]))) as server,
         watching(server) as reader,

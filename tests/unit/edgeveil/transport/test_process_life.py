@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 
 import pytest
 
@@ -89,29 +90,14 @@ async def returns():
     return None
 
 
-def test_the_stop_ends_every_task():
-    async def scene():
-        stop, ended = asyncio.Event(), []
+@pytest.mark.parametrize("ends", [None, fails, returns])
+async def test_the_stop_or_the_end_of_one_task_ends_all(ends):
+    stop, ended = asyncio.Event(), []
+    if ends is None:
         asyncio.get_running_loop().call_later(0.02, stop.set)
-        await first_of(stop, forever(ended, "a"), forever(ended, "b"))
-        return ended
-
-    assert sorted(asyncio.run(asyncio.wait_for(scene(), 20))) == ["a", "b"]
-
-
-async def test_the_first_error_is_raised_and_the_others_are_ended():
-    ended = []
-
-    with pytest.raises(BrokerError, match="refused"):
-        await first_of(asyncio.Event(), forever(ended, "a"), fails())
-    assert ended == ["a"]
-
-
-async def test_a_task_that_returns_ends_the_process_too():
-    ended = []
-
-    await first_of(asyncio.Event(), forever(ended, "a"), returns())
-    assert ended == ["a"]
+    with pytest.raises(BrokerError, match="refused") if ends is fails else nullcontext():
+        await first_of(stop, forever(ended, "a"), ends() if ends else forever(ended, "b"))
+    assert sorted(ended) == (["a"] if ends else ["a", "b"])
 
 
 async def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch):

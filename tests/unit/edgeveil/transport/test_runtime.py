@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -64,22 +64,18 @@ class Diary:
         self.lines.append(("sent", to, decode(frame, LIMIT)))
 
 
-def played(script, diary, scene):
-    """Run the scene against a fed runtime, then end it as a process does."""
-
-    async def body():
-        with ThreadPoolExecutor(1) as executor:
-            runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-            feeding = asyncio.create_task(runtime.run())
-            try:
-                async with asyncio.timeout(20):
-                    await scene(runtime)
-            finally:
-                feeding.cancel()
-                await asyncio.wait([feeding])
-            return runtime
-
-    return asyncio.run(body())
+@asynccontextmanager
+async def fed(script, diary, executor=None):
+    """A runtime that is fed, and ends as in a process."""
+    with ThreadPoolExecutor(1) as one:
+        runtime = Runtime(script, diary, diary.publish, executor or one, LOG, LIMIT)
+        feeding = asyncio.create_task(runtime.run())
+        try:
+            async with asyncio.timeout(20):
+                yield runtime
+        finally:
+            feeding.cancel()
+            await asyncio.wait([feeding])
 
 
 async def until(condition):
@@ -91,17 +87,14 @@ def started(effects):
     return lambda event: effects if event == fx.Command("start") else []
 
 
-def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent():
+async def test_effects_run_in_order_and_what_is_stored_is_stored_before_it_is_sent():
     effects = [fx.Persist("a"), SEND, fx.Report("r"), fx.Persist("b"), SEND]
     script, diary = Script(started(effects)), Diary()
-
-    async def scene(runtime):
+    sent = ("sent", fx.ProxyAddress(), NEED)
+    async with fed(script, diary) as runtime:
         runtime.post(fx.Command("start"))
         runtime.post(fx.Command("next"))
         await until(lambda: len(script.seen) == 2 and diary.lines[-2:] == [("report", "r"), sent])
-
-    sent = ("sent", fx.ProxyAddress(), NEED)
-    played(script, diary, scene)
     stored = [("store", "a"), ("store", "b"), "durable"]
     assert diary.lines == [*stored, sent, ("report", "r"), sent]
 
@@ -113,7 +106,6 @@ async def test_nothing_is_sent_when_storing_fails():
         raise OSError("disk full")
 
     diary.store = full
-
     runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
     runtime.post(fx.Command("start"))
     with pytest.raises(OSError, match="disk full"):
@@ -121,42 +113,20 @@ async def test_nothing_is_sent_when_storing_fails():
     assert diary.lines == []
 
 
-def test_an_unexpected_error_tells_type_and_place_but_no_data():
-    outcome, log = fail_with(ValueError("record 17 is [0.25, 0.75]"))
-    assert "ValueError" in outcome.reason
-    assert "broken" in outcome.reason  # the function
-    (record,) = log
-    assert "record 17" not in outcome.reason + str(record.__dict__)
-    assert record.exc_info is None
-    assert (record.error, record.levelname) == ("ValueError", "ERROR")
-
-
-def fail_with(error):
-    """What the machine hears when work raises `error`, and what was logged."""
-
+async def test_an_unexpected_error_tells_type_and_place_but_no_data(caplog):
     def broken(task):
-        raise error
+        raise ValueError("record 17 is [0.25, 0.75]")
 
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    LOG.addHandler(handler)
     script = Script(started([fx.Work("task")]))
-
-    async def scene(runtime):
+    async with fed(script, Diary(broken)) as runtime:
         runtime.post(fx.Command("start"))
         await until(lambda: len(script.seen) == 2)
-        runtime.post(fx.Command("alive"))
-        await until(lambda: len(script.seen) == 3)
-
-    try:
-        played(script, Diary(broken), scene)
-    finally:
-        LOG.removeHandler(handler)
-    done = script.seen[1]
-    assert isinstance(done, fx.WorkDone)
-    assert isinstance(done.result, fx.WorkFailed)
-    return done.result, records
+    reason = script.seen[1].result.reason
+    assert "ValueError" in reason and "broken" in reason  # the function
+    (record,) = caplog.records
+    assert "record 17" not in reason + str(record.__dict__)
+    assert record.exc_info is None
+    assert (record.error, record.levelname) == ("ValueError", "ERROR")
 
 
 FRAMES = {
@@ -167,28 +137,24 @@ FRAMES = {
 }
 
 
-def test_bad_frames_are_counted_by_reason_and_never_raise():
+async def test_bad_frames_are_counted_by_reason_and_never_raise():
     script, diary = Script(lambda event: []), Diary()
-
-    async def scene(runtime):
+    async with fed(script, diary) as runtime:
         for frames in FRAMES.values():
             for frame in frames:
                 await runtime.receive(fx.CloudAddress(), frame)
         assert not runtime.takes(None, encode(NEED))
         await runtime.receive(fx.CloudAddress(), encode(NEED))
         await until(lambda: script.seen)
-
-    runtime = played(script, diary, scene)
     assert script.seen == [fx.MessageReceived(fx.CloudAddress(), NEED)]
     wanted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
     assert runtime.refusals.counts == wanted
 
 
-def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
+async def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
     effects = [fx.Refuse("forged"), SEND, fx.Persist("after")]
     script, diary = Script(started(effects)), Diary()
-
-    async def scene(runtime):
+    async with fed(script, diary) as runtime:
         counts = runtime.refusals.counts
         for down, refused in ((LinkDown("gone"), 2), (ProtocolError("oversized_packet"), 4)):
             diary.down = down
@@ -196,12 +162,10 @@ def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
             # What comes after the failed publication, too.
             await until(lambda n=refused: sum(counts.values()) == n and diary.lines)
             diary.lines.clear()
-
-    runtime = played(script, diary, scene)
     assert runtime.refusals.counts == {"forged": 2, "link_down": 1, "oversized_packet": 1}
 
 
-def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
+async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
     plan = {
         "start": [fx.SetTimer("a", 0.05), fx.SetTimer("b", 0.05), fx.SetTimer("c", 0.01)],
         "again": [
@@ -217,14 +181,12 @@ def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
     def fired():
         return [event.name for event in script.seen if isinstance(event, fx.Timer)]
 
-    async def scene(runtime):
+    async with fed(script, Diary()) as runtime:
         runtime.post(fx.Command("start"))
         runtime.post(fx.Command("again"))
         await until(lambda: fired().count("a") == 1 and "between" in fired())
         runtime.post(fx.Command("once more"))  # one that has run out may be set again
         await until(lambda: fired().count("a") == 2)
-
-    played(script, Diary(), scene)
     assert fired() == ["c", "between", "a", "a"]
 
 
@@ -276,7 +238,6 @@ async def test_work_of_one_lane_holds_up_none_of_another():
 
 async def test_a_machine_that_is_far_behind_makes_the_link_wait():
     script, diary = Script(lambda event: []), Diary()
-
     runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
     frame = encode(NEED)
     for _ in range(INBOX_EVENTS):
@@ -297,7 +258,6 @@ async def test_few_large_frames_make_the_link_wait_too():
         BlobPart(b"b" * 32, 0, 0, bytes(64_000 - len(encode(BlobPart(b"b" * 32, 0, 0, b"")))))
     )
     script, diary = Script(lambda event: []), Diary()
-
     runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
     arriving = [asyncio.create_task(runtime.receive(fx.CloudAddress(), frame)) for _ in range(300)]
     await asyncio.sleep(0.05)
@@ -349,7 +309,6 @@ async def test_the_gate_hears_of_whom_a_frame_was_refused_and_why():
         return [fx.Refuse("forged")] if isinstance(event, fx.MessageReceived) else []
 
     diary, gate, sender = Diary(), Doorkeeper(), fx.DeviceAddress("e")
-
     runtime = Runtime(Script(refuse), diary, diary.publish, None, LOG, LIMIT, gate=gate)
     await runtime.receive(sender, b"nonsense")
     await runtime.step(fx.MessageReceived(sender, NEED), fx.Command("start"))
@@ -366,7 +325,6 @@ async def test_the_end_waits_for_a_write_that_has_begun():
         diary.lines.append(("store", item))
 
     diary.store = store
-
     runtime = Runtime(
         Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
     )
@@ -382,7 +340,7 @@ async def test_the_end_waits_for_a_write_that_has_begun():
     assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
 
 
-def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
+async def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
     diary, second = Diary(), threading.Event()
 
     def answer(event):
@@ -396,15 +354,12 @@ def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
         diary.lines.append(("store", item))
 
     diary.store = store
-
-    async def scene(runtime):
+    script = Script(answer)
+    async with fed(script, diary) as runtime:
         runtime.post(fx.Command(1))
         await until(lambda: len(script.seen) == 1)  # so that they are no group
         runtime.post(fx.Command(2))
         await until(lambda: len(diary.lines) == 6)
-
-    script = Script(answer)
-    played(script, diary, scene)
     reports = [("report", "after 1"), ("report", "after 2")]
     stores = [("store", 1), ("store", 2)]
     assert diary.lines == [stores[0], "durable", reports[0], stores[1], "durable", reports[1]]
@@ -426,7 +381,6 @@ def nowhere(task):
 )
 async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error):
     script, diary = Script(started([fx.Work("task")])), Diary()
-
     runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
     runtime.post(fx.Command("start"))
     with pytest.raises(error):

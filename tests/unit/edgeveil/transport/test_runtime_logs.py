@@ -70,7 +70,6 @@ async def unsent(_to, _frame):
 async def test_lines_name_job_and_round_until_the_jobs_end(capsys):
     logs.setup("info", "json")
     LOG.setLevel("INFO")
-
     with ThreadPoolExecutor(1) as executor:
         runtime = Runtime(Course(), host := Loud(), unsent, executor, LOG, 256)
         feeding = asyncio.create_task(runtime.run())

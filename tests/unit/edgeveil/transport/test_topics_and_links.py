@@ -182,7 +182,6 @@ async def test_a_link_routes_what_is_taken_states_and_publications():
     wire, ear = Wire(), Ear()
     session.links = [wire]
     states = []
-
     await session.attach(ear, lambda up, why: states.append((up, why)))
     wire.on_state(True, "")
     device = TOPICS.device_up(ID)
@@ -226,7 +225,6 @@ async def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer
                     wire.over.set()
 
     ear, tasks = Asked(), list[asyncio.Future[None]]()
-
     await session.attach(ear, lambda up, why: None)
     wire.on_state(True, "")
     wire.takes(TOPICS.cloud_out, b"the first word")

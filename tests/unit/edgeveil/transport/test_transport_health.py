@@ -53,7 +53,6 @@ async def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_
 async def test_a_disk_that_hangs_is_told_and_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
-
     clock, pipe = Clock(), tmp_path / "health.probe"
     check = Probe(lambda: writable(tmp_path), clock)
     assert await check() is not True

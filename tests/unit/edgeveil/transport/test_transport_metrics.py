@@ -133,7 +133,6 @@ def test_the_inbox_and_refusals_are_shown():
 
 async def test_a_step_that_does_not_end_is_told(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
-
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     class Sends(Quiet):
@@ -162,7 +161,6 @@ async def test_a_step_that_does_not_end_is_told(monkeypatch):
 
 async def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
-
     done, turned = asyncio.Event(), []
 
     class Sends(Quiet):
@@ -183,7 +181,6 @@ async def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch
     assert turned == [True] * 4
     feeding.cancel()
     await asyncio.wait([feeding])
-
     runtime = Runtime(Quiet(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
     feeding = asyncio.create_task(runtime.run())
     await asyncio.sleep(0.01)

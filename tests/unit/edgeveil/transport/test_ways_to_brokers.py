@@ -260,7 +260,6 @@ def proxy_at(port, password=PASSWORD):
 async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
     broker = BrokerProcess(BrokerPlan(websockets_port=0), tmp_path / "broker")
     broker.start()
-
     try:
         heard = asyncio.Queue()
         url = broker.websockets_url if websockets else broker.url
