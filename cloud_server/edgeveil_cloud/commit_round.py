@@ -380,7 +380,6 @@ class RoundCommitter:
                 secret,
                 batch,
                 spooled,
-                len(secret.recipients),
                 self._sealing,
                 front=spooled.front if batch.stream else None,
                 workers=self._workers,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,54 +82,12 @@ class RoundOpening:
             return None
         return MaskChecks(vectors, RoundCheck.of(self.at, self.membership, disclosed=True))
 
-
-@dataclass(frozen=True)
-class SegmentOpener:
-    spec: SegmentSpec
-    group: Group
-    opening: RoundOpening
-    data: Data
-
-    @property
-    def size_bytes(self) -> int:
-        return sealed_bytes(self.group)
-
-    def sealed(self, offset: int) -> bytes:
-        return self.data[offset : offset + self.size_bytes]
-
-    def plain(self, sealed: bytes) -> bytes | None:
-        """The padded tensor; None if it was not made for this round."""
-        of = self.opening
-        return of.sealing.open_segment(
-            of.key, of.at, of.job_digest, self.group, of.membership, sealed
+    def plain(self, group: Group, data: Data, offset: int) -> bytes | None:
+        """The padded tensor of the segment there; None if it was not made for this round."""
+        sealed = data[offset : offset + sealed_bytes(group)]
+        return self.sealing.open_segment(
+            self.key, self.at, self.job_digest, group, self.membership, sealed
         )
-
-    def array(self, plain: bytes) -> Array:
-        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
-        dtype = np.dtype(self.spec.dtype).newbyteorder("<")
-        found = np.frombuffer(plain, dtype, self.spec.count).reshape(self.spec.shape)
-        return found.astype(np.float32) if self.spec.dtype == "float16" else found
-
-    def again(self, offset: int) -> Array:
-        plain = self.plain(self.sealed(offset))
-        if plain is None:
-            raise ValueError("a segment changed while it was read")
-        return self.array(plain)
-
-    def looked_at(self, offset: int) -> tuple[Found, Array | None]:
-        """What is found at an offset, and the tensor where it may count."""
-        plain = self.plain(self.sealed(offset))
-        if plain is None:
-            return Found("not_for_this_round"), None
-        if any(memoryview(plain)[self.spec.byte_count :]):
-            return Found("bad_padding"), None
-        array = self.array(plain)
-        most = largest(array)
-        if not math.isfinite(most):
-            return Found("not_finite"), None
-        if self.spec.largest is not None and most > self.spec.largest:
-            return Found("out_of_range"), None
-        return Found("", norm(array), most), array
 
 
 def sealed_bytes(group: Group) -> int:
@@ -149,110 +107,104 @@ class Found(NamedTuple):
 # --- slices -----------------------------------------------------------------------------------
 
 
-Result = TypeVar("Result", covariant=True)
-
-
-class Slice(Protocol[Result]):
-    def places(self) -> Iterator[Place]:
-        """All that is read of the batch, in the order of reading."""
-        ...
-
-    def opened(self, opening: RoundOpening, data: Data) -> Result:
-        """What they come to."""
-        ...
-
-
-@dataclass(frozen=True)
-class OpenedSegments:
-    """One `Found` for each segment, and the sum of those that may count where it was asked for."""
-
-    found: list[Found]
-    total: ExactSum | None
-
-
 @dataclass(frozen=True)
 class PlainSlice:
     """Segments of one group that is not masked; of the valid ones the first `kept` tensors come
-    back. With `adds` all valid ones are added up, floats on `grids`.
-    """
+    back. With `adds` all valid ones are added up, floats on `grids`."""
 
     spec: SegmentSpec
     group: Group
-    offsets: Sequence[int]
+    offsets: Sequence[int] = ()
     kept: int = 0
     adds: bool = False
     grids: Grids | None = None
 
     def places(self) -> Iterator[Place]:
+        """All that is read of the batch, in the order of reading."""
         return ((offset, sealed_bytes(self.group)) for offset in self.offsets)
 
-    def opened(self, opening: RoundOpening, data: Data) -> OpenedSegments:
-        """One tensor is in memory beside what is kept and the sum."""
-        opener, room = SegmentOpener(self.spec, self.group, opening, data), self.kept
+    def opened(self, opening: RoundOpening, data: Data) -> tuple[list[Found], ExactSum | None]:
+        """What is found of each, and the sum of those that may count where it is asked for. One
+        tensor is in memory beside what is kept and the sum."""
+        found, room = list[Found](), self.kept
         total = ExactSum(self.spec.count, self.grids) if self.adds else None
-        result = OpenedSegments([], total)
         for offset in self.offsets:
-            found, array = opener.looked_at(offset)
+            one, array = self.looked_at(opening, data, offset)
             if array is not None:
                 if total is not None:
                     total.add([array])
                 if room > 0:
                     room -= 1
-                    found = found._replace(array=array)
-            result.found.append(found)
+                    one = one._replace(array=array)
+            found.append(one)
             del array  # before the next one is opened beside it
-        return result
+        return found, total
+
+    def array(self, plain: bytes) -> Array:
+        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
+        dtype = np.dtype(self.spec.dtype).newbyteorder("<")
+        found = np.frombuffer(plain, dtype, self.spec.count).reshape(self.spec.shape)
+        return found.astype(np.float32) if self.spec.dtype == "float16" else found
+
+    def looked_at(
+        self, opening: RoundOpening, data: Data, offset: int
+    ) -> tuple[Found, Array | None]:
+        """What is found at an offset, and the tensor where it may count."""
+        plain = opening.plain(self.group, data, offset)
+        if plain is None:
+            return Found("not_for_this_round"), None
+        if any(memoryview(plain)[self.spec.byte_count :]):
+            return Found("bad_padding"), None
+        array = self.array(plain)
+        most = largest(array)
+        if not math.isfinite(most):
+            return Found("not_finite"), None
+        if self.spec.largest is not None and most > self.spec.largest:
+            return Found("out_of_range"), None
+        return Found("", norm(array), most), array
 
 
-class FoundUpload(NamedTuple):
-    """Why an upload under masks does not count, or ""; the checks of its masks."""
-
-    refused: str
-    checks: bytes = b""
-
-
-@dataclass(frozen=True)
-class AddedUploads:
-    """For each upload what was found; for each set the sums, one of each masked group."""
-
-    found: list[FoundUpload]
-    totals: list[list[Vector]]
+FoundUpload = tuple[str, bytes]
+"""Why an upload under masks does not count, or ""; the checks of its masks."""
 
 
 @dataclass(frozen=True)
 class MaskedSlice:
     """Whole uploads under masks, each in the set that its place deals it to."""
 
-    specs: tuple[SegmentSpec, ...]
     groups: tuple[Group, ...]
     vectors: tuple[MaskedVector, ...]
     sets: int
     uploads: Sequence[Upload]
 
     def places(self) -> Iterator[Place]:
+        """As those of `PlainSlice`."""
         for _, offsets in self.uploads:
             for offset, group in zip(offsets, self.groups, strict=True):
                 yield offset, sealed_bytes(group)
 
-    def opened(self, opening: RoundOpening, data: Data) -> AddedUploads:
+    def opened(
+        self, opening: RoundOpening, data: Data
+    ) -> tuple[list[FoundUpload], list[list[Vector]]]:
+        """What each upload is, and for each set the sums, one of each masked group."""
         sums = [[PackedSum(one.ring) for one in self.vectors] for _ in range(self.sets)]
         found = self.add_to(sums, opening, data)
-        return AddedUploads(found, [[one.total() for one in of_set] for of_set in sums])
+        return found, [[one.total() for one in of_set] for of_set in sums]
 
     def add_to(
         self, sums: Sequence[Sequence[PackedSum]], opening: RoundOpening, data: Data
     ) -> list[FoundUpload]:
         """Add them to sums that there are already; what each of them is."""
-        checks, result = opening.checks(self.vectors), []
+        checks, result = opening.checks(self.vectors), list[FoundUpload]()
         for index, offsets in self.uploads:
             try:
                 found = self.packed(opening, data, offsets)
             except ProtocolError as error:
-                result.append(FoundUpload(error.reason))
+                result.append((error.reason, b""))
                 continue
             for total, packed in zip(sums[index % self.sets], found, strict=True):
                 total.add(packed)
-            result.append(FoundUpload("", checks.of_masked(found) if checks else b""))
+            result.append(("", checks.of_masked(found) if checks else b""))
         return result
 
     def packed(self, opening: RoundOpening, data: Data, offsets: Sequence[int]) -> list[memoryview]:
@@ -261,14 +213,15 @@ class MaskedSlice:
         Raises ProtocolError `not_for_this_round` or `bad_padding`.
         """
         result = []
-        parts = zip(self.specs, self.groups, self.vectors, offsets, strict=True)
-        for spec, group, vector, offset in parts:
-            opener = SegmentOpener(spec, group, opening, data)
-            plain = opener.plain(opener.sealed(offset))
+        for group, vector, offset in zip(self.groups, self.vectors, offsets, strict=True):
+            plain = opening.plain(group, data, offset)
             if plain is None:
                 raise ProtocolError("not_for_this_round")
             result.append(unpadded(vector, plain))
         return result
+
+
+Slice = PlainSlice | MaskedSlice
 
 
 def norm(array: Array) -> float:

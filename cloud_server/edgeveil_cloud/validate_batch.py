@@ -9,9 +9,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,15 +49,12 @@ from edgeveil.protocol.tensors import (
 from edgeveil.protocol.transfer import Data
 from edgeveil_cloud.compute.processes import BatchFile, WorkerProcesses
 from edgeveil_cloud.open_segments import (
-    AddedUploads,
     Found,
     FoundUpload,
     MaskedSlice,
-    OpenedSegments,
     PlainSlice,
     RoundOpening,
     RoundSecret,
-    SegmentOpener,
     Slice,
     Upload,
     sealed_bytes,
@@ -71,8 +69,6 @@ _LEAST_ADDED = 4  # uploads for one sum, which has to come back
 _LOOKED_AT = 4  # segments, for one that is not zero
 _SPARE_BITS = 3  # others may have values so much larger
 _MARK_BYTES = 32
-
-Result = TypeVar("Result")
 
 
 # --- on the disk ---
@@ -192,21 +188,18 @@ class Reader:
 
         Sums come back with each slice and are as large as four uploads of float32 numbers.
         """
-        most = self._shared_out(count, size_bytes)
+        workers, most = self.workers, max(1, count)
+        if (
+            workers is not None
+            and self.opening.sealing is real_sealing
+            and isinstance(self.data, BatchFile)
+            and count * (size_bytes + _OPENING_BYTES) >= workers.least_bytes
+        ):
+            often = min(-(-count // (4 * workers.count)), _SLICE_BYTES // size_bytes)
+            most = max(1, often, min(_LEAST_ADDED, -(-count // workers.count)))
         return [slice(start, start + most) for start in range(0, count, most)]
 
-    def _shared_out(self, count: int, size_bytes: int) -> int:
-        workers, whole = self.workers, max(1, count)
-        if workers is None or self.opening.sealing is not real_sealing:
-            return whole
-        if not isinstance(self.data, BatchFile):
-            return whole
-        if count * (size_bytes + _OPENING_BYTES) < workers.least_bytes:
-            return whole
-        often = min(-(-count // (4 * workers.count)), _SLICE_BYTES // size_bytes)
-        return max(1, often, min(_LEAST_ADDED, -(-count // workers.count)))
-
-    def run(self, slices: Sequence[Slice[Result]], take: Callable[[int, Result], None]) -> None:
+    def run(self, slices: Sequence[Slice], take: Callable[[int, Any], None]) -> None:
         """Open all; `take` gets each one's number and result, in any order. Raises ComputeError."""
         if len(slices) > 1 and self.workers is not None and isinstance(self.data, BatchFile):
             self.workers.run(self.opening, self.data, slices, take)
@@ -215,78 +208,88 @@ class Reader:
             take(number, one.opened(self.opening, self.data))
 
 
-@dataclass(frozen=True)
-class PlainGroup:
-    reader: Reader
-    spec: SegmentSpec
-    group: Group
-
-    @property
-    def opener(self) -> SegmentOpener:
-        return SegmentOpener(self.spec, self.group, self.reader.opening, self.reader.data)
-
-    def opened(
-        self, offsets: Sequence[int], room: int = 0, adds: bool = False, grids: Grids | None = None
-    ) -> OpenedSegments:
-        """What they are; of `room` of them the arrays, or with `adds` the sum of all valid ones."""
-        slices = list[PlainSlice]()
-        for cut in self.reader.cuts(len(offsets), sealed_bytes(self.group)):
-            part = offsets[cut]
-            slices.append(
-                PlainSlice(self.spec, self.group, part, min(room, len(part)), adds, grids)
-            )
-            room -= min(room, len(part))
-        found: list[list[Found]] = [[] for _ in slices]
-        total: ExactSum | None = None
-
-        def take(number: int, part: OpenedSegments) -> None:
-            nonlocal total
-            found[number] = part.found
-            if part.total is not None:
-                total = part.total if total is None else total.join(part.total)
-
-        self.reader.run(slices, take)
-        return OpenedSegments([one for part in found for one in part], total)
-
-    def likely_grids(self, offsets: Sequence[int]) -> Grids | None:
-        """Grids on which a sum of all is likely to be exact, by a look at the first ones."""
-        if np.issubdtype(np.dtype(self.spec.dtype), np.integer):
-            return None
-        looked_at = (self.opener.looked_at(offset)[0].largest for offset in offsets[:_LOOKED_AT])
-        most = next(filter(None, looked_at), 1.0)  # a device without records may send zeros
-        return Grids.of(most, max(1, len(offsets)), _SPARE_BITS)
-
-
-@dataclass(frozen=True)
-class ValidSegment:
-    """Place, mark, L2 norm and largest absolute value; the array where it is kept."""
-
+class ValidSegment(NamedTuple):
     offset: int
-    name: bytes
-    norm: float
-    largest: float
-    array: Array | None
+    mark: bytes
+    found: Found
 
 
 class GroupArrays(Sequence[Array]):
-    """The valid arrays of one group; what is not in memory is opened each time it is asked for.
+    """The valid arrays of one group; what is not in memory is opened each time it is asked for."""
 
-    `total` is their sum, where it was made as they were opened.
-    """
+    def __init__(self, reader: Reader, spec: SegmentSpec, group: Group) -> None:
+        self._reader, self._spec, self._group = reader, spec, group
+        self._single = PlainSlice(spec, group)
+        self.found = list[ValidSegment]()
+        self._total: ExactSum | None = None  # where it was made as they were opened
 
-    def __init__(
-        self, group: PlainGroup, found: Sequence[ValidSegment], total: ExactSum | None = None
+    def validate(
+        self, offsets: Sequence[int], room: int, adds: bool, selected: int, refused: Counter[str]
     ) -> None:
-        self._group, self._opener = group, group.opener
-        self._found, self._total = found, total
+        """Take the segments that count, the first `room` of them with their arrays; with `adds`
+        their sum, unless all that was added up does not count. More than `selected` are void."""
+        size = sealed_bytes(self._group)
+        marks = {offset: self._reader.mark(offset, size) for offset in offsets}
+        first = {mark: offset for offset, mark in reversed(marks.items())}
+        new = [offset for offset, mark in marks.items() if first[mark] == offset]
+        if len(new) < len(marks):
+            refused["repeated_segment"] += len(marks) - len(new)
+        opened, total = self._opened(new, room, adds, self._likely_grids(new) if adds else None)
+        valid = list[ValidSegment]()
+        for offset, one in zip(new, opened, strict=True):
+            if one.refused:
+                refused[one.refused] += 1
+            else:
+                valid.append(ValidSegment(offset, marks[offset], one))
+        # No honest noise reaches a norm far above the group's median.
+        limit = norm_limit([one.found.norm for one in valid])
+        usual = [one for one in valid if one.found.norm <= limit]
+        if len(usual) < len(valid):
+            refused["norm"] += len(valid) - len(usual)
+            total = None
+        if len(usual) > selected:
+            refused["more_than_selected"] += len(usual)
+        else:
+            self.found, self._total = usual, total
+
+    def _opened(
+        self, offsets: Sequence[int], room: int, adds: bool, grids: Grids | None
+    ) -> tuple[list[Found], ExactSum | None]:
+        """What they are; of `room` of them the arrays, or with `adds` the sum of all valid ones."""
+        slices = list[PlainSlice]()
+        for cut in self._reader.cuts(len(offsets), sealed_bytes(self._group)):
+            part = offsets[cut]
+            kept = min(room, len(part))
+            slices.append(PlainSlice(self._spec, self._group, part, kept, adds, grids))
+            room -= kept
+        found: list[list[Found]] = [[] for _ in slices]
+        total: ExactSum | None = None
+
+        def take(number: int, part: tuple[list[Found], ExactSum | None]) -> None:
+            nonlocal total
+            found[number] = part[0]
+            if part[1] is not None:
+                total = part[1] if total is None else total.join(part[1])
+
+        self._reader.run(slices, take)
+        return [one for part in found for one in part], total
+
+    def _likely_grids(self, offsets: Sequence[int]) -> Grids | None:
+        """Grids on which a sum of all is likely to be exact, by a look at the first ones."""
+        if np.issubdtype(np.dtype(self._spec.dtype), np.integer):
+            return None
+        looked = partial(self._single.looked_at, self._reader.opening, self._reader.data)
+        largest = (looked(offset)[0].largest for offset in offsets[:_LOOKED_AT])
+        most = next(filter(None, largest), 1.0)  # a device without records may send zeros
+        return Grids.of(most, max(1, len(offsets)), _SPARE_BITS)
 
     @property
     def largest(self) -> float:
-        return max((one.largest for one in self._found), default=0.0)
+        return max((one.found.largest for one in self.found), default=0.0)
 
     @property
     def kept_bytes(self) -> int:
-        return sum(one.array.nbytes for one in self._found if one.array is not None)
+        return sum(one.found.array.nbytes for one in self.found if one.found.array is not None)
 
     def added(self, grids: Grids | None) -> ExactSum:
         """See `edgeveil.parts.aggregation.mean.AddedUp`. The one that was made on the way is given
@@ -296,23 +299,28 @@ class GroupArrays(Sequence[Array]):
 
     def added_on(self, grids: Grids | None) -> ExactSum:
         """Their sum on just these grids; those that are not in memory are opened for it."""
-        gone = [one.offset for one in self._found if one.array is None]
-        total = self._group.opened(gone, adds=True, grids=grids).total
-        total = ExactSum(self._group.spec.count, grids) if total is None else total
-        return total.add(one.array for one in self._found if one.array is not None)
+        gone = [one.offset for one in self.found if one.found.array is None]
+        total = self._opened(gone, 0, True, grids)[1]
+        total = ExactSum(self._spec.count, grids) if total is None else total
+        return total.add(one.found.array for one in self.found if one.found.array is not None)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.found)
 
     def __iter__(self) -> Iterator[Array]:
-        return map(self._array, self._found)
+        return map(self._array, self.found)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._found[index]
+        found = self.found[index]
         return list(map(self._array, found)) if isinstance(index, slice) else self._array(found)
 
-    def _array(self, found: ValidSegment) -> Array:
-        return self._opener.again(found.offset) if found.array is None else found.array
+    def _array(self, one: ValidSegment) -> Array:
+        if one.found.array is not None:
+            return one.found.array
+        plain = self._reader.opening.plain(self._group, self._reader.data, one.offset)
+        if plain is None:
+            raise ValueError("a segment changed while it was read")
+        return self._single.array(plain)
 
 
 class JoinedArrays(Sequence[Array]):
@@ -381,13 +389,12 @@ def validate_batch(
     secret: RoundSecret,
     batch: Batch,
     data: Data,
-    selected: int,
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
     front: MaskedUploads | None = None,
     workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
-    """Open and validate every segment; a group with more than `selected` valid ones is void.
+    """Open and validate every segment; a group with more valid ones than were selected is void.
     Those under masks, and those that the job's rule adds up, are added on the way: no two are in
     memory.
 
@@ -395,7 +402,7 @@ def validate_batch(
     `front` is what was opened of its stream before. With `workers` the result is the same.
     Raises ComputeError.
     """
-    result, offset = ValidatedBatch(), 0
+    result, offset, selected = ValidatedBatch(), 0, len(secret.recipients)
     groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
     masked = {batch.counts[one.group] for one in context.masked} if fits else set()
@@ -416,20 +423,14 @@ def validate_batch(
             starts.append(offset)
             offset += 0 if batch.stream else count * sealed_bytes(group)
             continue
-        size = sealed_bytes(group)
+        size, adds = sealed_bytes(group), adds_up(context, spec)
         offsets = range(offset, offset + count * size, size)
         offset += count * size
-        room = 0 if adds_up(context, spec) else kept_bytes // max(1, spec.byte_count)
-        found, total = _valid(
-            PlainGroup(reader, spec, group), offsets, room, adds_up(context, spec), result.refused
-        )
-        if len(found) > selected:
-            result.refused["more_than_selected"] += len(found)
-            found, total = [], None
-        arrays = GroupArrays(PlainGroup(reader, spec, group), found, total)
+        room = 0 if adds else kept_bytes // max(1, spec.byte_count)
+        arrays = result.arrays[spec.name] = GroupArrays(reader, spec, group)
+        arrays.validate(offsets, room, adds, selected, result.refused)
         kept_bytes -= arrays.kept_bytes
-        result.arrays[spec.name] = arrays
-        result.accepted += [one.name for one in found]
+        result.accepted += [one.mark for one in arrays.found]
     if starts:
         if not batch.stream:
             front.open_groups(data, starts, result.masked)
@@ -453,14 +454,6 @@ def looks_at_none(context: RoundContext) -> bool:
     return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
-class CountedUpload(NamedTuple):
-    """Where an upload's masked segments begin, their marks, and the checks of its masks."""
-
-    offsets: tuple[int, ...]
-    marks: list[bytes]
-    checks: bytes
-
-
 class MaskedUploads:
     """Whole uploads under masks, opened and added up in the order of their batch; of a number
     under a mask only the form can be checked. Memory: for each set of uploads a sum of each
@@ -480,13 +473,13 @@ class MaskedUploads:
         )
         self._workers = workers
         pairs = zip(context.segments, context.groups, strict=True)
-        masked = [(spec, group) for spec, group in pairs if spec.bits]
-        self._specs = tuple(spec for spec, _ in masked)
-        self._groups = tuple(group for _, group in masked)
+        self._groups = tuple(group for spec, group in pairs if spec.bits)
         self._sizes = [sealed_bytes(group) for group in self._groups]
         self._vectors = masked_vectors(at, context.groups, context.masked)
         self._totals = [[PackedSum(one.ring) for one in self._vectors] for _ in range(context.sets)]
-        self._seen, self._counted = set[bytes](), dict[int, CountedUpload]()
+        self._seen = set[bytes]()
+        # Where an upload's masked segments begin, their marks, and the checks of its masks.
+        self._counted = dict[int, tuple[tuple[int, ...], list[bytes], bytes]]()
         self._refused, self._misfits = Counter[str](), set[int]()
         self.opened = 0
         self.broken = False  # it failed half-way, and sums of some are not those of any
@@ -522,12 +515,12 @@ class MaskedUploads:
         new = [one for one, again in zip(uploads, repeated, strict=True) if not again]
         added = iter(self._added(reader, new))
         for (index, offsets), of_upload, again in zip(uploads, names, repeated, strict=True):
-            found = FoundUpload("repeated_segment") if again else next(added)
-            if not found.refused:
-                self._counted[index] = CountedUpload(offsets, of_upload, found.checks)
+            refused, checks = ("repeated_segment", b"") if again else next(added)
+            if not refused:
+                self._counted[index] = offsets, of_upload, checks
                 continue
-            self._refused[found.refused] += 1
-            if found.refused != "not_for_this_round":  # as one who covers others sends it
+            self._refused[refused] += 1
+            if refused != "not_for_this_round":  # as one who covers others sends it
                 self._misfits.add(index)
         self.opened, self.broken = self.opened + len(uploads), False
 
@@ -539,22 +532,19 @@ class MaskedUploads:
         return False
 
     def _slice(self, uploads: Sequence[Upload]) -> MaskedSlice:
-        return MaskedSlice(self._specs, self._groups, self._vectors, len(self._totals), uploads)
+        return MaskedSlice(self._groups, self._vectors, len(self._totals), uploads)
 
     def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[FoundUpload]:
         cuts = reader.cuts(len(uploads), self.upload_bytes)
         slices = [self._slice(uploads[cut]) for cut in cuts]
         if len(slices) < 2:
-            return [
-                found
-                for one in slices
-                for found in one.add_to(self._totals, self.opening, reader.data)
-            ]
+            added = (one.add_to(self._totals, self.opening, reader.data) for one in slices)
+            return [found for part in added for found in part]
         found: list[list[FoundUpload]] = [[] for _ in slices]
 
-        def take(number: int, part: AddedUploads) -> None:
-            found[number] = part.found
-            for of_set, more in zip(self._totals, part.totals, strict=True):
+        def take(number: int, part: tuple[list[FoundUpload], list[list[Vector]]]) -> None:
+            found[number] = part[0]
+            for of_set, more in zip(self._totals, part[1], strict=True):
                 for total, other in zip(of_set, more, strict=True):
                     total.join(other)
 
@@ -569,7 +559,7 @@ class MaskedUploads:
             return
         result.chosen = list(self._counted)
         result.totals = [[one.total() for one in of_set] for of_set in self._totals]
-        result.accepted += [mark for one in self._counted.values() for mark in one.marks]
+        result.accepted += [mark for _, marks, _ in self._counted.values() for mark in marks]
         result.uploads = self if self.opening.checked and self._counted else None
 
     def compare(self, result: ValidatedBatch, checks: bytes, data: Data) -> None:
@@ -582,49 +572,20 @@ class MaskedUploads:
         if len(checks) != size * result.masked:
             raise ProtocolError("wrong_mask_checks")
         gone, out = set[bytes](), set[int]()
-        for index, one in self._counted.items():
-            if checks[index * size : (index + 1) * size] == one.checks:
+        for index, (offsets, marks, own) in self._counted.items():
+            if checks[index * size : (index + 1) * size] == own:
                 continue
-            packed = self._slice(()).packed(self.opening, data, one.offsets)
+            packed = self._slice(()).packed(self.opening, data, offsets)
             of_set = result.totals[index % len(self._totals)]
             for vector, total, raw in zip(self._vectors, of_set, packed, strict=True):
                 total.subtract(Vector.from_bytes(vector.ring, bytes(raw)))
-            gone.update(one.marks)
+            gone.update(marks)
             out.add(index)
         result.misfits |= out
         result.refused.update({"wrong_mask": len(out)} if out else {})
         result.chosen = [index for index in result.chosen if index not in out]
         result.accepted = [mark for mark in result.accepted if mark not in gone]
         result.uploads = None
-
-
-def _valid(
-    group: PlainGroup, offsets: Sequence[int], room: int, adds: bool, refused: Counter[str]
-) -> tuple[list[ValidSegment], ExactSum | None]:
-    """The segments of one group that may count, the first `room` of them with their arrays; with
-    `adds` their sum, unless all that was added up does not count."""
-    names = [group.reader.mark(offset, sealed_bytes(group.group)) for offset in offsets]
-    first = {name: offset for offset, name in zip(reversed(offsets), reversed(names), strict=True)}
-    new = [offset for offset, name in zip(offsets, names, strict=True) if first[name] == offset]
-    grids = group.likely_grids(new) if adds else None
-    opened = group.opened(new, room, adds, grids)
-    found, valid = iter(opened.found), list[ValidSegment]()
-    for offset, name in zip(offsets, names, strict=True):
-        if first[name] != offset:
-            refused["repeated_segment"] += 1
-            continue
-        one = next(found)
-        if one.refused:
-            refused[one.refused] += 1
-        else:
-            valid.append(ValidSegment(offset, name, one.norm, one.largest, one.array))
-    # No honest noise reaches a norm far above the group's median.
-    limit = norm_limit([one.norm for one in valid])
-    usual = [one for one in valid if one.norm <= limit]
-    if len(usual) == len(valid):
-        return usual, opened.total
-    refused["norm"] += len(valid) - len(usual)
-    return usual, None
 
 
 def norm_limit(norms: Sequence[float]) -> float:

@@ -62,7 +62,7 @@ def _batch(data: bytes) -> None:
     text = tape.damaged(b"".join(map(b"".join, groups)), 2)
     counts = tuple(tape.choice((len(g), len(g), len(g), tape.number(2**31))) for g in groups)
     batch = Batch(header.at, 3, 0, counts[: 1 + tape.number(9)], describe(text, 4096))
-    opened = validate_batch(context, secret, batch, text, _SELECTED)
+    opened = validate_batch(context, secret, batch, text)
     for spec in context.segments:
         arrays = opened.arrays.get(spec.name, ())
         demand(len(arrays) <= _SELECTED, "no more segments than were selected")

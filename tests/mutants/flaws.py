@@ -496,7 +496,7 @@ MUTANTS = (
         name="mask-check-skipped",
         decides="mask",
         where="edgeveil_cloud.validate_batch:MaskedUploads.compare",
-        find="checks[index * size : (index + 1) * size] == one.checks",
+        find="checks[index * size : (index + 1) * size] == own",
         put="True",
         killed_by="tests/unit/edgeveil_cloud/test_secure_rounds.py::test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record",
     ),

@@ -23,14 +23,7 @@ from edgeveil.errors import UsageError
 from edgeveil.heap import keep_memory_private
 from edgeveil.ray_cluster import join_cluster
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import (
-    SliceFailure,
-    WorkerReady,
-    WorkerRefusal,
-    hear,
-    hear_file,
-    say,
-)
+from edgeveil_cloud.compute.processes import SliceFailure, WorkerRefusal, hear, hear_file, say
 from edgeveil_cloud.open_segments import Place, RoundOpening
 
 ROOM_S = 120.0  # for one slice: its turn on the cluster, its way there and back
@@ -150,7 +143,7 @@ def main(starter: socket.socket, count: int, address: str | None) -> None:
     except UsageError as error:
         say(starter, WorkerRefusal.of(error))
         return
-    say(starter, WorkerReady())
+    say(starter, None)  # it is there
     serve(starter, tasks, count)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.ray_cluster import ClusterAway
@@ -44,8 +44,6 @@ _LENGTH_BYTES, _MARK = 8, b"f"
 START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
 AWAY_S = 60.0  # for a cluster to come back while a round waits
 
-Result = TypeVar("Result")
-
 
 class ComputeError(EdgeVeilError):
     """Segments could not be opened where `cloud.compute` says; it may be different later."""
@@ -56,10 +54,6 @@ class BatchFile(Protocol):
     """A batch in a file, which whoever is handed `fileno` can read."""
 
     def fileno(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class WorkerReady: ...
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ class WorkerProcesses:
         self,
         opening: RoundOpening,
         data: BatchFile,
-        slices: Sequence[Slice[Result]],
-        take: Callable[[int, Result], None],
+        slices: Sequence[Slice],
+        take: Callable[[int, Any], None],
     ) -> None:
         """Open all of them; `take` gets each one's number and result, in the order of their ends.
 
@@ -229,7 +223,7 @@ class _Work:
         pool: WorkerProcesses,
         opening: RoundOpening,
         data: BatchFile,
-        slices: Sequence[Slice[Any]],
+        slices: Sequence[Slice],
         take: Callable[[int, Any], None],
     ) -> None:
         self._pool, self._told, self._data = pool, opening.told(), data

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeveil.heap import keep_memory_private
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady, hear, hear_file, say
+from edgeveil_cloud.compute.processes import SliceFailure, hear, hear_file, say
 from edgeveil_cloud.open_segments import RoundOpening
 
 IDLE_S = 300.0  # without work it ends; another one is there in half a second
@@ -18,7 +18,7 @@ IDLE_S = 300.0  # without work it ends; another one is there in half a second
 
 def serve(starter: socket.socket) -> None:
     """One slice after the other. Raises EOFError or OSError at the starter's end."""
-    say(starter, WorkerReady())
+    say(starter, None)  # it is there
     while True:
         starter.settimeout(IDLE_S)
         number, told, of = hear(starter)

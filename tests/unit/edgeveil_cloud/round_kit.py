@@ -83,4 +83,4 @@ class CloudRound:
 
     def opened(self, groups, **changes):
         batch, data = self.batch(groups, **changes)
-        return validate_batch(self.context, self.secret, batch, data, self.selected)
+        return validate_batch(self.context, self.secret, batch, data)

@@ -85,9 +85,7 @@ def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes):
     groups[0].insert(2, ROUND.segment(0, ROUND.array(0, 1e30)))  # refused for its norm
     batch, data = spooled(groups)
     whole = ROUND.opened(groups)
-    opened = validate_batch(
-        ROUND.context, ROUND.secret, batch, data, ROUND.selected, kept_bytes=kept_bytes
-    )
+    opened = validate_batch(ROUND.context, ROUND.secret, batch, data, kept_bytes=kept_bytes)
     assert (opened.accepted, opened.refused) == (whole.accepted, whole.refused)
     for name, arrays in whole.arrays.items():
         assert all(map(np.array_equal, opened.arrays[name], arrays))
@@ -103,11 +101,9 @@ def test_of_what_is_not_kept_or_added_up_nothing_stays_in_memory():
     groups = ROUND.honest(5)
     batch, data = spooled(groups)
     room = 2 * ROUND.plan.segments(ROUND.exchange)[1].byte_count
-    opened = validate_batch(
-        ROUND.context, ROUND.secret, batch, data, ROUND.selected, kept_bytes=room
-    )
+    opened = validate_batch(ROUND.context, ROUND.secret, batch, data, kept_bytes=room)
     kept = {
-        name: [one.array is not None for one in arrays._found]
+        name: [one.found.array is not None for one in arrays.found]
         for name, arrays in opened.arrays.items()
     }
     assert kept == {"head.weight": [False] * 5, SOFTMAX: [True, True, False, False, False]}

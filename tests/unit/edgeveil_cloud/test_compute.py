@@ -78,7 +78,7 @@ def hostile(of, cancelling=False):
 
 
 def opened(of, batch, data, **more):
-    return validate_batch(of.context, of.secret, batch, spooled(batch, data), 64, **more)
+    return validate_batch(of.context, of.secret, batch, spooled(batch, data), **more)
 
 
 def bits(found):

@@ -45,8 +45,9 @@ from edgeveil.transport.metrics import MeteredHost, Metrics
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.metrics import CloudMetrics
+from edgeveil_cloud.open_segments import RoundOpening
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.validate_batch import KeptSums, SegmentOpener, unpack_kept, validate_batch
+from edgeveil_cloud.validate_batch import KeptSums, unpack_kept, validate_batch
 
 CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
 UPLOADS = 3
@@ -267,7 +268,7 @@ def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several():
     context = replace(made.context, masked=both)
     groups = [[made.segment(g, b"")] * (3 - g) for g in (0, 1)]
     batch, data = made.batch(groups)
-    found = validate_batch(context, made.secret, batch, data, 5)
+    found = validate_batch(context, made.secret, batch, data)
     assert dict(found.refused) == {"malformed_batch": 1}
     assert found.chosen == []
 
@@ -330,13 +331,13 @@ def same_as_at_once(streaming):
 def test_uploads_are_opened_as_they_come_and_once(desk, index, step, monkeypatch):
     streaming = Streaming(desk, index)
     seen = []
-    plain = SegmentOpener.plain
+    plain = RoundOpening.plain
 
-    def counted(self, sealed):
-        seen.append(sealed)
-        return plain(self, sealed)
+    def counted(self, group, data, offset):
+        seen.append(offset)
+        return plain(self, group, data, offset)
 
-    monkeypatch.setattr(SegmentOpener, "plain", counted)
+    monkeypatch.setattr(RoundOpening, "plain", counted)
     front = UPLOADS * streaming.upload_bytes
     for start in range(0, front, step):
         streaming.come(start, min(start + step, front))
