@@ -18,6 +18,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
+from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CountReports, ReportsCounted
 from edgeveil.protocol.cloud_job import AskUnmask, Broadcast, CellBroadcasts, SealRound
@@ -35,10 +36,11 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
+from edgeveil_cloud.compute.processes import WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
-from edgeveil_cloud.round_report import model_card, weights_file
+from edgeveil_cloud.round_report import Recorder, model_card, weights_file
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 from edgeveil_cloud.validate_batch import kept_unmasks
@@ -210,29 +212,32 @@ class RoundMarks:
     sent_bytes: int = 0
 
 
-MarksOfJobs = defaultdict[bytes, RoundMarks]
-"""Of each job that runs, by its id on the wire."""
+@dataclass
+class CloudWork:
+    """What sealing and committing share. A release is stale after `valid_s`; `random_bytes` is for
+    aggregation rules; `workers` open batches (None: this process)."""
+
+    store: Store
+    jobs: StoredJobs
+    evaluation: Evaluation
+    limits: BroadcastLimits
+    clock: Callable[[], float]
+    sealing: Sealing
+    choose: Choose
+    valid_s: float
+    recorder: Recorder | None
+    random_bytes: RandomBytes
+    workers: WorkerProcesses | None
+    # Of each job that runs, by its id on the wire.
+    marks: defaultdict[bytes, RoundMarks] = field(default_factory=lambda: defaultdict(RoundMarks))
 
 
 class Sealer:
     """Seals for the devices that the store knows."""
 
-    def __init__(
-        self,
-        store: Store,
-        jobs: StoredJobs,
-        evaluation: Evaluation,
-        limits: BroadcastLimits,
-        marks: MarksOfJobs,
-        clock: Callable[[], float],
-        sealing: Sealing,
-        choose: Choose,
-        valid_s: float,
-    ) -> None:
-        self._valid_s = valid_s
-        self._store, self._jobs, self._evaluation = store, jobs, evaluation
-        self._limits, self._marks, self._clock = limits, marks, clock
-        self._sealing, self._choose = sealing, choose
+    def __init__(self, work: CloudWork) -> None:
+        self._work, self._store, self._jobs = work, work.store, work.jobs
+        self._evaluation, self._limits, self._choose = work.evaluation, work.limits, work.choose
         # Whom each running job was announced to, by cell.
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self.buckets: dict[str, bool] = {}  # whether all devices of a cell look in buckets
@@ -264,7 +269,7 @@ class Sealer:
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
         """A round's model for the devices selected, sealed for each cell by itself after its
         secret is stored. Where its masks were asked for, that question again."""
-        started_s = self._clock()
+        started_s = self._work.clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
         kept = self._store.kept_sums(entry.id, task.exchange)
@@ -285,7 +290,7 @@ class Sealer:
                 at,
                 sequence,
                 self._limits.part_bytes,
-                self._sealing,
+                self._work.sealing,
                 bucketed=self._bucketed([cell]),
                 in_all=in_all,
                 checked=self.checks.get(cell, True),
@@ -296,8 +301,8 @@ class Sealer:
                 entry.id, task.exchange, task.attempt, secret.to_bytes(), cell
             )
             sealed[cell] = Broadcast(manifest, data)
-        marks = self._marks[task.job_id]
-        marks.times_s = {"seal": started_s, "sealed": self._clock()}
+        marks = self._work.marks[task.job_id]
+        marks.times_s = {"seal": started_s, "sealed": self._work.clock()}
         marks.sent_bytes = sum(len(one.data) for one in sealed.values())
         return CellBroadcasts(sealed)
 
@@ -321,7 +326,7 @@ class Sealer:
         asked, source = plan.job.release, plan.job.data.source
         count = max(asked.canary_floor, rounded_up(len(enrolled), asked.canary_share))
         chosen = self._choose(enrolled, count) if count < len(enrolled) else []
-        rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._valid_s)
+        rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._work.valid_s)
         first = set(rollouts.canary(entry.id))
         canary = {cell: [k for k in keys if k in first] for cell, keys in cohorts.items()}
         return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
@@ -369,7 +374,7 @@ class Sealer:
         sequence, secret = found[0], RoundSecret.from_bytes(found[1])
         digest, counted = self._store.job(job).digest, dict[bytes, str]()
         for sealed in task.sealed:
-            opened = self._sealing.open_segment(
+            opened = self._work.sealing.open_segment(
                 secret.opening, task.at, digest, HEALTH, secret.membership, sealed
             )
             outcome = ReleaseOutcome.from_bytes(opened) if opened is not None else None
@@ -424,7 +429,7 @@ class Sealer:
             **terms_of_it,
         )
         plain = encode_package(package)
-        manifest, data, membership = self._sealing.seal_broadcast(
+        manifest, data, membership = self._work.sealing.seal_broadcast(
             terms, plain, keys, self._limits.part_bytes, bucketed=bucketed
         )
         self._check_blob(kind, len(data))
@@ -455,50 +460,18 @@ class Sealer:
                 cell: self._fitting(keys, bucketed=self._bucketed([cell]))
                 for cell, keys in chosen.items()
             }
-        again = {
-            cell: self._asked_again(entry, plan, task, cell, first[cell], enrolled[cell])
-            for cell in enrolled
-            if cell in first
-        }
-        found = {cell: keys for cell, keys in again.items() if isinstance(keys, list)}
-        if not found:
-            raise next(
-                (why for why in again.values() if isinstance(why, TooFewDevices)),
-                TooFewDevices("none of the cells that were asked can be reached"),
-            )
-        return found
-
-    def _asked_again(
-        self,
-        entry: JobEntry,
-        plan: Plan,
-        task: SealRound,
-        cell: str,
-        secret: bytes,
-        enrolled: Sequence[bytes],
-    ) -> list[bytes] | TooFewDevices:
-        """Those of a cell that the first attempt asked, or why they cannot be asked.
-
-        The same tensors come again. Next to a batch that was opened, one without some of its
-        devices would show which tensors are theirs.
-        """
-        known, asked = set(enrolled), RoundSecret.from_bytes(secret).recipients
-        again = [key for key in asked if key in known]
-        opened = self._store.any_opened(entry.id, task.exchange, cell)
-        if len(again) < len(asked) and opened:
-            return TooFewDevices(
-                f"uploads of this round were opened and could not be used, and "
-                f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
-                f"others alone would show whose uploads are missing",
-                fix="admit them again, or cancel the job",
-            )
-        if len(again) < plan.job.round.min_batch:
-            return TooFewDevices(
-                f"{len(again)} of the devices selected are still enrolled, at least "
-                f"{plan.job.round.min_batch} are needed",
-                fix="admit them again, or cancel the job",
-            )
-        return again
+        again, short = dict[str, list[bytes]](), list[TooFewDevices]()
+        for cell in [one for one in enrolled if one in first]:
+            asked = RoundSecret.from_bytes(first[cell]).recipients
+            opened = self._store.any_opened(entry.id, task.exchange, cell)
+            try:
+                again[cell] = _asked_again(asked, enrolled[cell], opened, plan.job.round.min_batch)
+            except TooFewDevices as error:
+                short.append(error)
+        if again:
+            return again
+        nobody = TooFewDevices("none of the cells that were asked can be reached")
+        raise short[0] if short else nobody
 
     def _check_size(self, plan: Plan, selected: int) -> None:
         """Raise TooManyDevices before anybody spends budget on a batch that could not be taken."""
@@ -514,3 +487,29 @@ class Sealer:
 def _all_of(cohorts: Cohorts) -> list[bytes]:
     """In the order of their bytes, which says nothing, not even of the cell."""
     return sorted(key for keys in cohorts.values() for key in keys)
+
+
+def _asked_again(
+    asked: Sequence[bytes], enrolled: Sequence[bytes], opened: bool, floor: int
+) -> list[bytes]:
+    """Those of a cell that the first attempt asked. Raises TooFewDevices.
+
+    The same tensors come again. Next to a batch that was opened, one without some of its devices
+    would show which tensors are theirs.
+    """
+    known = set(enrolled)
+    again = [key for key in asked if key in known]
+    fix = "admit them again, or cancel the job"
+    if len(again) < len(asked) and opened:
+        raise TooFewDevices(
+            f"uploads of this round were opened and could not be used, and "
+            f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
+            f"others alone would show whose uploads are missing",
+            fix=fix,
+        )
+    if len(again) < floor:
+        raise TooFewDevices(
+            f"{len(again)} of the devices selected are still enrolled, at least {floor} are needed",
+            fix=fix,
+        )
+    return again

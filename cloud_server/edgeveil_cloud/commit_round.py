@@ -33,11 +33,10 @@ from edgeveil.protocol.cloud_job import (
 )
 from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
-from edgeveil.protocol.sealed import RoundCheck, Sealing, choice, dealt
+from edgeveil.protocol.sealed import RoundCheck, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe_record
-from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
-from edgeveil_cloud.compute.processes import WorkerProcesses
+from edgeveil_cloud.broadcasts import CloudWork, TooFewDevices
 from edgeveil_cloud.evaluation import (
     Evaluation,
     cluster_figures,
@@ -46,15 +45,9 @@ from edgeveil_cloud.evaluation import (
     mean_softmax,
 )
 from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_cloud.round_report import (
-    Recorder,
-    exchange_event,
-    round_timeline,
-    shown_clusters,
-    shown_mean,
-)
+from edgeveil_cloud.round_report import exchange_event, round_timeline, shown_clusters, shown_mean
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
-from edgeveil_cloud.stored_jobs import StateWhenAsked, StoredJobs, state_after
+from edgeveil_cloud.stored_jobs import StateWhenAsked, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
     KeptSums,
@@ -70,7 +63,7 @@ from edgeveil_cloud.validate_batch import (
 )
 
 if TYPE_CHECKING:
-    from edgeveil_cloud.store import Store
+    pass
 
 LOG = logging.getLogger("edgeveil.cloud")
 
@@ -310,24 +303,9 @@ class OpenedBatches:
 class RoundCommitter:
     """Commits batches; the second time it only says again what was committed."""
 
-    def __init__(
-        self,
-        store: Store,
-        jobs: StoredJobs,
-        evaluation: Evaluation,
-        marks: MarksOfJobs,
-        clock: Callable[[], float],
-        sealing: Sealing,
-        recorder: Recorder | None,
-        part_bytes: int,
-        random_bytes: RandomBytes,
-        workers: WorkerProcesses | None = None,
-    ) -> None:
-        self._workers = workers
-        self._store, self._jobs, self._evaluation = store, jobs, evaluation
-        self._marks, self._clock, self._sealing = marks, clock, sealing
-        self._recorder, self._part_bytes = recorder, part_bytes
-        self._random_bytes = random_bytes
+    def __init__(self, work: CloudWork) -> None:
+        self._work, self._store, self._jobs = work, work.store, work.jobs
+        self._evaluation = work.evaluation
         self.in_pieces = False  # whether the proxy hands out records in pieces
         self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
@@ -350,7 +328,8 @@ class RoundCommitter:
             if secret is None:
                 return
             opened = RoundSecret.from_bytes(secret)
-            data.front = MaskedUploads(context, opened, at, self._sealing, self._workers)
+            work = self._work
+            data.front = MaskedUploads(context, opened, at, work.sealing, work.workers)
         data.front.open_front(data, data.front_bytes, batch.counts)
 
     def commit(
@@ -361,7 +340,7 @@ class RoundCommitter:
 
         Raises JobFailed or StoreError.
         """
-        started_s, at = self._clock(), next(iter(batches.values())).at
+        started_s, at = self._work.clock(), next(iter(batches.values())).at
         entry, context = self._round(at)
         kept = self._store.kept_sums(entry.id, at.exchange)
         if kept is not None:
@@ -380,9 +359,9 @@ class RoundCommitter:
                 secret,
                 batch,
                 spooled,
-                self._sealing,
+                self._work.sealing,
                 front=spooled.front if batch.stream else None,
-                workers=self._workers,
+                workers=self._work.workers,
             )
             if valid[cell].uploads is not None:
                 files[cell] = spooled
@@ -398,7 +377,7 @@ class RoundCommitter:
         try:
             before = StateWhenAsked(self._jobs, entry)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
-            state, uploads = aggregate(context, before, everything, self._random_bytes, score)
+            state, uploads = aggregate(context, before, everything, self._work.random_bytes, score)
         except TooFewDevices as error:
             return OpenedBatches(at, batches, valid, asked).too_few(error)
         cells = {cell: uploads_in(of_it) for cell, of_it in valid.items()}
@@ -445,7 +424,7 @@ class RoundCommitter:
 
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
-        started_s, at = self._clock(), task.at
+        started_s, at = self._work.clock(), task.at
         entry, context = self._round(at)
         raw = self._store.kept_sums(entry.id, at.exchange)
         secrets = self._store.round_keys(entry.id, at.exchange, at.attempt)
@@ -473,7 +452,7 @@ class RoundCommitter:
         if len(sums) < least:
             sums, state = [], without_sums(context, before)
         else:
-            state = combine_sums(context, before, sums, self._random_bytes)
+            state = combine_sums(context, before, sums, self._work.random_bytes)
             valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         batches = {cell: of_it.batch for cell, of_it in kept.items()}
         counted = [sum(one[0] for one in of if one is not None and sums) for of in sound]
@@ -498,14 +477,14 @@ class RoundCommitter:
         discarded: int = 0,
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
-        if self._recorder is not None:
+        if self._work.recorder is not None:
             sent = context.plan.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
-            self._recorder.keep(context, sent, valid.arrays, model)
+            self._work.recorder.keep(context, sent, valid.arrays, model)
         batches = list(by_cell.values())
         at = batches[0].at
-        marks = self._marks[at.job_id]
-        timeline = round_timeline(marks.times_s, started_s, self._clock())
+        marks = self._work.marks[at.job_id]
+        timeline = round_timeline(marks.times_s, started_s, self._work.clock())
         told = Told(
             at.attempt,
             uploads,
@@ -544,7 +523,7 @@ class RoundCommitter:
         # Each of an upload's segments would be in a piece of its own: then the whole is one.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
         least = floor if self.in_pieces else None
-        return RoundCommit(*describe_record(at, accepted, self._part_bytes, least))
+        return RoundCommit(*describe_record(at, accepted, self._work.limits.part_bytes, least))
 
 
 def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:

@@ -56,8 +56,7 @@ from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
-    MarksOfJobs,
-    RoundMarks,
+    CloudWork,
     Sealer,
     TooFewDevices,
     TooManyDevices,
@@ -85,9 +84,8 @@ class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
     `spool_dir` holds the batches under way (None: the system's folder for temporary files);
-    `random_bytes` is for aggregation rules; a release is stale after `valid_s`; `moved` gives
-    the cell that each device was moved to; `workers` open batches (None: this process);
-    `not_believed` says why nobody would take this cloud's releases, or "".
+    `moved` gives the cell that each device was moved to; `not_believed` says why nobody would
+    take this cloud's releases, or "". The others are as in `CloudWork`.
     """
 
     def __init__(
@@ -115,24 +113,14 @@ class CloudHost:
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
-        self._marks = MarksOfJobs(RoundMarks)
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
-        self._sealer = Sealer(
-            store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose, valid_s
+        work = CloudWork(
+            *(store, self.jobs, evaluation, limits, clock, sealing, choose, valid_s),
+            *(recorder, random_bytes, workers),
         )
-        self._committer = RoundCommitter(
-            store,
-            self.jobs,
-            evaluation,
-            self._marks,
-            clock,
-            sealing,
-            recorder,
-            limits.part_bytes,
-            random_bytes,
-            workers,
-        )
+        self._marks = work.marks
+        self._sealer, self._committer = Sealer(work), RoundCommitter(work)
         self._all_declined: set[bytes] = set()  # jobs whose last round it was
         self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
 
