@@ -19,7 +19,7 @@ from edgeveil_cloud.store_tables import ExchangeRecord
 KEPT_EVENTS = 200  # that a page shows
 KEPT_ATTEMPTS = 100
 MOST_POINTS = 400  # of one evaluation's picture
-_EVALUATIONS = 12  # whose points are kept: of more, every second one, and so on
+EVALUATIONS_KEPT = 6  # the first one's points and those of the newest
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")
 _RELEASED = ("release_promoted", "release_withdrawn")
 _LONG = ("vectors", "labels")
@@ -59,8 +59,6 @@ class JobHistory:
     doing: str = ""
     privacy: Mapping[str, Any] | None = None  # as the job's end said
     _selected: int | None = None
-    _stride: int = 1
-    _evaluated: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
         """The next event, as JSON has it; of unknown types only the name is kept."""
@@ -85,7 +83,6 @@ class JobHistory:
         self.last.append({"seq": seq, "time": time_s, "type": kind, "data": shown})
 
     def take_all(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Several, in their order."""
         for event in events:
             self.take(event)
 
@@ -163,15 +160,11 @@ class JobHistory:
         picks = thinned(len(vectors), MOST_POINTS)
         labels = found.get("labels") or [-1] * len(vectors)
         points, of_them = [vectors[k] for k in picks], [labels[k] for k in picks]
-        if self.evaluations and (self._evaluated - 1) % self._stride:
-            self.evaluations.pop()  # it was kept as the newest alone
-        self._evaluated += 1
         self.evaluations.append(
             EvaluationPoints(number, self.scores[-1], points, of_them, len(vectors))
         )
-        if len(self.evaluations) > _EVALUATIONS:
-            self.evaluations = self.evaluations[::2]
-            self._stride *= 2
+        if len(self.evaluations) > EVALUATIONS_KEPT:
+            del self.evaluations[1]
 
     def _score(self, number: int, found: Mapping[str, Any] | None) -> None:
         if found and found.get("eval_type") == FEDERATED:

@@ -53,7 +53,6 @@ from edgeveil.pages.parts import (
     series,
     table,
     terms,
-    thinned,
 )
 from edgeveil.parts.exchange import EVALUATIONS, TRAIN, exchange_label, short_label
 from edgeveil.privacy.guarantee import (
@@ -78,7 +77,6 @@ from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ENDED, ExchangeRecord, JobEntry, JobGlimpse
 
-PANELS = 6
 NUMBERED = 60  # points of a panel with their cluster's number
 FIRST_ROWS = 25  # of a table, until more are asked for
 MOST_ROWS = 200  # of the table of rounds
@@ -294,16 +292,11 @@ def _paused(entry: JobEntry) -> tuple[str, str]:
 # --- the page ---
 
 
-def job_view(
-    facts: JobDetails,
-    events: Iterable[Mapping[str, Any]] | JobHistory,
-    records: Sequence[ExchangeRecord] = (),
-) -> Json:
-    """The page of one job; `records` where a store has forgotten some of the events."""
+def job_view(facts: JobDetails, events: Iterable[Mapping[str, Any]] | JobHistory) -> Json:
+    """The page of one job."""
     if isinstance(events, JobHistory):
         return _View(facts, events).whole()
     course = JobHistory()
-    course.take_records(records)
     course.take_all(events)
     return _View(facts, course).whole()
 
@@ -341,11 +334,12 @@ class _View:
         self._shared = any(COLLUSION in row["epsilon"] for row in self._rows)
 
     def whole(self) -> Json:
+        facts, run = self._facts, self._run
         sections = (
             self._accuracy,
             self._figures,
             self._federated,
-            self._held,
+            lambda: run.held if run is not None else None,
             self._epsilon,
             self._answers,
             self._clusters,
@@ -357,7 +351,6 @@ class _View:
             self._rounds,
             self._events,
         )
-        facts, run = self._facts, self._run
         versions = run.versions if run is not None else {}
         return {
             "title": facts.name,
@@ -560,16 +553,8 @@ class _View:
         parts.append(_per_class(found.get("per_class") or [], called))
         if crossed := found.get("confusion"):
             of = [*called, *map(str, range(len(called), len(crossed)))]
-            label, of_row, of_column = (
-                "Records by true and predicted class",
-                "true class",
-                "predicted class",
-            )
-            parts.append(
-                heat(label, crossed, rows=of, columns=of, row_name=of_row, column_name=of_column)
-            )
-        parts.append(_calibration(found.get("calibration") or {}))
-        parts.append(_by_score(found.get("histogram") or {}))
+            label, axes = "Records by true and predicted class", ("true class", "predicted class")
+            parts.append(heat(label, crossed, of, of, axes))
         at = by_round[-1]["round"] if by_round else 0
         text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
@@ -623,9 +608,6 @@ class _View:
         ]
         return section("federated", title, parts, before=[said(text)])
 
-    def _held(self) -> Json | None:
-        return self._run.held if self._run is not None else None
-
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -649,11 +631,8 @@ class _View:
             values = _ups([one.get(which) for one in epsilons])
             drawn = [series(which, values, colour, "up", steps=True)]
             if which == "training" and self._shared:
-                alone, name = (
-                    _ups([one.get(COLLUSION) for one in epsilons]),
-                    "if all others collude",
-                )
-                drawn.append(series(name, alone, "orange", "up", dash=True, steps=True))
+                alone, name = [one.get(COLLUSION) for one in epsilons], "if all others collude"
+                drawn.append(series(name, _ups(alone), "orange", "up", dash=True, steps=True))
             label = f"{which}: ε by plan, per {unit}"
             parts.append(lines(label, x, drawn, x_name="exchange", before=self._before, low=0.0))
         units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
@@ -712,8 +691,7 @@ class _View:
             return None
         if scores[-1].get("upload") == "sums":
             return _cluster_sums(scores)
-        kept = self._course.evaluations
-        shown = [kept[k] for k in thinned(len(kept), PANELS)]
+        shown = self._course.evaluations
         silhouette = any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores)
         head = ["round", "score", "value", "uploads scored"]
         rows = [
@@ -946,37 +924,6 @@ def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Jso
     ]
     head = ["class", "precision", "recall", "F1", "records"]
     return table("Precision, recall and F1 of each class", head, rows, first=FIRST_ROWS)
-
-
-def _calibration(found: Mapping[str, Any]) -> Json | None:
-    """How often the model is right where it is so sure, by bins of confidence."""
-    bins = found.get("bins") or []
-    if len(bins) < 2:
-        return None
-    x = [rounded(one["confidence"], 4) or 0.0 for one in bins]
-    shown = [
-        series("share that is right", [rounded(one["accuracy"], 4) for one in bins], "blue"),
-        series("as sure as it is right", x, "grey", dash=True),
-        series("records", [one["records"] for one in bins], "grey", "count", quiet=True),
-    ]
-    label = f"Calibration: expected error {figure_text(found.get('error'))}"
-    return lines(label, x, shown, x_name="confidence", low=0.0, high=1.0)
-
-
-def _by_score(found: Mapping[str, Any]) -> Json | None:
-    """How normal and anomalous records spread over bins of the score's logarithm."""
-    normal, anomalous = found.get("normal") or [], found.get("anomalous") or []
-    if len(normal) < 2:
-        return None
-    low, high = found["from"] * math.log10(2), found["to"] * math.log10(2)
-    width = (high - low) / len(normal)
-    x = [round(low + (k + 0.5) * width, 3) for k in range(len(normal))]
-    shown = [
-        series(name, [rounded(one / max(1, sum(of)), 4) for one in of], colour)
-        for name, of, colour in (("normal", normal, "blue"), ("anomalous", anomalous, "orange"))
-    ]
-    label = "Share of the records by score"
-    return lines(label, x, shown, x_name="score, as a power of ten", low=0.0)
 
 
 def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:

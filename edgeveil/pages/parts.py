@@ -131,28 +131,19 @@ def bars(label: str, rows: Sequence[tuple[str, float, str]], colour: str = "blue
 def heat(
     label: str,
     values: Sequence[Sequence[float]],
-    *,
     rows: Sequence[str],
     columns: Sequence[str],
-    row_name: str,
-    column_name: str,
+    axes: tuple[str, str],
+    *,
     red: Sequence[int] = (),
     top: Sequence[float] = (),
 ) -> Json:
-    """Counts as shades, row by row from above; columns of `red` are marked. `top` are bars above
-    the columns."""
-    names = {"rows": list(rows), "columns": list(columns)}
-    axes = {"row_name": row_name, "column_name": column_name}
-    found = [list(row) for row in values]
-    return {
-        "kind": "heat",
-        "label": label,
-        "values": found,
-        "red": list(red),
-        "top": list(top),
-        **names,
-        **axes,
-    }
+    """Counts as shades, row by row from above; `axes` name rows and columns; columns of `red` are
+    marked. `top` are bars above the columns."""
+    found = {"rows": list(rows), "columns": list(columns), "red": list(red), "top": list(top)}
+    names = {"row_name": axes[0], "column_name": axes[1]}
+    shown = [list(row) for row in values]
+    return {"kind": "heat", "label": label, "values": shown, **found, **names}
 
 
 def scatter(label: str, panels: Sequence[Json], limits: Sequence[tuple[float, float]]) -> Json:

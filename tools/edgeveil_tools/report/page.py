@@ -152,10 +152,9 @@ def holdings_picture(held: Holdings) -> Json:
     return heat(
         "Records by device and class",
         [counts[:, low:end].sum(axis=1).tolist() for low, end in rows],
-        rows=[str(low) if end == low + 1 else f"{low}–{end - 1}" for low, end in rows],
-        columns=[str(first) if first == last else f"{first}…{last}" for first, last in ends],
-        row_name="class",
-        column_name="device" if each == 1 else f"devices, {each} to a column",
+        [str(low) if end == low + 1 else f"{low}–{end - 1}" for low, end in rows],
+        [str(first) if first == last else f"{first}…{last}" for first, last in ends],
+        ("class", "device" if each == 1 else f"devices, {each} to a column"),
         red=[k for k, group in enumerate(groups) if poor[group].all()],
         top=[int(total) for total in counts.sum(axis=1)],
     )

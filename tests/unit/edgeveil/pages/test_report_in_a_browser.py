@@ -57,10 +57,9 @@ def whole_view(rounds=12, name="quickstart", held=True):
     picture = heat(
         "Records by device and class",
         [[(d * c) % 23 for d in range(60)] for c in range(20)],
-        rows=[str(c) for c in range(20)],
-        columns=[str(d + 1) for d in range(60)],
-        row_name="class",
-        column_name="device",
+        [str(c) for c in range(20)],
+        [str(d + 1) for d in range(60)],
+        ("class", "device"),
         red=[3, 4],
         top=[d + 1 for d in range(60)],
     )
