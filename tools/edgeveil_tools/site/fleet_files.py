@@ -33,6 +33,7 @@ from edgeveil_tools.site.fleet_plan import (
     DevicePlan,
     FleetPlan,
     Hosted,
+    PlannedDevices,
     host_and_port,
     of_cell,
 )
@@ -127,12 +128,10 @@ class FleetRecord:
 
 @dataclass(frozen=True)
 class Facts:
-    """What all parties share; authorities and revocation lists are PEM by domain."""
+    """What all parties share: the record, and `trust.json`."""
 
-    authorities: Mapping[str, str]
-    revocations: Mapping[str, str]
+    record: FleetRecord
     trust: bytes
-    parties: Mapping[str, Party]
 
     @cached_property
     def trusted(self) -> TrustedMetadata | None:
@@ -142,17 +141,15 @@ class Facts:
     @cached_property
     def moves(self) -> list[Move]:
         """The newest note of every device that moved."""
-        return [Move.from_plain(one.move) for one in self.parties.values() if one.move]
+        return [Move.from_plain(one.move) for one in self.record.parties.values() if one.move]
 
-    def claims_authority(self, cell: str) -> str:
-        """The newest authority of a cell's claims (PEM), or TO_BE_MADE."""
-        pems = self.authorities[of_cell("claims", cell)]
-        newest, end, _ = pems.partition("-----END CERTIFICATE-----\n")
-        return newest + end
+    def authorities(self, domain: str) -> bytes:
+        """The authorities of a domain (PEM), the newest first."""
+        return "".join(self.record.authorities[domain]).encode()
 
     def claims_key(self, cell: str) -> str:
-        """Where its key lies at the proxy; a new authority has a new path."""
-        pem = self.claims_authority(cell)
+        """Where the key of a cell's newest claims authority lies at the proxy."""
+        pem = self.record.authorities[of_cell("claims", cell)][0]
         number = "new" if pem == TO_BE_MADE else digest(pem.encode())[:8]
         return f"tls/claims-ca-{number}.key"
 
@@ -246,7 +243,7 @@ def files_of(
     for name, domain in domains_of(plan, party).items():
         broker = plan.broker(domain)
         if broker.own:
-            files[f"tls/{name}-ca.crt"] = facts.authorities[domain].encode()
+            files[f"tls/{name}-ca.crt"] = facts.authorities(domain)
         elif broker.ca_file is not None:
             files[f"tls/{name}-ca.crt"] = _read(broker.ca_file)
         if domain in party.certificates:
@@ -254,19 +251,16 @@ def files_of(
     if is_image(party):
         files["tls/claim.crt"] = party.certificates[of_cell("claims", party.cell)].encode()
     if party.kind == "proxy":
-        lines = (
-            PlannedDevice(
-                Enrolment.from_json(one.enrolment.encode()),
-                one.name,
-                not one.active,
-                Move.from_plain(one.move) if one.move else None,
-            ).to_line()
-            for one in facts.parties.values()
-            if one.enrolment is not None and party.cell in (one.cell, *one.left)
-        )
+        lines = []
+        for one in facts.record.parties.values():
+            if one.enrolment is not None and party.cell in (one.cell, *one.left):
+                enrolled = Enrolment.from_json(one.enrolment.encode())
+                move = Move.from_plain(one.move) if one.move else None
+                lines.append(PlannedDevice(enrolled, one.name, not one.active, move).to_line())
         files[DEVICES_FILE] = "".join(lines).encode()
         if plan.devices.claims is not None:
-            files[CLAIMS_CA] = facts.claims_authority(party.cell).encode()
+            newest = facts.record.authorities[of_cell("claims", party.cell)][0]
+            files[CLAIMS_CA] = newest.encode()
     if party.kind == "cloud" and facts.moves:
         files[MOVES_FILE] = write_moves(facts.moves)
     return files
@@ -278,24 +272,27 @@ def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, byte
     if plan.authentication == "certificates":
         claims = plan.cells_at(domain) if side == "edge" and plan.devices.claims else ()
         who = [domain, *(of_cell("claims", cell) for cell in claims)]
-        files["tls/clients-ca.crt"] = "".join(facts.authorities[one] for one in who).encode()
-        files["tls/revoked.pem"] = "".join(facts.revocations[one] for one in who).encode()
+        files["tls/clients-ca.crt"] = b"".join(map(facts.authorities, who))
+        revoked = facts.record.revocations
+        files["tls/revoked.pem"] = "".join(revoked[one] for one in who).encode()
         return files
-    words = {
-        one.device_id or one.name: one.words[domain]
-        for one in facts.parties.values()
+    users = [
+        f"{one.device_id or one.name}:{one.words[domain]}\n"
+        for one in facts.record.parties.values()
         if one.active and domain in one.words
-    }
-    files["passwords/users"] = "".join(f"{user}:{word}\n" for user, word in words.items()).encode()
-    return files
+    ]
+    return {**files, "passwords/users": "".join(users).encode()}
 
 
 def _broker(plan: FleetPlan, party: Party) -> Settings:
     ((side, domain),) = domains_of(plan, party).items()
     broker = plan.broker(domain)
     host, port = host_and_port(broker.listen or "")
-    tls: Settings = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
-    settings: Settings = {
+    tls = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
+    certificates = plan.authentication == "certificates"
+    if certificates:
+        tls |= {"ca_file": "tls/clients-ca.crt", "crl_file": "tls/revoked.pem"}
+    return {
         "engine": broker.engine,
         "host": host,
         "port": port,
@@ -303,24 +300,19 @@ def _broker(plan: FleetPlan, party: Party) -> Settings:
         **({"cells": list(plan.cells_at(domain))} if plan.cells else {}),
         "tls": tls,
         "limits": broker.limits.model_dump(mode="json"),
+        **({} if certificates else {"users_file": "passwords/users"}),
     }
-    if plan.authentication == "certificates":
-        tls |= {"ca_file": "tls/clients-ca.crt", "crl_file": "tls/revoked.pem"}
-        return settings
-    return {**settings, "users_file": "passwords/users"}
 
 
 def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
-    cloud = plan.cloud
-    keys = cloud.model_dump(mode="json", include={"http", "limits", "log"})
-    data = cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
+    keys = plan.cloud.model_dump(mode="json", include={"http", "limits", "log"})
+    data = plan.cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
     names = domains_of(plan, party)
     links = {domain: _link(plan, party, name, domain) for name, domain in names.items()}
-    cells = [
-        {"name": cell, **({"broker": links[domain]} if domain != "cloud" else {})}
-        for cell in plan.cells
-        for domain in [plan.domain("cloud", cell)]
-    ]
+    cells: list[Settings] = [{"name": cell} for cell in plan.cells]
+    for cell in cells:
+        if (domain := plan.domain("cloud", cell["name"])) != "cloud":
+            cell["broker"] = links[domain]
     return {
         "broker": next(iter(links.values())),
         **({"cells": cells} if cells else {}),
@@ -392,9 +384,7 @@ def _link(plan: FleetPlan, party: Party, name: str, domain: str) -> Settings:
 
 def commands(plan: FleetPlan, party: Party) -> str:
     """COMMANDS.md: how the party is installed and started on its kind of host."""
-    role = party.kind
-    kind = host_kind(plan, party)
-    place = f"/var/lib/edgeveil/{party.name}"
+    kind, place = hosted(plan, party).host_kind, f"/var/lib/edgeveil/{party.name}"
     lines = [
         f"# {party.name}, of fleet {plan.name}",
         "",
@@ -405,7 +395,7 @@ def commands(plan: FleetPlan, party: Party) -> str:
     if is_image(party):
         lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy admit --claim NAME"]
     if kind == "plain":
-        lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
+        lines += [f"    edgeveil {party.kind} --config {place}/{SITE_FILE}"]
     elif kind == "systemd":
         lines += ["    edgeveil deploy systemd --out units"]
         lines += [f"    (cd units && sh install.sh {party.name})   # as root"]
@@ -415,26 +405,13 @@ def commands(plan: FleetPlan, party: Party) -> str:
     return "\n".join(lines) + "\n"
 
 
-def host_kind(plan: FleetPlan, party: Party) -> str:
-    """How a party is installed."""
-    hosted = _hosted(plan, party)
-    return hosted.host_kind if hosted is not None else plan.devices.host_kind
-
-
-def host(plan: FleetPlan, party: Party, device: DevicePlan | None) -> str | None:
-    """The machine that a party's bundle is for, if the plan names one."""
-    if device is not None:
-        return device.host
-    hosted = _hosted(plan, party)
-    return hosted.host if hosted is not None else None
-
-
-def _hosted(plan: FleetPlan, party: Party) -> Hosted | None:
+def hosted(plan: FleetPlan, party: Party) -> Hosted | PlannedDevices:
+    """How a party is installed, and on which machine, if the plan names one."""
     if party.kind == "broker":
         return plan.broker(party.name.removeprefix("broker-"))
     if party.kind == "proxy":
         return plan.proxy_of(party.cell)
-    return plan.cloud if party.kind == "cloud" else None
+    return plan.cloud if party.kind == "cloud" else plan.devices
 
 
 def _check(kind: str, settings: Settings, name: str) -> None:
@@ -444,8 +421,7 @@ def _check(kind: str, settings: Settings, name: str) -> None:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"])
         where = f"{name}: {kind}.{path}" if path else name
-        fix = "correct the plan"
-        raise UsageError(first["msg"], where=where, fix=fix) from None
+        raise UsageError(first["msg"], where=where, fix="correct the plan") from None
 
 
 def _read(path: Path) -> bytes:

@@ -14,13 +14,13 @@ import io
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from edgeveil.config.addresses import BrokerAddress, split_place
 from edgeveil.config.base import Block, Mix, SitePath
@@ -43,7 +43,6 @@ IMAGE = "image"
 SIDES = ("edge", "cloud")
 MOST_CELLS = 64
 
-_ROLES: dict[str, Literal["train", "infer"]] = {"train": "train", "infer": "infer"}
 _HOST_NAME = re.compile(r"([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_-]*\.?")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
@@ -57,24 +56,13 @@ def host_and_port(text: str) -> tuple[str, int]:
     return found
 
 
-def _listen(text: str) -> str:
-    _host(host_and_port(text)[0])
-    return text
-
-
-def _public(text: str) -> str:
-    _certified(host_and_port(text)[0])
-    return text
-
-
 def _certified(name: str) -> str:
     """Raise ValueError for what no client can call a server."""
     address = _host(name.removeprefix("*."))
     mapped = getattr(address, "ipv4_mapped", None)
     if address is not None and (mapped or address).is_unspecified:
-        raise ValueError(
-            f"{name} is where a server listens, not what others call it; write its public name"
-        )
+        what = "is where a server listens, not what others call it; write its public name"
+        raise ValueError(f"{name} {what}")
     return name
 
 
@@ -88,18 +76,20 @@ def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-def _host_kind(kind: object) -> object:
-    if kind == "deb":
-        raise ValueError("Debian packages are made no more; write systemd (docs/deploy.md)")
-    return kind
+def _place(check: Callable[[str], object]) -> AfterValidator:
+    """Validate `host:port`, its host with `check`."""
+
+    def checked(text: str) -> str:
+        check(host_and_port(text)[0])
+        return text
+
+    return AfterValidator(checked)
 
 
-ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_listen)]
 CertifiedName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_certified)]
-PublicPlace = Annotated[str, Field(max_length=300), AfterValidator(_public)]
-HostKind = Annotated[
-    Literal["plain", "systemd", "compose", "kubernetes"], BeforeValidator(_host_kind)
-]
+ListenPlace = Annotated[str, Field(max_length=300), _place(_host)]
+PublicPlace = Annotated[str, Field(max_length=300), _place(_certified)]
+HostKind = Literal["plain", "systemd", "compose", "kubernetes"]
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 PartyName = Annotated[str, Field(pattern=f"^{_NAME}$")]
 
@@ -324,10 +314,17 @@ class FleetPlan(Block):
         return (*brokers, "cloud", *proxies, *images)
 
     def _mixes(self) -> Iterator[Mix]:
-        for at, broker in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):
-            yield from self._broker_mixes(at, broker)
-        for cell in self.cells:
-            yield from self._cell_mixes(cell)
+        for side in SIDES:
+            yield from self._broker_mixes(f"{side}_broker", self.broker(side))
+        for cell, planned in self.cells.items():
+            if not cell and (said := planned.model_fields_set):
+                text = "is of the cell without a name, whose blocks stand beside cells; move it"
+                yield Mix((f"cells..{min(said)}",), f"{text} there")
+                continue
+            for side in SIDES:
+                if (domain := self.domain(side, cell)) != side:
+                    at = f"cells.{cell}.{side}_broker"
+                    yield from self._broker_mixes(at, self.broker(domain))
         known = self.devices.cell
         if known is not None and known not in self.cell_names:
             text = f"there is no cell '{known}'; add it to cells, or use one of them"
@@ -344,23 +341,12 @@ class FleetPlan(Block):
             text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
             yield Mix(("root.threshold", "root.keys"), text)
 
-    def _cell_mixes(self, cell: str) -> Iterator[Mix]:
-        said = self.cells[cell].model_fields_set
-        if not cell and said:
-            text = "is of the cell without a name, whose blocks stand beside cells; move it there"
-            yield Mix((f"cells..{min(said)}",), text)
-            return
-        for side in SIDES:
-            if (domain := self.domain(side, cell)) != side:
-                yield from self._broker_mixes(f"cells.{cell}.{side}_broker", self.broker(domain))
-
     def _claim_mixes(self) -> Iterator[Mix]:
         if self.devices.claims is None:
             return
         if len(self.cells_at("edge")) > 1:
-            text = "who signs boxes' certificates could sign one for another cell's proxy at a"
-            text += " broker that cells share; give each cell an edge_broker, or drop claims"
-            yield Mix(("devices.claims", "cells"), text)
+            text = "could sign certificates for another cell's proxy at a broker that cells share;"
+            yield Mix(("devices.claims", "cells"), f"{text} give each an edge_broker, or drop it")
         if self.authentication == "passwords":
             text = "a claim is answered with a certificate; drop it, or set certificates"
             yield Mix(("devices.claims", "authentication"), text)
@@ -398,7 +384,7 @@ class DevicePlan:
     """One device, its data block filled in. `cell` None: the plan names none."""
 
     name: str
-    role: Literal["train", "infer"]
+    role: str
     host: str | None
     data: dict[str, Any]
     cell: str | None = None
@@ -416,10 +402,11 @@ def load_plan(folder: Path) -> FleetPlan:
 def read_plan(path: Path) -> FleetPlan:
     """Load a plan file. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
-    if isinstance(tree.value, dict) and "local" in tree.value:
+    kinds = tree.value if isinstance(tree.value, dict) else {}
+    if "local" in kinds:
         fix = "change fleet.yaml, and run edgeveil site apply"
         raise UsageError("is a site on this machine, without bundles", where=str(path), fix=fix)
-    if not isinstance(tree.value, dict) or "fleet" not in tree.value:
+    if "fleet" not in kinds:
         text = "not a plan, its one top-level key must be fleet"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
     return only_block(FleetPlan, "fleet", tree, path)
@@ -438,12 +425,11 @@ def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
         if name in found or name in reserved:
             what, fix = f"two parties have this name: {name}", "name one of them otherwise"
             raise UsageError(what, where=place, fix=fix)
-        said = values.get("role") or plan.devices.role
-        role = _ROLES.get(said)
-        if role is None:
-            raise UsageError(f"role '{said[:64]}'", where=place, fix="write train or infer")
-        facts = {**values, "number": str(number), "devices": str(len(rows))}
-        facts["index"] = str(number - 1)
+        role = values.get("role") or plan.devices.role
+        if role not in ("train", "infer"):
+            raise UsageError(f"role '{role[:64]}'", where=place, fix="write train or infer")
+        counts = {"number": number, "devices": len(rows), "index": number - 1}
+        facts = {**values, **{key: str(count) for key, count in counts.items()}}
         data = _filled(plan.devices.data if own_data is None else own_data, facts, place)
         _check_data(data, f"{place}, device {name}")
         cell = values.get("cell") or plan.devices.cell
@@ -494,7 +480,7 @@ def _table(path: Path) -> Iterator[_Row]:
     if len(raw) > TABLE_BYTES:
         raise UsageError(f"is over {TABLE_BYTES} bytes", where=str(path), fix="split the fleet")
     table = csv.DictReader(io.StringIO(text), strict=True)
-    columns = table.fieldnames or []
+    columns = table.fieldnames or ()
     if "name" not in columns or len(set(columns)) < len(columns):
         fix = "begin it with the line `name,role,host`"
         raise UsageError("has no column name, or one twice", where=f"{path}:1", fix=fix)

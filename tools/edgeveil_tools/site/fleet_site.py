@@ -64,8 +64,7 @@ from edgeveil_tools.site.fleet_files import (
     believes,
     files_of,
     given_policy,
-    host,
-    host_kind,
+    hosted,
     password_domains,
     side_of,
     tls_keys,
@@ -508,12 +507,7 @@ class FleetSite:
         lines = read_audit(path) if path.exists() else []
         number = max([record.sequence, *(one["what"].get("sequence", 0) for one in lines)]) + 1
         trust = self.folder / "trust" / BUNDLE_FILE
-        facts = Facts(
-            authorities={domain: "".join(pems) for domain, pems in record.authorities.items()},
-            revocations=record.revocations,
-            trust=trust.read_bytes() if trust.exists() else b"",
-            parties=record.parties,
-        )
+        facts = Facts(record, trust.read_bytes() if trust.exists() else b"")
         for party in self._still(names):
             if self._preview and party.name in new:
                 continue
@@ -536,11 +530,11 @@ class FleetSite:
                 fleet=plan.name,
                 party=party.kind,
                 name=party.name,
-                host_kind=host_kind(plan, party),
+                host_kind=hosted(plan, party).host_kind,
                 sequence=number,
                 files=digests,
                 given=given,
-                host=host(plan, party, device),
+                host=device.host if device else getattr(hosted(plan, party), "host", None),
                 device_id=party.device_id,
             )
             write_bundle(folder, inventory, files, self._site_key())
