@@ -69,7 +69,7 @@ def test_it_is_put_in_its_place_whole_and_secrets_are_the_owners_alone(make, pla
     assert (place / "state" / "identity.key").stat().st_mode & 0o077 == 0
     assert (place / "state").stat().st_mode & 0o777 == 0o700
     assert len(done.changed) == 4
-    assert install(bundle, place).changed == ()
+    assert install(bundle, place).changed == []
 
 
 def test_a_later_one_changes_what_changed_and_leaves_what_is_the_owners(make, place):

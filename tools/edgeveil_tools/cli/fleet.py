@@ -151,7 +151,7 @@ def install(args: argparse.Namespace) -> int:
         f"  edgeveil {said.party} --config {args.to / 'edgeveil.yaml'}",
     ]
     facts = {"party": said.party, "name": said.name, "sequence": said.sequence}
-    lists = {"changed": list(done.changed), "kept": list(done.kept)}
+    lists = {"changed": done.changed, "kept": done.kept}
     return answer(args, lines, {**facts, "folder": str(args.to), **lists})
 
 

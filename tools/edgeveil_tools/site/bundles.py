@@ -19,10 +19,10 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -102,11 +102,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
     """Merge new settings with the owner's blocks in `file`, if a device's, or its larger
     `min_batch_floor`, if a proxy's. Raises ConfigError where `file` is no YAML."""
-    party = next((one for one in ("edge", "proxy") if isinstance(settings.get(one), dict)), None)
-    if party is None or not file.exists():
+    ((party, planned),) = settings.items()
+    if party not in ("edge", "proxy") or not isinstance(planned, dict) or not file.exists():
         return settings
     found = parsed(read(file), str(file)).value
-    kept, planned = found.get(party) if isinstance(found, dict) else None, settings[party]
+    kept = found.get(party) if isinstance(found, dict) else None
     if not isinstance(kept, dict):
         return settings
     if party == "proxy":
@@ -245,7 +245,7 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         raw = file.read(INVENTORY_BYTES + 1)
     if len(raw) > INVENTORY_BYTES:
-        raise BundleError(f"is over {INVENTORY_BYTES} bytes", where=str(path), fix="take it anew")
+        raise _tampered(path, f"is over {INVENTORY_BYTES} bytes")
     return raw
 
 
@@ -261,21 +261,18 @@ def inventory_of(folder: Path) -> Inventory:
 
 def altered(place: Path) -> list[str]:
     """List files of an installed bundle that changed, but for the owner's blocks."""
-    return [
-        path
-        for path, wanted in sorted(inventory_of(place).files.items())
-        if not (place / path).is_file()
-        or (
-            digest((place / path).read_bytes()) != wanted
-            and not (path == SITE_FILE and _differs_by_its_owner(place, wanted))
-        )
-    ]
+    found = []
+    for path, wanted in sorted(inventory_of(place).files.items()):
+        same = (place / path).is_file() and digest((place / path).read_bytes()) == wanted
+        if not same and not (path == SITE_FILE and _differs_by_its_owner(place, wanted)):
+            found.append(path)
+    return found
 
 
 def _differs_by_its_owner(place: Path, wanted: str) -> bool:
     """Whether a site file is what was given with its owner's blocks in it."""
     given, file = place / GIVEN_FILE, place / SITE_FILE
-    if not given.is_file() or digest(given.read_bytes()) != wanted:
+    if not (given.is_file() and file.is_file()) or digest(given.read_bytes()) != wanted:
         return False
     new = with_owners_word(parsed(given.read_bytes(), str(given)).value, file)
     return bool(new == parsed(file.read_bytes(), str(file)).value)
@@ -313,13 +310,12 @@ def problems_of(place: Path, days: int) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class Installed:
-    """What an installation did: how many files are new or changed, and which were kept."""
+class Installed(NamedTuple):
+    """Which files an installation changed, and which of the party's own it kept."""
 
     inventory: Inventory
-    changed: tuple[str, ...]
-    kept: tuple[str, ...]
+    changed: list[str]
+    kept: list[str]
 
 
 def install(
@@ -361,7 +357,7 @@ def install(
     for path, text in given.signed.items():
         _put(text.encode(), to / path)
     (to / UNDER_WAY).unlink()
-    return Installed(new, tuple(changed), tuple(kept))
+    return Installed(new, changed, kept)
 
 
 def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> bytes:
@@ -385,30 +381,40 @@ def _check_links(to: Path, paths: Iterable[str]) -> None:
 
 def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> list[Inventory]:
     """What is in the place, whole or begun."""
-    new, where = given.inventory, str(given.folder)
-    if new.host is not None and new.host != host:
-        fix = "take the bundle of this machine, or correct its host in the plan"
-        what = f"is for the machine {new.host}, and this is {host}"
-        raise BundleError(what, where=where, fix=fix)
-    if site is not None and site != given.signer.fingerprint():
-        fix = "ask who keeps the site for its bundle and its key's fingerprint"
-        what = f"is signed by site {given.signer.fingerprint()}, not by {site}"
-        raise BundleError(what, where=where, fix=fix)
-    mine = to / IDENTITY
     found = _in_place(to)
-    keys = IDENTITY in new.given or mine.exists()
-    if new.device_id is not None and not keys and not (to / INVENTORY).exists():
+    for what, fix in _objections(given, to, found, site, host):
+        raise BundleError(what, where=str(given.folder), fix=fix)
+    return [old for old, _ in found]
+
+
+def _objections(
+    given: Bundle, to: Path, found: list[tuple[Inventory, VerifyKey]], site: str | None, host: str
+) -> Iterator[tuple[str, str]]:
+    new, signer = given.inventory, given.signer.fingerprint()
+    mine, theirs = to / IDENTITY, given.contents.get(IDENTITY)
+    if new.host not in (None, host):
+        fix = "take the bundle of this machine, or correct its host in the plan"
+        yield f"is for the machine {new.host}, and this is {host}", fix
+    if site not in (None, signer):
+        fix = "ask who keeps the site for its bundle and its key's fingerprint"
+        yield f"is signed by site {signer}, not by {site}", fix
+    if new.device_id and not (theirs or mine.exists() or (to / INVENTORY).exists()):
         fix = f"name {new.name}'s folder, or revoke it and add a device of another name"
-        what = "updates a device that is in place; it holds no keys for a new one"
-        raise BundleError(what, where=where, fix=fix)
-    for old, signer in found:
-        _check_successor(given, old, signer)
-    theirs = given.contents.get(IDENTITY)
+        yield "updates a device that is in place; it holds no keys for a new one", fix
+    for old, known in found:
+        if (old.fleet, old.party, old.name) != (new.fleet, new.party, new.name):
+            here = f"here is {old.name} of fleet {old.fleet}"
+            fix = "take the bundle of this place"
+            yield f"is {new.name}'s of fleet {new.fleet}, and {here}", fix
+        if known != given.signer:
+            fix = "ask who keeps the site; where its key was replaced, remove inventory.sig and"
+            yield "is signed by another site than the one before", f"{fix} inventory.json here"
+        if new.sequence < old.sequence:
+            what = f"is number {new.sequence}, older than number {old.sequence} in place"
+            yield what, "take the newest bundle"
     if theirs is not None and mine.exists() and mine.read_bytes() != theirs:
         fix = "its ledger is another's: install to a new folder"
-        what = "holds another identity than the device in place"
-        raise BundleError(what, where=where, fix=fix)
-    return [old for old, _ in found]
+        yield "holds another identity than the device in place", fix
 
 
 def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
@@ -426,30 +432,12 @@ def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
         except BundleError:  # its two files may have been cut apart
             if not found:
                 raise
-    if not found and to.exists() and any(_foreign(path.name) for path in to.iterdir()):
+    names = [path.name for path in to.iterdir()] if to.exists() else []
+    scratch = f".{UNDER_WAY}."  # of write_durably
+    if not found and not all(name == STATE or name.startswith(scratch) for name in names):
         fix = "name a new folder, or the one of this party"
         raise UsageError("is not empty and holds no bundle", where=str(to), fix=fix)
     return found
-
-
-def _foreign(name: str) -> bool:
-    return name != STATE and not name.startswith(f".{UNDER_WAY}.")  # write_durably's own
-
-
-def _check_successor(given: Bundle, old: Inventory, signer: VerifyKey) -> None:
-    new, what, fix = given.inventory, "", ""
-    if (old.fleet, old.party, old.name) != (new.fleet, new.party, new.name):
-        what = f"is {new.name}'s of fleet {new.fleet}, and here is {old.name} of fleet {old.fleet}"
-        fix = "take the bundle of this place"
-    elif signer != given.signer:
-        what = "is signed by another site than the one before"
-        fix = "ask who keeps the site; where its key was replaced, remove inventory.sig and"
-        fix += " inventory.json here"
-    elif new.sequence < old.sequence:
-        what = f"is number {new.sequence}, older than number {old.sequence} in place"
-        fix = "take the newest bundle"
-    if what:
-        raise BundleError(what, where=str(given.folder), fix=fix)
 
 
 def _put(content: bytes, to: Path, *, secret: bool = False) -> None:
