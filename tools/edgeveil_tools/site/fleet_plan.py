@@ -317,9 +317,9 @@ class FleetPlan(Block):
         for side in SIDES:
             yield from self._broker_mixes(f"{side}_broker", self.broker(side))
         for cell, planned in self.cells.items():
-            if not cell and (said := planned.model_fields_set):
+            if not cell and (moved := planned.model_fields_set):
                 text = "is of the cell without a name, whose blocks stand beside cells; move it"
-                yield Mix((f"cells..{min(said)}",), f"{text} there")
+                yield Mix((f"cells..{min(moved)}",), f"{text} there")
                 continue
             for side in SIDES:
                 if (domain := self.domain(side, cell)) != side:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import difflib
 import fcntl
-import hashlib
 import os
 import re
 import secrets
@@ -35,13 +34,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from edgeveil.audit_log import AUDIT_FILE, AuditLog, read_audit
 from edgeveil.config.file import drop_retired
 from edgeveil.crypto.authorities import AUTHORITY_DAYS, Authority, certificate_pem, key_pem, new_key
-from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.broker_rules import hash_password
+from edgeveil_tools.site.brokers import write_private
 from edgeveil_tools.site.bundles import (
     INVENTORY,
     SITE_FILE,
@@ -78,13 +78,7 @@ from edgeveil_tools.site.fleet_plan import (
     load_plan,
     of_cell,
 )
-from edgeveil_tools.site.trust_folder import (
-    BUNDLE_FILE,
-    Passphrase,
-    TrustFolder,
-    load_root_key,
-    save_root_key,
-)
+from edgeveil_tools.site.trust_folder import Passphrase, TrustFolder, load_root_key, save_root_key
 
 RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
 _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
@@ -95,16 +89,18 @@ _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 class FleetSite:
     """A site's folder. Methods raise UsageError, ConfigError, CryptoError or OSError."""
 
+    _plan: FleetPlan  # as last read, with its devices by name in their cells
+    _devices: dict[str, DevicePlan]
+
     def __init__(self, folder: Path, passphrase: Passphrase) -> None:
         self.folder, self._passphrase = folder, passphrase
         self.bundles = folder / "bundles"
+        self._trust_folder = TrustFolder(folder / "trust", passphrase)
         self._record = FleetRecord.load(folder / RECORD)
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
         self._preview = False  # keys and certificates are made up, nothing is written
         self.awaits_root = False  # what the plan adds lacks signatures of root keys
-
-    # --- what is there ---
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -125,39 +121,27 @@ class FleetSite:
             self._record = FleetRecord.load(self.folder / RECORD)
             yield
         except BlockingIOError:
-            raise UsageError(
-                "another command works in this folder", where=str(self.folder), fix="wait for it"
-            ) from None
+            what = "another command works in this folder"
+            raise UsageError(what, where=str(self.folder), fix="wait for it") from None
         finally:
             os.close(handle)
 
+    # --- changes ---
+
     def changes(self) -> list[PartyChange]:
         """Compute what `apply` would do, on a copy of the record, with keys made up."""
-        plan, devices = self._planned()
+        self._read_plan()
         record, self._record, self._preview = self._record, deepcopy(self._record), True
         try:
-            return self._changed(plan, devices)
+            return self._changed()
         finally:
             self._record, self._preview = record, False
-
-    def _digests(
-        self, plan: FleetPlan, party: Party, files: Mapping[str, bytes], facts: Facts
-    ) -> dict[str, str]:
-        """Digests of a party's files; those that say nothing new count as unchanged."""
-        found = {path: digest(raw) for path, raw in files.items()}
-        if TRUST_FILE in party.files and party.believes == believes(plan, party, facts):
-            found[TRUST_FILE] = party.files[TRUST_FILE]
-        if SITE_FILE in party.files and _same_settings(party.text, files[SITE_FILE]):
-            found[SITE_FILE] = party.files[SITE_FILE]
-        return found
-
-    # --- changes ---
 
     def apply(self) -> list[PartyChange]:
         """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
         with self.alone():
             self.changes()  # refuses a plan that cannot work before anything is written
-            done = self._changed(*self._planned())
+            done = self._changed()
             os.sync()
             changed = [one for one in done if one.what != "unplanned"]
             if changed:
@@ -165,33 +149,35 @@ class FleetSite:
             self._record.save(self.folder / RECORD)
             return done
 
-    def _changed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        by_name, held = {one.name: one for one in devices}, set(self._record.parties)
-        names = [*plan.servers, *by_name]
-        new = [name for name in names if name not in held]
+    def _changed(self) -> list[PartyChange]:
+        plan = self._plan
+        names = [*plan.servers, *self._devices]
+        new = [name for name in names if name not in self._record.parties]
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=plan.renew_days)
         active = [party for party in self.parties if party.active]
         done = [PartyChange(name, "new") for name in new]
         done += [PartyChange(one.name, "unplanned") for one in active if one.name not in {*names}]
-        self._prepare(plan, names)
+        self._prepare(names)
         for name in new:
-            self._make(plan, name, by_name.get(name))
+            self._make(name)
         if not self._preview:
-            self._trust(plan)
-        done += self._move(plan, names, by_name)
+            self._trust()
+        done += self._move()
+        self._resettle(names)
         for party in active:
             if (ends := party.ends()) is not None and ends <= soon:
                 if not self._preview:
-                    self._certify(plan, party.name)
+                    self._certify(party.name)
                 done.append(PartyChange(party.name, "renewed"))
-        return done + self._write(plan, names, by_name, set(new))
+        return done + self._write(names, set(new))
 
     def revoke(self, name: str) -> list[PartyChange]:
         """Take a device out for good; its record stays."""
-        plan, _ = self._planned()
+        self._read_plan()
         with self.alone():
-            party = self._record.parties.get(name) or self._by_device(name)
-            if party is None and plan.devices.claims is not None and _DEVICE_ID.fullmatch(name):
+            by_id = (one for one in self.parties if one.device_id == name)
+            party = self._record.parties.get(name) or next(by_id, None)
+            if party is None and self._plan.devices.claims and _DEVICE_ID.fullmatch(name):
                 party = Party(name=name, kind="edge", device_id=name)  # it came with a claim
             if party is None or party.kind != "edge":
                 fix = "see edgeveil site status; one that came with a claim, by its id"
@@ -214,16 +200,16 @@ class FleetSite:
 
         Clients get new certificates; the broker keeps its own until all know the new authority.
         """
-        plan, _ = self._planned()
+        self._read_plan()
         if domain not in self._record.authorities:
             fix = f"name one of {', '.join(self._record.authorities)}; or plan it, and apply"
             where = str(self.folder / PLAN_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
         if finish != (len(self._record.authorities[domain]) > 1):
             how = "not being rotated" if finish else "being rotated already"
-            what = f"the {domain} authority is {how}"
             fix = f"edgeveil site rotate {self.folder} {domain}-authority"
-            raise UsageError(what, fix=fix + ("" if finish else " --finish"))
+            fix += "" if finish else " --finish"
+            raise UsageError(f"the {domain} authority is {how}", fix=fix)
         with self.alone():
             if finish:
                 del self._record.authorities[domain][1:]
@@ -232,7 +218,7 @@ class FleetSite:
             for party in self.parties:
                 issues = party.active and domain in party.certificates
                 if issues and (party.kind == "broker") == finish:
-                    self._certify(plan, party.name, only=domain)
+                    self._certify(party.name, only=domain)
             self._list_revoked(domain)
             self._log("rotate", {"authority": domain, **({"finished": True} if finish else {})})
             self._record.save(self.folder / RECORD)
@@ -240,52 +226,47 @@ class FleetSite:
 
     # --- inside: what the plan asks for ---
 
-    def _planned(self) -> tuple[FleetPlan, list[DevicePlan]]:
-        plan = load_plan(self.folder)
+    def _read_plan(self) -> None:
+        plan, file = load_plan(self.folder), self.folder / PLAN_FILE
         if self._record.fleet not in ("", plan.name):
             fix = f"name it {self._record.fleet} again, or begin a new site"
-            where = str(self.folder / PLAN_FILE)
-            raise UsageError("the fleet has another name than before", where=where, fix=fix)
-        record = self.folder / RECORD
+            raise UsageError("the fleet has another name than before", where=str(file), fix=fix)
+        record, trust = self.folder / RECORD, self._trust_folder.bundle_file
         if not record.exists() and (self.folder / AUDIT_FILE).exists():
             fix = "restore it from a backup; every party would be made anew without it"
             raise UsageError("is gone", where=str(record), fix=fix)
-        trust = self.folder / "trust" / BUNDLE_FILE
         if not trust.exists() and any(TRUST_FILE in party.files for party in self.parties):
+            what = "is gone, and who is in place has pinned it"
             fix = "copy the root's trust.json there; its keys may stay where they are"
-            raise UsageError(
-                "is gone, and who is in place has pinned it", where=str(trust), fix=fix
-            )
-        return plan, self._placed(plan, devices_of(plan, str(self.folder / PLAN_FILE)))
-
-    def _placed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[DevicePlan]:
-        """Complete the cells: those of before where the plan has none, and for new devices the
-        cells with the fewest."""
-        held = {party.name: party.cell for party in self.parties}
+            raise UsageError(what, where=str(trust), fix=fix)
+        devices, held = devices_of(plan, str(file)), {one.name: one.cell for one in self.parties}
         cells = {d.name: held.get(d.name) if d.cell is None else d.cell for d in devices}
         for name, cell in cells.items():
             if cell is not None and cell not in plan.cell_names:
-                raise UsageError(
-                    f"{name} is in the cell {repr(cell) if cell else 'without a name'}, which the"
-                    " plan no longer has",
-                    where=str(self.folder / PLAN_FILE),
-                    fix=f"keep that cell, or give {name} another in devices.list or the table",
-                )
+                shown = repr(cell) if cell else "without a name"
+                what = f"{name} is in the cell {shown}, which the plan no longer has"
+                fix = f"keep that cell, or give {name} another in devices.list or the table"
+                raise UsageError(what, where=str(file), fix=fix)
         counts = Counter(cells.values())
         for name, cell in cells.items():
-            if cell is None:
+            if cell is None:  # a new device's, which goes to the cell with the fewest
                 cells[name] = min(plan.cell_names, key=lambda one: counts[one])
                 counts[cells[name]] += 1
-        return [replace(one, cell=cells[one.name]) for one in devices]
+        self._plan = plan
+        self._devices = {one.name: replace(one, cell=cells[one.name]) for one in devices}
 
     def _still(self, names: Iterable[str]) -> list[Party]:
         held = self._record.parties
         return [held[name] for name in names if name in held and held[name].active]
 
+    def _change(self, party: Party, **changed: Any) -> Party:
+        self._record.parties[party.name] = new = replace(party, **changed)
+        return new
+
     # --- inside: making ---
 
-    def _prepare(self, plan: FleetPlan, names: list[str]) -> None:
-        record = self._record
+    def _prepare(self, names: list[str]) -> None:
+        record, plan = self._record, self._plan
         record.fleet = plan.name
         claims = plan.cell_names if plan.devices.claims is not None else ()
         for domain in (*plan.domains, *(of_cell("claims", cell) for cell in claims)):
@@ -298,9 +279,9 @@ class FleetSite:
             for name in names:
                 settle(self.bundles / name)
 
-    def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
+    def _make(self, name: str) -> None:
         """Make the keys of a new party, in its bundle alone."""
-        folder = self.bundles / name
+        folder, plan, device = self.bundles / name, self._plan, self._devices.get(name)
         what, _, rest = name.partition("-")
         kind = "edge" if device is not None or what == IMAGE else what
         cell = device.cell if device is not None else rest if what in (IMAGE, "proxy") else ""
@@ -308,11 +289,10 @@ class FleetSite:
         if self._preview:
             words = dict.fromkeys(password_domains(plan, party), "")
             pems = dict.fromkeys(tls_keys(plan, party), TO_BE_MADE)
-            party = replace(party, words=words, certificates=pems)
+            party = self._change(party, words=words, certificates=pems)
             if device is not None:
                 line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
-                party = replace(party, device_id=name, enrolment=line)
-            self._record.parties[name] = party
+                self._change(party, device_id=name, enrolment=line)
             return
         if device is not None:
             identity = DeviceIdentity.load_or_create(folder / STATE)
@@ -327,71 +307,61 @@ class FleetSite:
             word = secrets.token_urlsafe(_SECRET_WORD_BYTES).encode()
             word = _give(folder / file, word + b"\n").strip()
             words[domain] = hash_password(word.decode())
-            if not plan.broker(domain).own:
-                self._account(domain, party.device_id or name, word.decode())
-        self._record.parties[name] = replace(party, words=words)
+            if not plan.broker(domain).own:  # to be registered where others run the broker
+                accounts = self.folder / f"accounts-{domain}.csv"
+                accounts.touch(0o600)
+                with accounts.open("a") as listed:
+                    listed.write(f"{party.device_id or name},{word.decode()}\n")
+        self._change(party, words=words)
         for domain, file in tls_keys(plan, party).items():
             key = load_pem_private_key(_give(folder / file, key_pem(new_key())), None)
-            self._issue(plan, name, domain, key.public_key())
+            self._issue(name, domain, key.public_key())
 
-    def _account(self, domain: str, user: str, word: str) -> None:
-        """Note a password that is to be registered where others run the broker."""
-        path = self.folder / f"accounts-{domain}.csv"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{user},{word}\n")
-
-    def _certify(self, plan: FleetPlan, name: str, *, only: str | None = None) -> None:
+    def _certify(self, name: str, *, only: str | None = None) -> None:
         """Issue new certificates for the same keys."""
         for domain, pem in dict(self._record.parties[name].certificates).items():
             if only in (None, domain):
-                self._issue(plan, name, domain, _public_key(pem))
+                self._issue(name, domain, _public_key(pem))
 
-    def _issue(self, plan: FleetPlan, name: str, domain: str, key: object) -> None:
+    def _issue(self, name: str, domain: str, key: object) -> None:
+        party = self._record.parties[name]
         if self._preview:
-            party = self._record.parties[name]
-            pems = {**party.certificates, domain: TO_BE_MADE}
-            self._record.parties[name] = replace(party, certificates=pems)
+            self._change(party, certificates={**party.certificates, domain: TO_BE_MADE})
             return
         if not isinstance(key, ec.EllipticCurvePublicKey):
             fix = "take the bundle away, and apply again"
             raise UsageError("is no key that was made here", where=name, fix=fix)
-        party = self._record.parties[name]
-        issue = party.issues.get(domain, 0)
-        authority, days = self._authority(domain), plan.certificate_days
+        issue, days = party.issues.get(domain, 0), self._plan.certificate_days
+        authority, user = self._authority(domain), party.device_id or name
         if party.kind == "broker":
-            names = plan.broker(domain).names
-            shown = authority.server(name, key, names, days=days)
+            shown = authority.server(name, key, self._plan.broker(domain).names, days=days)
+        elif side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
+            shown = authority.client("claim", key, issue=issue, days=AUTHORITY_DAYS)
         else:
-            user = party.device_id or party.name
-            if side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
-                user, days = "claim", AUTHORITY_DAYS
             shown = authority.client(user, key, issue=issue, days=days)
         pems = {**party.certificates, domain: certificate_pem(shown).decode()}
-        issues = {**party.issues, domain: issue + 1}
-        self._record.parties[name] = replace(party, certificates=pems, issues=issues)
+        self._change(party, certificates=pems, issues={**party.issues, domain: issue + 1})
 
     def _list_revoked(self, *domains: str) -> None:
         """List certificates of devices that were revoked or whose cell left the domain."""
-        if self._preview:
-            self._record.revocations.update(dict.fromkeys(domains, TO_BE_MADE))
-            return
         for domain in domains:
             names = [
-                one.device_id or ""
+                one.device_id
                 for one in self.parties
                 if one.device_id and side_of(domain) != "cloud"
                 if not one.active or (domain in one.issues and domain not in one.certificates)
             ]
-            count = len(self._record.authorities[domain])
-            lists = [self._authority(domain, at).revocations(names) for at in range(count)]
+            lists = [TO_BE_MADE.encode()]
+            if not self._preview:
+                count = len(self._record.authorities[domain])
+                lists = [self._authority(domain, at).revocations(names) for at in range(count)]
             self._record.revocations[domain] = b"".join(lists).decode()
 
-    def _trust(self, plan: FleetPlan) -> None:
+    def _trust(self) -> None:
         """Make the root the first time; later delegate to cells and domains that came since."""
-        folder = self.folder / "trust"
-        if (folder / BUNDLE_FILE).exists():
-            self._extend_trust(plan)
+        plan, root, folder = self._plan, self._plan.root, self._trust_folder
+        if folder.bundle_file.exists():
+            self._extend_trust()
             return
         scratch = self.folder / ".new-trust"
         shutil.rmtree(scratch, ignore_errors=True)  # an apply was cut short
@@ -399,154 +369,151 @@ class FleetSite:
         proxies = {cell: self._proxy_key(cell) for cell in plan.cell_names}
         # Where every cell has a name, nobody speaks for the one without.
         unnamed = proxies.pop("", None) or SigningKey.generate().public()
+        roles = {"cloud-jobs": "cloud", "cloud-releases": "releases"}
+        keys = {role: VerifyKey.load(state / f"{name}.pub") for role, name in roles.items()}
         TrustFolder(scratch, self._passphrase).init(
-            [SigningKey.generate() for _ in range(plan.root.keys)],
-            plan.root.threshold,
-            {
-                "cloud-jobs": VerifyKey.load(state / "cloud.pub"),
-                "cloud-releases": VerifyKey.load(state / "releases.pub"),
-                "proxy-rosters": unnamed,
-            },
+            [SigningKey.generate() for _ in range(root.keys)],
+            root.threshold,
+            {**keys, "proxy-rosters": unnamed},
             authorities={domain: self._record.authorities[domain][0] for domain in plan.domains},
             cells=proxies,
             site=self._site_key().public(),
         )
-        scratch.rename(folder)
+        scratch.rename(folder.folder)
 
-    def _extend_trust(self, plan: FleetPlan) -> None:
-        folder = TrustFolder(self.folder / "trust", self._passphrase)
-        said = folder.delegated()
+    def _extend_trust(self) -> None:
+        folder, said, plan = self._trust_folder, self._trust_folder.delegated(), self._plan
         new = [cell for cell in plan.cells if cell and cell not in said.cells]
         domains = [domain for domain in plan.domains if domain not in said.authorities]
         if not new and not domains:
             return
-        self.awaits_root = True
-        if any((folder.folder / "pending").glob("*.json")):
-            return
-        missing = folder.extend(
-            {cell: self._proxy_key(cell) for cell in new},
-            {domain: self._record.authorities[domain][0] for domain in domains},
-            self._site_key().public(),
-        )
-        self.awaits_root = bool(missing)
+        self.awaits_root = any((folder.folder / "pending").glob("*.json"))
+        if not self.awaits_root:
+            cells = {cell: self._proxy_key(cell) for cell in new}
+            authorities = {domain: self._record.authorities[domain][0] for domain in domains}
+            missing = folder.extend(cells, authorities, self._site_key().public())
+            self.awaits_root = bool(missing)
 
     def _proxy_key(self, cell: str) -> VerifyKey:
         return VerifyKey.load(self.bundles / of_cell("proxy", cell) / STATE / "proxy.pub")
 
     # --- inside: moving ---
 
-    def _move(
-        self, plan: FleetPlan, names: list[str], by_name: Mapping[str, DevicePlan]
-    ) -> list[PartyChange]:
-        """Move devices to their planned cells by signed notes, and parties to their brokers."""
+    def _move(self) -> list[PartyChange]:
+        """Move devices to their planned cells by signed notes."""
         done = []
-        for party in self._still(by_name):
-            cell = by_name[party.name].cell or ""
+        for party in self._still(self._devices):
+            cell = self._devices[party.name].cell or ""
             if cell == party.cell:
                 continue
             done.append(PartyChange(party.name, "moved", f"- cell: {party.cell}\n+ cell: {cell}"))
             left = tuple(dict.fromkeys((*party.left, party.cell)))
             move = {"cell": cell, "number": (party.move["number"] if party.move else 0) + 1}
             if self._preview:
-                sealing = Enrolment.from_json((party.enrolment or "").encode()).sealing
-                move = Move(sealing, cell, 0, 0, b"").to_plain()
-            self._record.parties[party.name] = replace(party, cell=cell, left=left, move=move)
+                move = Move(_sealing(party), cell, 0, 0, b"").to_plain()
+            self._change(party, cell=cell, left=left, move=move)
         if not self._preview:
             self._sign_moves(bool(done))
-        self._resettle(plan, names)
         return done
 
     def _sign_moves(self, required: bool) -> None:
         """Sign the notes of all moved devices in the site key's present epoch."""
-        site = TrustFolder(self.folder / "trust", self._passphrase).delegated().site
-        own = self._site_key()
+        site, own, root = (
+            self._trust_folder.delegated().site,
+            self._site_key(),
+            self.folder / "trust",
+        )
         if site is None or site.key != own.public():
-            if not required:
-                return
-            raise UsageError(
-                "the root does not name this site's key as the one that moves devices",
-                where=str(self.folder / "trust"),
-                fix=f"edgeveil trust rotate {self.folder / 'trust'} site"
-                f" {self.folder / PUBLIC_KEY}",
-            )
+            if required:
+                what = "the root does not name this site's key as the one that moves devices"
+                fix = f"edgeveil trust rotate {root} site {self.folder / PUBLIC_KEY}"
+                raise UsageError(what, where=str(root), fix=fix)
+            return
         for party in self.parties:
             if party.move and party.move.get("epoch") != site.epoch:
-                enrolled = Enrolment.from_json((party.enrolment or "").encode()).sealing
                 cell, number = party.move["cell"], party.move["number"]
-                note = Move.make(own, site.epoch, enrolled, cell, number).to_plain()
-                self._record.parties[party.name] = replace(party, move=note)
+                note = Move.make(own, site.epoch, _sealing(party), cell, number)
+                self._change(party, move=note.to_plain())
 
-    def _resettle(self, plan: FleetPlan, names: list[str]) -> None:
+    def _resettle(self, names: list[str]) -> None:
         """Give parties certificates and accounts of the domains they are in, and of no other."""
         left: set[str] = set()
         for party in self._still(names):
             if party.kind == "broker":
                 continue
-            for domain in tls_keys(plan, party):
+            domains = tls_keys(self._plan, party)
+            for domain in domains:
                 if domain not in party.certificates:
                     pem = _of_side(party.certificates, domain)
-                    self._issue(plan, party.name, domain, _public_key(pem))
+                    self._issue(party.name, domain, _public_key(pem))
             words = {}
-            for domain in password_domains(plan, party):
+            for domain in password_domains(self._plan, party):
                 words[domain] = party.words.get(domain) or _of_side(party.words, domain)
-                if domain not in party.words and not plan.broker(domain).own:
+                if domain not in party.words and not self._plan.broker(domain).own:
                     what = f"needs an account at the broker of {domain}, whose password it has"
                     fix = "set certificates, or revoke it and add a device of another name"
                     raise UsageError(f"{what} alone", where=party.name, fix=fix)
             issued = self._record.parties[party.name]
-            kept = {d: issued.certificates[d] for d in tls_keys(plan, party)}
+            kept = {domain: issued.certificates[domain] for domain in domains}
             left |= set(issued.certificates) - set(kept)
-            self._record.parties[party.name] = replace(issued, certificates=kept, words=words)
+            self._change(issued, certificates=kept, words=words)
         self._list_revoked(*left)
 
-    def _write(
-        self, plan: FleetPlan, names: list[str], by_name: Mapping[str, DevicePlan], new: set[str]
-    ) -> list[PartyChange]:
-        record, found = self._record, []
+    # --- inside: bundles ---
+
+    def _write(self, names: list[str], new: set[str]) -> list[PartyChange]:
+        record, plan, found = self._record, self._plan, []
         path = self.folder / AUDIT_FILE  # the record may come from a backup
         lines = read_audit(path) if path.exists() else []
         number = max([record.sequence, *(one["what"].get("sequence", 0) for one in lines)]) + 1
-        trust = self.folder / "trust" / BUNDLE_FILE
+        trust = self._trust_folder.bundle_file
         facts = Facts(record, trust.read_bytes() if trust.exists() else b"")
         for party in self._still(names):
             if self._preview and party.name in new:
                 continue
-            device = by_name.get(party.name)
-            files = files_of(plan, party, device, facts)
-            if self._digests(plan, party, files, facts) == dict(party.files):
+            files = files_of(plan, party, self._devices.get(party.name), facts)
+            if self._digests(party, files, facts) == dict(party.files):
                 continue
             if party.name not in new:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
-            if self._preview:
-                continue
-            digests = {path: digest(raw) for path, raw in files.items()}
-            folder = self.bundles / party.name
-            given = _given(folder)
-            claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
-            if claims_key and claims_key not in party.text:  # the proxy's, to sign
-                signer = self._authority(of_cell("claims", party.cell))
-                given[claims_key] = digest(_give(folder / claims_key, key_pem(signer.key)))
-            inventory = Inventory(
-                fleet=plan.name,
-                party=party.kind,
-                name=party.name,
-                host_kind=hosted(plan, party).host_kind,
-                sequence=number,
-                files=digests,
-                given=given,
-                host=device.host if device else getattr(hosted(plan, party), "host", None),
-                device_id=party.device_id,
-            )
-            write_bundle(folder, inventory, files, self._site_key())
-            record.sequence = number
-            record.parties[party.name] = replace(
-                party,
-                files=digests,
-                sequence=number,
-                text=files[SITE_FILE].decode(),
-                believes=believes(plan, party, facts),
-            )
+            if not self._preview:
+                self._write_bundle(party, files, facts, number)
+                record.sequence = number
         return found
+
+    def _digests(self, party: Party, files: Mapping[str, bytes], facts: Facts) -> dict[str, str]:
+        """Digests of a party's files; those that say nothing new count as unchanged."""
+        found = {path: digest(raw) for path, raw in files.items()}
+        if TRUST_FILE in party.files and party.believes == believes(self._plan, party, facts):
+            found[TRUST_FILE] = party.files[TRUST_FILE]
+        if SITE_FILE in party.files and _same_settings(party.text, files[SITE_FILE]):
+            found[SITE_FILE] = party.files[SITE_FILE]
+        return found
+
+    def _write_bundle(
+        self, party: Party, files: Mapping[str, bytes], facts: Facts, number: int
+    ) -> None:
+        plan, device, folder = self._plan, self._devices.get(party.name), self.bundles / party.name
+        digests, on = {path: digest(raw) for path, raw in files.items()}, hosted(plan, party)
+        given = _given(folder)
+        claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
+        if claims_key and claims_key not in party.text:  # the proxy's, to sign
+            signer = self._authority(of_cell("claims", party.cell))
+            given[claims_key] = digest(_give(folder / claims_key, key_pem(signer.key)))
+        inventory = Inventory(
+            fleet=plan.name,
+            party=party.kind,
+            name=party.name,
+            host_kind=on.host_kind,
+            sequence=number,
+            files=digests,
+            given=given,
+            host=device.host if device else getattr(on, "host", None),
+            device_id=party.device_id,
+        )
+        write_bundle(folder, inventory, files, self._site_key())
+        text, said = files[SITE_FILE].decode(), believes(plan, party, facts)
+        self._change(party, files=digests, sequence=number, text=text, believes=said)
 
     # --- inside: keys ---
 
@@ -562,10 +529,9 @@ class FleetSite:
 
     def _authority(self, domain: str, at: int = 0) -> Authority:
         """Load the newest authority of a domain, or the one before."""
-        pem = self._record.authorities[domain][at]
-        number = hashlib.sha256(pem.encode()).hexdigest()[:16]
+        number = digest(self._record.authorities[domain][at].encode())[:16]
         if number not in self._authorities:
-            crt, key = self._authority_files(number)
+            crt, key = (self.folder / "authorities" / f"{number}.{one}" for one in ("crt", "key"))
             self._authorities[number] = Authority.load(crt, key, self._passphrase(key))
         return self._authorities[number]
 
@@ -575,26 +541,23 @@ class FleetSite:
             return
         made = Authority.make(f"EdgeVeil {self._record.fleet} {domain} {secrets.token_hex(4)}")
         pem = certificate_pem(made.certificate).decode()
-        number = hashlib.sha256(pem.encode()).hexdigest()[:16]
-        crt, key = self._authority_files(number)
-        crt.parent.mkdir(mode=0o700, exist_ok=True)
-        made.save(crt, key, self._passphrase(key))
+        number, folder = digest(pem.encode())[:16], self.folder / "authorities"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        key = folder / f"{number}.key"
+        made.save(folder / f"{number}.crt", key, self._passphrase(key))
         self._authorities[number] = made
         self._record.authorities[domain] = [pem, *self._record.authorities.get(domain, [])]
-
-    def _authority_files(self, number: str) -> tuple[Path, Path]:
-        folder = self.folder / "authorities"
-        return folder / f"{number}.crt", folder / f"{number}.key"
 
     def _log(self, action: str, what: Mapping[str, Any]) -> None:
         AuditLog(self.folder / AUDIT_FILE, self._site_key()).append(action, what)
 
-    def _by_device(self, device_id: str) -> Party | None:
-        return next((one for one in self.parties if one.device_id == device_id), None)
-
 
 def _public_key(pem: str) -> object:
     return x509.load_pem_x509_certificate(pem.encode()).public_key()
+
+
+def _sealing(party: Party) -> SealingKey:
+    return Enrolment.from_json((party.enrolment or "").encode()).sealing
 
 
 def _given(folder: Path) -> dict[str, str]:
@@ -614,12 +577,7 @@ def _give(path: Path, content: bytes) -> bytes:
     """Write a new party's secret unless an apply that was cut short has made it."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}")
-        scratch.unlink(missing_ok=True)
-        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        scratch.rename(path)
+        write_private(path, content.decode())
     return path.read_bytes()
 
 
