@@ -111,10 +111,7 @@ def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a TCP port that nobody uses at this moment, below those of outgoing connections.
-
-    Raises OSError if none is free.
-    """
+    """Find a free TCP port, below those of outgoing connections. Raises OSError if none is."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
         if port in _CHOSEN:
@@ -126,11 +123,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find several different free ports."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return list(found)
+    """Find several free ports, which differ as those chosen of late are passed over."""
+    return [free_port() for _ in range(count)]
 
 
 def defer_accepts(pid: int) -> int:
@@ -205,7 +199,6 @@ class BrokerProcess:
 
     @property
     def name(self) -> str:
-        """Engine and version: `mosquitto 2.0.11`, `amqtt 0.12.1`."""
         if self.engine == "amqtt":
             return f"amqtt {metadata.version('amqtt')}"
         shown = subprocess.run(["mosquitto", "-h"], capture_output=True, text=True, check=False)
@@ -213,12 +206,10 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        """Address for clients."""
         return BrokerAddress(self._plan.host, self.port, self._plan.tls is not None).url
 
     @property
     def websockets_url(self) -> str | None:
-        """Address for clients that speak WebSockets."""
         if self.websockets_port is None:
             return None
         tls = self._plan.tls is not None
@@ -231,7 +222,6 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
         return self._child.pid if self._child is not None else None
 
     def start(self) -> None:
@@ -294,18 +284,16 @@ class BrokerProcess:
                 return
 
     def running(self) -> bool:
-        """Whether the process lives."""
         return self._child is not None and self._child.poll() is None
 
     def refresh_users(self) -> int:
         """Read the list of users again, also while running; how many there are."""
-        if self._users is None and self._users_file is None:
+        if not self._authenticated:
             return 0
+        text = users_text(self._users or {})
         if self._users_file is not None:
             listed = read_users(self._users_file)
             text = "".join(f"{name}:{hashed}\n" for name, hashed in listed.items())
-        else:
-            text = users_text(self._users or {})
         write_private(self._directory / "users", text)
         if self.engine == "mosquitto" and self._child is not None and self.running():
             self._child.send_signal(signal.SIGHUP)
@@ -313,7 +301,6 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What it wrote so far, to read where it misbehaves."""
         return self._log.read_text("utf-8", "replace")
 
     def _check_ports(self) -> None:
@@ -341,13 +328,10 @@ class BrokerProcess:
             else:
                 if self._plan.tls is None or self._stays():
                     return
-        said = self.log.strip().splitlines()
+        *_, said = ["no answer", *self.log.strip().splitlines()]
         self.stop()
-        raise BrokerError(
-            f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
-            where=place(self._plan.host, self.port),
-            fix=f"see {self._log}",
-        )
+        what, where = f"{self.engine} did not start: {said}", place(self._plan.host, self.port)
+        raise BrokerError(what, where=where, fix=f"see {self._log}")
 
     def _stays(self) -> bool:
         """mosquitto listens first, and then ends where it cannot read its certificate."""
@@ -402,9 +386,8 @@ class BrokerProcess:
     def _amqtt(self) -> list[str]:
         plan, tls = self._plan, self._plan.tls
         if tls is not None and tls.ca_file is not None:
-            raise BrokerError(
-                "amqtt cannot demand client certificates", fix="use mosquitto, or leave ca_file out"
-            )
+            fix = "use mosquitto, or leave ca_file out"
+            raise BrokerError("amqtt cannot demand client certificates", fix=fix)
         rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
         settings = {
             "host": plan.host,
@@ -445,23 +428,7 @@ def run_broker(site: BrokerSite) -> int:
         max_queued_bytes=site.limits.max_queued_bytes,
         max_connections=min(site.limits.max_connections, files),
     )
-    return _run_until_signal(plan, site.users_file)
-
-
-def _check_key(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            others = open_to_others(file.fileno())
-    except OSError as error:
-        what = f"this TLS file cannot be read ({error.strerror})"
-        raise BrokerError(what, where=str(path), fix="check tls.key_file") from error
-    if others:
-        what = "other users of this machine may read this private key"
-        raise BrokerError(what, where=str(path), fix=f"chmod 600 {path}")
-
-
-def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
-    stop = threading.Event()
+    users_file, stop = site.users_file, threading.Event()
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
@@ -491,10 +458,21 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
             tell("STOPPING=1")
             broker.stop()
     if died and not stop.is_set():
-        raise BrokerError(
-            f"{broker.engine} ended by itself", where=broker.url, fix="start it again"
-        )
+        what = f"{broker.engine} ended by itself"
+        raise BrokerError(what, where=broker.url, fix="start it again")
     return 0
+
+
+def _check_key(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            others = open_to_others(file.fileno())
+    except OSError as error:
+        what = f"this TLS file cannot be read ({error.strerror})"
+        raise BrokerError(what, where=str(path), fix="check tls.key_file") from error
+    if others:
+        what = "other users of this machine may read this private key"
+        raise BrokerError(what, where=str(path), fix=f"chmod 600 {path}")
 
 
 def _start_anew(broker: BrokerProcess, tls: BrokerTls | None) -> None:

@@ -418,16 +418,13 @@ class FleetSite:
 
     def _sign_moves(self, required: bool) -> None:
         """Sign the notes of all moved devices in the site key's present epoch."""
-        site, own, root = (
-            self._trust_folder.delegated().site,
-            self._site_key(),
-            self.folder / "trust",
-        )
+        root, own = self._trust_folder, self._site_key()
+        site = root.delegated().site
         if site is None or site.key != own.public():
             if required:
                 what = "the root does not name this site's key as the one that moves devices"
-                fix = f"edgeveil trust rotate {root} site {self.folder / PUBLIC_KEY}"
-                raise UsageError(what, where=str(root), fix=fix)
+                fix = f"edgeveil trust rotate {root.folder} site {self.folder / PUBLIC_KEY}"
+                raise UsageError(what, where=str(root.folder), fix=fix)
             return
         for party in self.parties:
             if party.move and party.move.get("epoch") != site.epoch:

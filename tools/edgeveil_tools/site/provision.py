@@ -15,7 +15,8 @@ import math
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,13 +79,12 @@ class CellPorts:
 
 @dataclass(frozen=True)
 class SitePlan:
-    """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
+    """A site of two brokers, a cloud, a proxy and `devices` devices, numbered from 1, in `folder`.
 
     Each of `cells` has an edge broker and a proxy on ports of its own, and shares the cloud's
-    broker; device k (from 1) belongs to cell k − 1 modulo their number, and takes share k − 1 of
-    `source`. The last `infer_only` devices only evaluate. Limits are raised so that all devices
-    may upload `upload_bytes` in one round. With `websockets` every link uses them; with `blobs`
-    what is large goes beside the brokers, over plain HTTP.
+    broker; devices are dealt to cells by turns, and each takes its share of `source`. The last
+    `infer_only` devices only evaluate. Limits are raised so that all devices may upload
+    `upload_bytes` in one round. With `blobs` what is large goes beside the brokers, over HTTP.
     """
 
     folder: Path
@@ -114,11 +114,9 @@ class SitePlan:
         return f"http://{place(self.host, self.ports.cloud_http)}"
 
     def edge_file(self, number: int) -> Path:
-        """Site file of device `number`, from 1."""
         return self.folder / f"edge-{number}.yaml"
 
     def edge_state(self, number: int) -> Path:
-        """State folder of device `number`, from 1."""
         return self.folder / "state" / f"edge-{number}"
 
     @property
@@ -127,11 +125,9 @@ class SitePlan:
         return tuple(self.cells) or ("",)
 
     def cell_of(self, number: int) -> str:
-        """The cell of device `number`, from 1."""
         return self.cell_names[(number - 1) % len(self.cell_names)]
 
     def ports_of(self, cell: str) -> CellPorts:
-        """A cell's ports."""
         ports = self.ports
         own = CellPorts(ports.edge, ports.proxy_http, ports.edge_websockets)
         return self.cells.get(cell, own)
@@ -142,7 +138,6 @@ class SitePlan:
         return (*(of_cell("edge", cell) for cell in self.cell_names), "cloud")
 
     def port(self, domain: str, *, websockets: bool = False) -> int:
-        """Where a broker listens."""
         if domain == "cloud":
             return self.ports.cloud_websockets if websockets else self.ports.cloud
         ports = self.ports_of(domain.partition("-")[2])
@@ -161,7 +156,6 @@ class SitePlan:
     # --- site files ---
 
     def broker(self, domain: str) -> Settings:
-        """A broker's site file."""
         files = {"cert_file": f"tls/broker-{domain}.crt", "key_file": f"tls/broker-{domain}.key"}
         websockets = {"websockets_port": self.port(domain, websockets=True)}
         return {
@@ -178,7 +172,6 @@ class SitePlan:
         }
 
     def cloud(self) -> Settings:
-        """The cloud's site file."""
         pinned: Settings = {"proxy_key_file": "keys/proxy.pub"}
         if self.cells:
             keys = {cell: f"keys/{of_cell('proxy', cell)}.pub" for cell in self.cells}
@@ -191,14 +184,13 @@ class SitePlan:
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self._data(),
                 "allow_python_models": bool(self.policy.allowed_python_models),
-                **self._store("cloud_blobs"),
+                **self._store(self.ports.cloud_blobs),
                 "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
             }
         }
 
     def proxy(self, cell: str = "") -> Settings:
-        """A proxy's site file."""
         user, name = proxy_user(cell), of_cell("proxy", cell)
         return {
             "proxy": {
@@ -209,8 +201,8 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
                 "min_batch_floor": self.min_batch_floor,
-                **self._store("proxy_blobs"),
-                **self._access("cloud_blobs", "cloud_blobs"),
+                **self._store(self.ports.proxy_blobs),
+                **self._access("cloud_blobs", self.ports.cloud_blobs),
                 "limits": self._limits(
                     ProxyLimits(),
                     blob_bytes=self._batch_bytes,
@@ -222,7 +214,7 @@ class SitePlan:
         }
 
     def edge(self, number: int, device_id: str) -> Settings:
-        """The site file of device `number`, from 1, whose user name at the broker is its id."""
+        """A device's settings; its user name at the broker is its id."""
         cell, digits = self.cell_of(number), self.source.source == "digits"
         policy = self.policy.with_room(self.nominal_digits) if digits else self.policy
         shard = {
@@ -243,7 +235,7 @@ class SitePlan:
                 "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
                 "data": {**self._data(), "shard": shard},
                 "policy": policy.model_dump(mode="json", exclude_none=True),
-                **self._access("blobs", "proxy_blobs"),
+                **self._access("blobs", self.ports.proxy_blobs),
                 "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
             }
         }
@@ -260,34 +252,28 @@ class SitePlan:
     def _data(self) -> Settings:
         return self.source.model_dump(mode="json", exclude_none=True)
 
-    def _store(self, port: str) -> Settings:
+    def _store(self, port: int) -> Settings:
         """The block of a party that serves large blobs."""
-        if not self.blobs:
-            return {}
-        served = {"host": self.host, "port": getattr(self.ports, port)}
-        return {"blobs": {"url": self._blobs_url(port), "serve": served}}
+        served = {"host": self.host, "port": port}
+        url = f"http://{place(self.host, port)}/"
+        return {"blobs": {"url": url, "serve": served}} if self.blobs else {}
 
-    def _access(self, key: str, port: str) -> Settings:
+    def _access(self, key: str, port: int) -> Settings:
         """The block of a party that goes to such a store."""
-        return {key: {"urls": [self._blobs_url(port)]}} if self.blobs else {}
-
-    def _blobs_url(self, port: str) -> str:
-        return f"http://{place(self.host, getattr(self.ports, port))}/"
+        return {key: {"urls": [f"http://{place(self.host, port)}/"]}} if self.blobs else {}
 
     def _limits(self, usual: Block, **wanted: int) -> Settings:
         """The usual limits of a role, or what is wanted where that is more; packets that fit."""
-        found = {key: max(getattr(usual, key), value) for key, value in wanted.items()}
-        most = PROFILES[self.profile].largest_packet_bytes
-        packet_bytes: int = getattr(usual, "packet_bytes")  # noqa: B009 - every role's block has it
-        return found if most is None or packet_bytes <= most else {**found, "packet_bytes": most}
+        values, most = usual.model_dump(), PROFILES[self.profile].largest_packet_bytes
+        found = {key: max(values[key], value) for key, value in wanted.items()}
+        fits = most is None or values["packet_bytes"] <= most
+        return found if fits else {**found, "packet_bytes": most}
 
     def _link(self, domain: str, username: str, password: str) -> Settings:
-        address = BrokerAddress(self.host, self.port(domain), self.tls)
-        if self.websockets:
-            port = self.port(domain, websockets=True)
-            address = replace(address, port=port, path=WEBSOCKET_PATH)
+        port = self.port(domain, websockets=self.websockets)
+        path = WEBSOCKET_PATH if self.websockets else None
         link: Settings = {
-            "url": address.url,
+            "url": BrokerAddress(self.host, port, self.tls, path).url,
             "profile": self.profile,
             "protocol": self.protocol,
             "username": username,
@@ -403,11 +389,8 @@ def local_plan(folder: Path) -> LocalPlan | None:
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
     """Write the site; with `force` over a folder in use, whose keys, ledgers, passwords, authority,
-    owners' blocks of devices' files and larger `min_batch_floor` stay.
-
-    Raises UsageError when the folder is not empty or cannot be written; ConfigError for a device's
-    or proxy's file that cannot be read.
-    """
+    owners' blocks of devices' files and larger `min_batch_floor` stay. Raises UsageError,
+    ConfigError."""
     folder = plan.folder
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
@@ -436,22 +419,20 @@ def _write(plan: SitePlan) -> Site:
     if plan.tls:
         hosts = list(dict.fromkeys(["localhost", "127.0.0.1", plan.host]))
         make_certificates(folder / "tls", hosts, plan.domains)
-    brokers = {
-        domain: _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
-        for domain in plan.domains
-    }
-    edges = [
-        _site_file(plan.edge_file(number), _edge(plan, number, device_id))
-        for number, device_id in enumerate(device_ids, start=1)
-    ]
     if plan.source.source == "digits":
         (folder / "job.yaml").write_text(_job(plan), "utf-8")
     return Site(
         plan=plan,
-        brokers=brokers,
+        brokers={
+            domain: _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
+            for domain in plan.domains
+        },
         cloud=_site_file(folder / "cloud.yaml", cloud),
         proxies={cell: _site_file(files[cell], found) for cell, found in proxies.items()},
-        edges=tuple(edges),
+        edges=tuple(
+            _site_file(plan.edge_file(number), _edge(plan, number, device_id))
+            for number, device_id in enumerate(device_ids, start=1)
+        ),
         device_ids=tuple(device_ids),
         passwords=passwords,
     )
@@ -492,15 +473,12 @@ def _devices(plan: SitePlan) -> list[str]:
     found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in numbers}
     for cell in plan.cell_names:
         state = plan.folder / "state" / of_cell("proxy", cell)
-        registry = Registry(state / REGISTRY_FILE)
-        known = {device.device_id for device in registry.devices(revoked=True)}
-        try:
+        with closing(Registry(state / REGISTRY_FILE)) as registry:
+            known = {device.device_id for device in registry.devices(revoked=True)}
             for number, identity in found.items():
                 # Who was revoked stays out.
                 if plan.cell_of(number) == cell and identity.device_id not in known:
                     registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
-        finally:
-            registry.close()
     return [identity.device_id for identity in found.values()]
 
 
@@ -561,16 +539,12 @@ def commands(site: Site) -> list[tuple[str, str]]:
 
 def guide(site: Site) -> str:
     """The site in words, with the commands that start it and submit its job."""
-    plan = site.plan
-    lines = [f"A site of {plan.devices} devices is in {plan.folder}", ""]
+    lines = [f"A site of {site.plan.devices} devices is in {site.plan.folder}", ""]
     lines.append("Start each in a terminal of its own:")
     for what, line in commands(site):
         lines += [f"  # {what}", f"  {line}"]
-    job = plan.folder / "job.yaml"
+    job, cloud = site.plan.folder / "job.yaml", shlex.quote(str(site.cloud))
     if job.exists():
-        cloud = shlex.quote(str(site.cloud))
         lines += ["", "Then, once all run:"]
-        lines += [f"  edgeveil job submit {shlex.quote(str(job))} --config {cloud}"]
-        lines += [f"  edgeveil job show --config {cloud}"]
-        lines += [f"  edgeveil job show ID --watch --config {cloud}"]
+        lines += [f"  edgeveil job submit {shlex.quote(str(job))} --watch --config {cloud}"]
     return "\n".join(lines)

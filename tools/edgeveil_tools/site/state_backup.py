@@ -180,7 +180,7 @@ def restore(
                 raise _in_use(state)
             _go_on(role, new)
             if used:
-                state.rename(_beside(state))
+                state.rename(_beside(state, 1))
             else:
                 (state / LOCK_FILE).unlink()
                 state.rmdir()
@@ -212,7 +212,7 @@ def _scratch(state: Path) -> Iterator[Path]:
     try:
         if not mine:
             raise UsageError("another restore works there", where=str(state), fix="wait for it")
-        kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
+        kept = _beside(state, 0)
         if (folder / STATE).exists():
             if not state.exists() and kept.exists():
                 kept.rename(state)
@@ -288,39 +288,24 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
     if archived.exists():
         read_ledger(archived)  # its whole chain
     mine = _newest_link(here)
+    if vouched and (mine is None or mine.number == 0):
+        try:  # one that lost only its head
+            with closing(sqlite3.connect(f"file:{here}?mode=ro", uri=True)) as db:
+                query = "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1"
+                newest = db.execute(query).fetchone()
+        except sqlite3.Error:
+            newest = None
+        if newest is not None:
+            _check_link(archived, here, ChainHead(*newest))
+        return
     if mine is None or mine.number == 0:
-        if vouched:
-            _check_links(archived, here)
-            return
         raise BackupError(
             "no sound ledger is in place, so nobody knows what was paid since the backup",
             where=str(state),
-            fix="if its proxy is the one that it had, pass --ask-proxy, and it will count what it"
-            " answered since; if it has surely answered nothing, --nothing-since; else enrol a new"
-            " device with a state_dir of its own",
+            fix="pass --ask-proxy where its proxy is the one that it had, --nothing-since where it"
+            " has surely answered nothing; else enrol a new device with a state_dir of its own",
         )
-    if not archived.exists() or not _has_link(archived, mine):
-        raise BackupError(
-            f"the ledger in place has gone on to link {mine.number}, which the archive has not",
-            where=str(here),
-            fix="keep the state that is there: an older ledger would forget what was paid",
-        )
-
-
-def _check_links(archived: Path, here: Path) -> None:
-    """Refuse an older ledger than one in place that lost only its head."""
-    try:
-        with closing(sqlite3.connect(f"file:{here}?mode=ro", uri=True)) as db:
-            query = "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1"
-            newest = db.execute(query).fetchone()
-    except sqlite3.Error:
-        return  # it was what was lost
-    if newest is not None and not (archived.exists() and _has_link(archived, ChainHead(*newest))):
-        raise BackupError(
-            f"the ledger in place has gone on to link {newest[0]}, which the archive has not",
-            where=str(here),
-            fix="keep the state that is there, and enrol a new device: ledger.head is lost",
-        )
+    _check_link(archived, here, mine)
 
 
 def _newest_link(ledger: Path) -> ChainHead | None:
@@ -331,10 +316,16 @@ def _newest_link(ledger: Path) -> ChainHead | None:
         return None
 
 
-def _has_link(ledger: Path, head: ChainHead) -> bool:
-    query = "SELECT 1 FROM links WHERE number = ? AND mac = ?"
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
-        return db.execute(query, (head.number, head.mac)).fetchone() is not None
+def _check_link(archived: Path, here: Path, head: ChainHead) -> None:
+    """Refuse an archived ledger without the newest link of the one in place."""
+    query, found = "SELECT 1 FROM links WHERE number = ? AND mac = ?", None
+    if archived.exists():
+        with closing(sqlite3.connect(f"file:{archived}?mode=ro", uri=True)) as db:
+            found = db.execute(query, (head.number, head.mac)).fetchone()
+    if found is None:
+        what = f"the ledger in place has gone on to link {head.number}, which the archive has not"
+        fix = "keep the state that is there, or enrol a new device where its ledger.head is lost"
+        raise BackupError(what, where=str(here), fix=fix)
 
 
 def _go_on(role: str, new: Path) -> None:
@@ -346,26 +337,18 @@ def _go_on(role: str, new: Path) -> None:
             spool.put_back()
         for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
             earlier.unlink()
-    _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
-    if (new / "claims.sqlite").exists():
-        _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")
+    for name, statement in (
+        ("registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))"),
+        ("claims.sqlite", "DELETE FROM claim WHERE device IS NULL"),
+    ):
+        if (new / name).exists():
+            with closing(sqlite3.connect(new / name)) as db, db:
+                db.execute(statement)
 
 
-def _change(database: Path, statement: str) -> None:
-    with closing(sqlite3.connect(database)) as db, db:
-        db.execute(statement)
-
-
-def _beside(state: Path) -> Path:
-    return state.with_name(f"{_beside_name(state)}{_kept(state) + 1}")
-
-
-def _beside_name(state: Path) -> str:
-    return f"{state.name}-before-restore-"
-
-
-def _kept(state: Path) -> int:
-    """The newest number of what is kept beside; 0 without any."""
-    name = _beside_name(state)
+def _beside(state: Path, following: int) -> Path:
+    """The newest folder that is kept beside, or the one `following` numbers after it."""
+    name = f"{state.name}-before-restore-"
     ends = [path.name.removeprefix(name) for path in state.parent.glob(f"{name}*")]
-    return max((int(end) for end in ends if end.isdecimal()), default=0)
+    newest = max((int(end) for end in ends if end.isdecimal()), default=0)
+    return state.with_name(f"{name}{newest + following}")
