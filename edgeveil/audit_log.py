@@ -131,9 +131,9 @@ class OwnAuditLog:
         try:
             AuditLog(self._path, self._key(), succeeds=True).append(action, what)
         except OSError as error:
-            what_failed = f"cannot be written ({error.strerror}), and nothing is done unlogged"
+            text = f"cannot be written ({error.strerror}), and nothing is done unlogged"
             fix = "make room and check the rights of the folder"
-            raise AuditLogError(what_failed, where=str(self._path), fix=fix) from error
+            raise AuditLogError(text, where=str(self._path), fix=fix) from error
 
     def read(self) -> list[Mapping[str, Any]]:
         """All lines, the oldest first, each by the key of today or one that it succeeds. Raises
@@ -150,8 +150,7 @@ class OwnAuditLog:
 
 
 def _last_line(file: FileIO) -> bytes:
-    """The last part of the file, which is at its end afterwards; a line that was never written
-    whole is cut off."""
+    """The last line of the file, cut off if never written whole; the file is then at its end."""
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - 2 * _LINE_BYTES - 2)
     file.seek(start)
@@ -172,15 +171,8 @@ def _payload(entry: Mapping[str, Any]) -> bytes:
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
-    kinds = {
-        "number": int,
-        "time": str,
-        "action": str,
-        "what": dict,
-        "before": str,
-        "key": str,
-        "signature": str,
-    }
+    kinds: dict[str, type] = {"number": int, "what": dict}
+    kinds |= dict.fromkeys(("time", "action", "before", "key", "signature"), str)
     try:
         found = json.loads(line) if len(line) <= _LINE_BYTES else None
     except (ValueError, RecursionError):

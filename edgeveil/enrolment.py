@@ -94,9 +94,8 @@ class Enrolment:
         for key, digits in _DIGITS.items():
             value = found[key]
             if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", value):
-                raise EnrolmentError(
-                    f"'{key}' must be {digits} hexadecimal digits", where=where, fix=_FIX
-                )
+                what = f"'{key}' must be {digits} hexadecimal digits"
+                raise EnrolmentError(what, where=where, fix=_FIX)
         keys = {key: bytes.fromhex(found[key]) for key in _DIGITS}
         return cls(VerifyKey(keys["identity"]), SealingKey(keys["sealing"]), keys["signature"])
 
@@ -107,9 +106,8 @@ class Enrolment:
             with path.open("rb") as file:
                 raw = file.read(FILE_BYTES + 1)
         except OSError as error:
-            raise EnrolmentError(
-                f"cannot be read ({error.strerror})", where=str(path), fix="check the path"
-            ) from error
+            what, fix = f"cannot be read ({error.strerror})", "check the path"
+            raise EnrolmentError(what, where=str(path), fix=fix) from error
         return cls.from_json(raw, str(path))
 
     @classmethod

@@ -19,7 +19,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edgeveil.errors import OF_OTHERS_CODE, UsageError
 
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from importlib.metadata import PathDistribution
 
 GROUP = "edgeveil.parts"
-_OF_METADATA = (
-    "METADATA",
-    "entry_points.txt",
-)  # the rest of it differs from installer to installer
+_OF_METADATA = ("METADATA", "entry_points.txt")  # the rest differs between installers
 
 
 class PluginRefusedError(ValueError):
@@ -63,13 +60,10 @@ class Plugin:
 _admitted: dict[str, frozenset[str]] | None = None  # digests by distribution; None: all of them
 _joined: dict[tuple[str, str], Plugin] = {}
 _complaints: dict[Plugin, str] = {}
-
-
 _watchers: list[Callable[[], None]] = []
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(NamedTuple):
     """What an owner would write into `policy.allowed_plugins`."""
 
     distribution: str
@@ -77,14 +71,8 @@ class Allowance:
 
 
 def admit(allowed: Iterable[PluginAllowance]) -> None:
-    """From now on this process takes only plug-ins that owners of its devices allow; called again,
-    it adds."""
+    """Let this process take only plug-ins that owners of its devices allow; repeated, it adds."""
     _change(_with(allowed))
-
-
-def admit_all() -> None:
-    """All that are installed, as it is where `admit` was never called."""
-    _change(None)
 
 
 @contextmanager
@@ -137,15 +125,15 @@ def plugin_of(family: str, name: str) -> Plugin | None:
 def complaints(name: str | None = None) -> list[str]:
     """What is wrong with plug-ins that could not join, of the families asked for; with `name` of
     that alone."""
-    families = _families()
+    folder = Path(__file__).parent / "parts"
+    families = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    fix = f"name the entry point family.name, the family one of {', '.join(families)}"
     unknown = {
-        one: f"{one}: there is no such family; name the entry point family.name, the family one of"
-        f" {', '.join(families)}"
+        one: f"{one}: there is no such family; {fix}"
         for one in installed()
         if one.family not in families
     }
-    found = {**_complaints, **unknown}
-    return [why for one, why in found.items() if name in (None, one.name)]
+    return [why for one, why in {**_complaints, **unknown}.items() if name in (None, one.name)]
 
 
 def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]) -> str:
@@ -187,13 +175,9 @@ def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any
         others = [other for other in mine if other.name == one.name and other is not one]
         try:
             if one.name in built_in:
-                raise PluginRefusedError(
-                    f"{one} has the name of a part of EdgeVeil's own; rename it"
-                )
+                raise PluginRefusedError(f"{one} has a name of EdgeVeil's own; rename it")
             if others:
-                raise PluginRefusedError(
-                    f"{one} and {others[0]} have one name; uninstall one of them"
-                )
+                raise PluginRefusedError(f"{one} and {others[0]} have one name; uninstall one")
             _check_admitted(one)
             joined[one.name] = _part(one, kind)
         except PluginRefusedError as error:
@@ -208,24 +192,20 @@ def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any
 
 
 def _check_admitted(one: Plugin) -> None:
-    """Raise PluginRefusedError where this process is a device's and no owner allows the plug-in."""
+    """Raise PluginRefusedError where this process is a device's and no owner allows it."""
     if _admitted is None:
         return
     found = _admitted.get(_normal(one.distribution))
     if found is None:
-        raise PluginRefusedError(
-            f"{one} is not allowed by policy.allowed_plugins; if you trust it, add what"
-            f" `edgeveil methods digest {one.name}` prints"
-        )
+        fix = f"if you trust it, add what `edgeveil methods digest {one.name}` prints"
+        raise PluginRefusedError(f"{one} is not allowed by policy.allowed_plugins; {fix}")
     try:
         here = digest(one.distribution)
     except UsageError as error:
         raise PluginRefusedError(f"{one} {error.what}; {error.fix}") from error
     if here not in found:
-        raise PluginRefusedError(
-            f"{one} has other files here than policy.allowed_plugins says, their digest is {here};"
-            " if you trust them, correct sha256"
-        )
+        text = f"{one} has other files here than policy.allowed_plugins says, their digest is"
+        raise PluginRefusedError(f"{text} {here}; if you trust them, correct sha256")
 
 
 def _part(one: Plugin, kind: type[Any]) -> Any:
@@ -236,34 +216,26 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
         for step in (attribute or "PART").split("."):
             found = getattr(found, step)
     except OF_OTHERS_CODE as error:  # a plug-in may raise anything
-        raise PluginRefusedError(
-            f"{one} cannot be imported from {one.target}, {type(error).__name__}: {error};"
-            " correct or uninstall it"
-        ) from error
+        text = f"{one} cannot be imported from {one.target}, {type(error).__name__}: {error}"
+        raise PluginRefusedError(f"{text}; correct or uninstall it") from error
     if not isinstance(found, kind):
         raise PluginRefusedError(f"{one}: {one.target} is no {kind.__name__}; declare one")
     if found.name != one.name:
-        raise PluginRefusedError(
-            f"{one}: the part calls itself '{found.name}'; name the entry point"
-            f" {one.family}.{found.name}"
-        )
+        fix = f"name the entry point {one.family}.{found.name}"
+        raise PluginRefusedError(f"{one}: the part calls itself '{found.name}'; {fix}")
     block: Any = getattr(kind, "block", None)
     parameters: Any = getattr(found, "parameters", None)
     if block is None:
         return found
     if not (isinstance(parameters, type) and issubclass(parameters, block)):
-        raise PluginRefusedError(
-            f"{one}: its parameters are no {block.__name__}; derive them from it"
-        )
+        raise PluginRefusedError(f"{one}: its parameters are no {block.__name__}; derive them")
     try:  # in a union with others, one that cannot be built takes all down with it
         from pydantic import TypeAdapter
 
         TypeAdapter(parameters).json_schema()
     except Exception as error:
-        raise PluginRefusedError(
-            f"{one}: its parameters cannot be read, {type(error).__name__}: {error}; correct"
-            " their types"
-        ) from error
+        text = f"{one}: its parameters cannot be read, {type(error).__name__}: {error}"
+        raise PluginRefusedError(f"{text}; correct their types") from error
     return found
 
 
@@ -274,15 +246,13 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
 def digest(distribution: str) -> str:
     """SHA-256 (hex) of a distribution's installed files.
 
-    Over what `sha256sum` prints of them, in the order of the paths (relative to the folder of
-    installation). Hashes are taken from the files: all that RECORD lists and all in the folders of
-    its packages, of the metadata METADATA and entry_points.txt alone, no scripts, no bytecode that
-    Python checks against its source. Raises UsageError where it is not installed, or in editable
-    form.
+    Over what `sha256sum` prints of them, by path from the folder of installation: all that RECORD
+    lists and all in its packages' folders, of the metadata METADATA and entry_points.txt alone, no
+    scripts, no bytecode that Python checks against its source. Raises UsageError where it is not
+    installed, or in editable form.
     """
-    found = next(
-        (d for d in _distributions(tuple(sys.path)) if _name(d) == _normal(distribution)), None
-    )
+    here = _distributions(tuple(sys.path))
+    found = next((one for one in here if _name(one) == _normal(distribution)), None)
     if found is None:
         raise UsageError(f"no plug-in '{distribution}' is installed", fix="install it with pip")
     root = Path(str(found.locate_file("")))
@@ -293,10 +263,8 @@ def digest(distribution: str) -> str:
         places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         inside = [Path(place) for place in places if place is not None]
         if not inside or not all(place.is_relative_to(root) for place in inside):
-            raise UsageError(
-                f"is not imported from its installed files in {root}",
-                fix="install it from a wheel, not in editable form",
-            )
+            fix = "install it from a wheel, not in editable form"
+            raise UsageError(f"is not imported from its installed files in {root}", fix=fix)
     return _digest_of(root, files)
 
 
@@ -339,9 +307,8 @@ def _files(found: PathDistribution, root: Path) -> list[str]:
             below = [root / folder, *(root / folder).rglob("*")]
             link = next((path for path in below if path.is_symlink()), None)
             if link is not None:  # what it leads to may change, and is not looked at
-                raise UsageError(
-                    f"holds a link, {link.relative_to(root)}", fix="install it from a wheel"
-                )
+                where = link.relative_to(root)
+                raise UsageError(f"holds a link, {where}", fix="install it from a wheel")
             listed |= {path.relative_to(root).as_posix() for path in below if path.is_file()}
     if not listed:
         raise UsageError("has no list of its files", fix="install it from a wheel with pip")
@@ -371,11 +338,10 @@ def _installed(paths: tuple[str, ...]) -> tuple[Plugin, ...]:
 
 def _declared(distribution: PathDistribution) -> list[Plugin]:
     name, version = distribution.metadata["Name"], distribution.version
-    result = []
-    for point in distribution.entry_points.select(group=GROUP):
-        family, _, part = point.name.partition(".")
-        result.append(Plugin(family, part, point.value, name, version))
-    return result
+    return [
+        Plugin(*point.name.partition(".")[::2], point.value, name, version)
+        for point in distribution.entry_points.select(group=GROUP)
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -408,8 +374,3 @@ def _name(distribution: PathDistribution) -> str:
 def _normal(name: str) -> str:
     """A distribution's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _families() -> list[str]:
-    folder = Path(__file__).parent / "parts"
-    return sorted(path.name for path in folder.iterdir() if (path / "__init__.py").is_file())

@@ -24,9 +24,8 @@ def imported_ray(where: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError(
-            "Ray is not installed", where=where, fix="pip install 'edgeveil[ray]'"
-        ) from None
+        fix = "pip install 'edgeveil[ray]'"
+        raise UsageError("Ray is not installed", where=where, fix=fix) from None
     return ray
 
 
@@ -40,13 +39,11 @@ def check_cluster(address: str | None, where: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), DIAL_S).close()
     except OSError as error:
-        raise ClusterAway(
-            f"no Ray cluster answers at {address} ({brief(error)})", where=where, fix=fix
-        ) from None
+        what = f"no Ray cluster answers at {address} ({brief(error)})"
+        raise ClusterAway(what, where=where, fix=fix) from None
     except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"{address} is no address of a Ray cluster ({brief(error)})", where=where, fix=fix
-        ) from None
+        what = f"{address} is no address of a Ray cluster ({brief(error)})"
+        raise UsageError(what, where=where, fix=fix) from None
 
 
 def join_cluster(address: str | None, where: str, processors: int | None = None) -> Any:
@@ -66,17 +63,13 @@ def join_cluster(address: str | None, where: str, processors: int | None = None)
             **own,
         )
     except (ConnectionError, ValueError, TimeoutError) as error:
-        raise ClusterAway(
-            f"no Ray cluster answers ({brief(error)})",
-            where=where,
-            fix="start one with `ray start --head`, or leave the address out",
-        ) from None
+        fix = "start one with `ray start --head`, or leave the address out"
+        what = f"no Ray cluster answers ({brief(error)})"
+        raise ClusterAway(what, where=where, fix=fix) from None
     except (RuntimeError, ray.exceptions.RayError) as error:
-        raise UsageError(
-            f"this Ray cannot be used ({brief(error)})",
-            where=where,
-            fix="install the same Ray and Python as the cluster's, and give it the cluster's token",
-        ) from None
+        fix = "install the same Ray and Python as the cluster's, and give it the cluster's token"
+        what = f"this Ray cannot be used ({brief(error)})"
+        raise UsageError(what, where=where, fix=fix) from None
     return ray
 
 

@@ -52,11 +52,11 @@ def _identity(path: Path | str) -> tuple[int, int] | None:
 class SqliteFile:
     """Opens `path` (made with mode 0600) and runs `schema`; `name` is how errors call it.
 
-    Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
-    `damaged_fix` is for a file that is no database. `rollback_journal`: no write-ahead log;
-    `secure_delete`: what is deleted is overwritten; without `keep_statements` no statement keeps
-    its last values. With `version` a file of an earlier one is copied to `<file>.before-<version>`
-    and brought up by `steps` (`steps[n]` lead from n to the next), all or none; others are refused.
+    Thread-safe. Every method raises `error` in place of an `sqlite3.Error`; `damaged_fix` is for a
+    file that is no database. `rollback_journal`: no write-ahead log; `secure_delete`: what is
+    deleted is overwritten; without `keep_statements` no statement keeps its last values. With
+    `version` a file of an earlier one is copied to `<file>.before-<version>` and migrated by
+    `steps` (`steps[n]` lead from n to the next), all or none; others are refused.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class SqliteFile:
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
-            raise self._error(
+            what, fix = (
                 f"{self._name} cannot be used: {error.strerror}",
-                where=str(self._path),
-                fix="check its folder, and the rights of this user there",
-            ) from error
+                "check its folder's rights",
+            )
+            raise self._error(what, where=str(self._path), fix=fix) from error
 
     def _prepare(
         self,
@@ -172,16 +172,14 @@ class SqliteFile:
 
     def _pending(self, schema: str, version: int, steps: Mapping[int, str]) -> list[str]:
         """The scripts that lead from what the file holds to `version`."""
-        found = self._version()
+        found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
         if found == 0 and self._is_empty():  # with a number, its tables were there and are gone
             return [schema] if schema or found != version else []
         missing = range(found, version)
         if found > version or any(number not in steps for number in missing):
-            raise self._error(
-                f"{self._name} has version {found}, this program knows {version}",
-                where=str(self._path),
-                fix="use the version of edgeveil that wrote it",
-            )
+            what = f"{self._name} has version {found}, this program knows {version}"
+            fix = "use the version of edgeveil that wrote it"
+            raise self._error(what, where=str(self._path), fix=fix)
         return [steps[number] for number in missing]
 
     def _bring_up(self, schema: str, version: int, steps: Mapping[int, str]) -> None:
@@ -192,19 +190,13 @@ class SqliteFile:
                 try:
                     copy_database(Path(self._path), before)
                 except OSError as error:
-                    raise self._error(
-                        f"{self._name} cannot be copied before its upgrade: {error.strerror}",
-                        where=str(before),
-                        fix="free some space on its disk, and check its folder's rights",
-                    ) from error
+                    what = f"{self._name} cannot be copied before its upgrade: {error.strerror}"
+                    fix = "free some space on its disk, and check its folder's rights"
+                    raise self._error(what, where=str(before), fix=fix) from error
             for script in scripts:
                 for statement in _statements(script):
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {version}")
-
-    def _version(self) -> int:
-        (found,) = self.db.execute("PRAGMA user_version").fetchone()
-        return int(found)
 
     def _is_empty(self) -> bool:
         return self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
@@ -228,13 +220,10 @@ def lacks_room(error: BaseException | None, file: Path) -> bool:
     """Whether SQLite could not open a file, or the log beside it, for want of room: its own words
     are "unable to open database file"."""
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & _PRIMARY == sqlite3.SQLITE_CANTOPEN and _is_full(file.parent)
-
-
-def _is_full(folder: Path) -> bool:
-    """Whether a folder's disk has no room or no name left."""
+    if code is None or code & _PRIMARY != sqlite3.SQLITE_CANTOPEN:
+        return False
     try:
-        found = os.statvfs(folder)
+        found = os.statvfs(file.parent)
     except OSError:
         return False
     return not found.f_bavail or (found.f_files > 0 and not found.f_favail)
@@ -267,7 +256,8 @@ def copy_database(path: Path, copy: Path) -> None:
         ):
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")  # whole without a log beside it
-        _sync_file(scratch)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
         scratch.replace(copy)
         sync_folder(copy.parent)
     except (OSError, sqlite3.Error):
@@ -276,18 +266,9 @@ def copy_database(path: Path, copy: Path) -> None:
         raise
 
 
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class FileData:
-    """A plain file's bytes as a blob's `Data`: only what is sliced is read, from `offset` on,
-    `size_bytes` (None: to its end). A descriptor in place of a path is this one's to close. Raises
-    OSError."""
+    """A plain file's bytes from `offset` on, `size_bytes` (None: to its end), read as they are
+    sliced. Closes a descriptor that is given in place of a path. Raises OSError."""
 
     def __init__(self, path: Path | int, offset: int = 0, size_bytes: int | None = None) -> None:
         flags = os.O_RDONLY | os.O_CLOEXEC

@@ -1,12 +1,10 @@
 """Subnormal numbers count as zero wherever records are computed with.
 
-An operation on a number below the smallest normal one takes ten to a hundred times as long, so a
-crafted graph could make one record's presence cost time. The processor has a switch a thread, which
-the threads it starts inherit: "flush to zero" and "denormals are zero" (Intel SDM vol. 1, 10.2.3.3
-and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where the work is done: ONNX Runtime's own option acts on
-the thread of the first session alone, torch's on the calling thread.
-
-numpy is imported late: its BLAS starts its threads then, which flush if the process does.
+An operation on one takes ten to a hundred times as long, so a crafted graph could make one record's
+presence cost time. Each thread has a switch, which threads it starts inherit: "flush to zero" and
+"denormals are zero" (Intel SDM vol. 1, 10.2.3.3 and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where
+the work is done: ONNX Runtime's own option acts on the thread of the first session alone. numpy is
+imported late: its BLAS starts its threads then, which flush if the process does.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,22 +23,13 @@ _TORCH_GRAIN = 1 << 15  # values that torch gives one thread at least (at::inter
 _ENVIRONMENT_BYTES = 256  # more than any C library's fenv_t
 
 
-@dataclass(frozen=True)
-class _Switch:
-    """Where the switch lies in a C library's `fenv_t`, and its bits."""
-
-    offset: int
-    size: int
-    bits: int
-
-
 _MXCSR_BITS = 0x8000 | 0x0040  # FTZ, DAZ
 _FPCR_BITS = 1 << 24  # FZ
-_SWITCHES = {  # <fenv.h> of glibc and musl, and of macOS
-    ("Linux", "x86_64"): _Switch(28, 4, _MXCSR_BITS),
-    ("Linux", "aarch64"): _Switch(0, 4, _FPCR_BITS),
-    ("Darwin", "x86_64"): _Switch(4, 4, _MXCSR_BITS),
-    ("Darwin", "arm64"): _Switch(8, 8, _FPCR_BITS),
+_SWITCHES = {  # in `fenv_t` of glibc and musl, and of macOS: offset, size, bits
+    ("Linux", "x86_64"): (28, 4, _MXCSR_BITS),
+    ("Linux", "aarch64"): (0, 4, _FPCR_BITS),
+    ("Darwin", "x86_64"): (4, 4, _MXCSR_BITS),
+    ("Darwin", "arm64"): (8, 8, _FPCR_BITS),
 }
 
 
@@ -50,12 +38,9 @@ def flush_subnormals() -> None:
     Raises PrivacyError where this machine cannot."""
     set_flushing(True)
     if not subnormals_flushed():
-        raise PrivacyError(
-            "cannot make this processor count subnormal numbers as zero, so the time that"
-            " a record takes could tell of it",
-            where=f"{platform.system()} on {platform.machine()}",
-            fix="use Linux or macOS on x86-64 or 64-bit ARM",
-        )
+        what = "this processor does not count subnormal numbers as zero, so times tell of records"
+        where = f"{platform.system()} on {platform.machine()}"
+        raise PrivacyError(what, where=where, fix="use Linux or macOS on x86-64 or 64-bit ARM")
 
 
 def set_flushing(on: bool) -> bool:
@@ -69,13 +54,14 @@ def set_flushing(on: bool) -> bool:
         return before
     environment = (ctypes.c_ubyte * _ENVIRONMENT_BYTES)()
     library.fegetenv(environment)
-    part = slice(switch.offset, switch.offset + switch.size)
+    offset, size, bits = switch
+    part = slice(offset, offset + size)
     word = int.from_bytes(bytes(environment[part]), sys.byteorder)
-    wanted = word | switch.bits if on else word & ~switch.bits
+    wanted = word | bits if on else word & ~bits
     if wanted != word:
-        environment[part] = list(wanted.to_bytes(switch.size, sys.byteorder))
+        environment[part] = list(wanted.to_bytes(size, sys.byteorder))
         library.fesetenv(environment)
-    return word & switch.bits == switch.bits
+    return word & bits == bits
 
 
 def loaded_torch() -> Any:

@@ -34,6 +34,7 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import Plaintext, Sealing, Terms, filled
 from edgeveil.selection import uniform
+from edgeveil.storage import write_durably
 from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
 from edgeveil.transport.process import make_signing_key
 
@@ -64,23 +65,16 @@ def device_sites(
     """Site files of so many devices, of which the last `infer_only` evaluate alone. Device k (from
     1) takes share k - 1 of `source`, dealt as `partition` says by `seed`; `classes`: how many a
     source of one's own has."""
-    plain = {
-        "broker": _NOWHERE,
-        "cloud_key_file": Path("cloud.pub"),
-        "proxy_key_file": Path("proxy.pub"),
-    }
-    share = {
-        "devices": devices,
-        "partition": partition or Partition(),
-        "seed": seed,
-        "classes": classes,
-    }
+    keys = {"cloud_key_file": Path("cloud.pub"), "proxy_key_file": Path("proxy.pub")}
+    share: dict[str, Any] = {"devices": devices, "seed": seed, "classes": classes}
+    share["partition"] = partition or Partition()
     data = source.model_dump(exclude_none=True)
     return [
         _site(
             EdgeSite,
             {
-                **plain,
+                **keys,
+                "broker": _NOWHERE,
                 "name": f"box-{number}",
                 "policy": (policy or Policy()).model_copy(),  # each owner's own
                 "role": "infer" if number > devices - infer_only else "train",
@@ -137,9 +131,9 @@ class SimulationSeeds:
 class MemoryFleet:
     """`devices`, one proxy and one cloud in virtual time; `seed` decides all that chance does.
 
-    Files lie in `folder`: `state/cloud`, `state/proxy`, `state/edge-N`. `cloud` and `proxy` are
-    further keys of their site files. `faults` is the fate of each frame. `clock`
-    times what the cloud reports; `say` hears what owners are told.
+    Files lie in `folder`/state: `cloud`, `proxy`, `edge-N`. `cloud` and `proxy` are further keys of
+    their site files, `faults` the fate of each frame; `clock` times what the cloud reports, `say`
+    gets what owners are told.
     """
 
     cloud: CloudRole
@@ -170,28 +164,13 @@ class MemoryFleet:
             make_signing_key(state_dir, name)  # the others read its public half
         keys = {f"{name}_key_file": states[name] / f"{name}.pub" for name in states}
         limits = {"packet_bytes": packet_bytes, "blob_bytes": _NO_LIMIT, "spool_bytes": _NO_LIMIT}
-        self._cloud_site = _site(
-            CloudSite,
-            {
-                "broker": _NOWHERE,
-                "state_dir": states["cloud"],
-                "proxy_key_file": keys["proxy_key_file"],
-                "test_data": test_data,
-            },
-            cloud,
-            limits,
-        )
-        self._proxy_site = _site(
-            ProxySite,
-            {
-                "edge_broker": _NOWHERE,
-                "cloud_broker": _NOWHERE,
-                "state_dir": states["proxy"],
-                "cloud_key_file": keys["cloud_key_file"],
-            },
-            proxy,
-            {**limits, "upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT},
-        )
+        own = {"broker": _NOWHERE, "state_dir": states["cloud"], "test_data": test_data}
+        own["proxy_key_file"] = keys["proxy_key_file"]
+        self._cloud_site = _site(CloudSite, own, cloud, limits)
+        own = {"edge_broker": _NOWHERE, "cloud_broker": _NOWHERE, "state_dir": states["proxy"]}
+        own["cloud_key_file"] = keys["cloud_key_file"]
+        limits |= {"upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT}
+        self._proxy_site = _site(ProxySite, own, proxy, limits)
         room = {"packet_bytes": packet_bytes, "blob_bytes": _NO_LIMIT, "fetch_bytes": _NO_LIMIT}
         self._device_sites = [
             site.model_copy(
@@ -262,7 +241,9 @@ class MemoryFleet:
 
         # Answers leave in the order of the numbers: whatever looks at their order repeats exactly.
         site, everybody = self._device_sites[number - 1], len(self._device_sites)
-        _keep_split_key(site.state_dir, self._seeds.split_key(number))
+        site.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = self._seeds.split_key(number)
+        write_durably(site.state_dir / SPLIT_KEY_FILE, key, mode=0o600)
         DeviceIdentity.load_or_create(site.state_dir)
         device = build(
             site,
@@ -325,13 +306,6 @@ def _site(
     return kind.model_validate({**settings, **further, "limits": bounds})
 
 
-def _keep_split_key(state_dir: Path, key: bytes) -> None:
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(state_dir / SPLIT_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(key)
-
-
 # --- packages that are not encrypted ---
 
 KEY_BYTES = 32
@@ -352,8 +326,7 @@ class PlainSealing:
         *,
         bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest, what lists the recipients followed by the package, the membership tag; in
-        one bucket."""
+        """The manifest; recipients and package; the membership tag. In one bucket."""
         front = self.front(recipients)
         data = b"".join((front, package))
         manifest = terms.manifest(
@@ -367,7 +340,7 @@ class PlainSealing:
         return manifest, data, self.membership(manifest)
 
     def front(self, recipients: Sequence[SealingKey]) -> bytes:
-        """In the stanzas' place: the recipients' keys."""
+        """The recipients' keys, in place of stanzas."""
         return b"".join(key.to_bytes() for key in recipients)
 
     def open_broadcast(

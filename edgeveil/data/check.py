@@ -34,22 +34,16 @@ class DataReport:
         """One line for each thing the owner should look at; empty if all is well."""
         found: list[str] = []
         if self.shape_wanted is not None and self.shape != self.shape_wanted:
-            found.append(
-                f"a record has shape {self.shape}, the job wants {self.shape_wanted}: "
-                "nothing can be learned from it"
-            )
+            shapes = f"a record has shape {self.shape}, the job wants {self.shape_wanted}"
+            found.append(f"{shapes}: nothing can be learned from it")
         if self.not_finite:
             found.append(f"{self.not_finite} records hold NaN or an infinity: they are dropped")
         if self.labels_outside:
-            found.append(
-                f"{self.labels_outside} labels are outside the classes, missing or no number: "
-                "dropped"
-            )
+            text = "labels are outside the classes, missing or no number: dropped"
+            found.append(f"{self.labels_outside} {text}")
         if self.out_of_range:
-            found.append(
-                f"{self.out_of_range} records hold values beyond the job's input_scale: "
-                "check that the units are the same"
-            )
+            text = "records hold values beyond the job's input_scale: check that the units are"
+            found.append(f"{self.out_of_range} {text} the same")
         if not self.usable:
             found.append("no record is usable: this device would send noise alone")
         return found
@@ -117,17 +111,14 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
 
 
 def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> Iterator[str]:
-    given = one.rows - one.missing
-    nearly = one.outside >= _NEARLY_ALL * max(given, 1)
-    if one.unreadable:
-        fix = "; is it a category?" if nearly else ""
-        text = f"{one.unreadable} of {given} values are no numbers: read as missing{fix}"
-        yield f"column '{one.name}': {text}"
-    if one.clipped and number is not None:
-        fix = "; check that the units are the same" if nearly else ""
-        text = f"{one.clipped} of {given} values lie outside {number[0]:g} to {number[1]:g}"
-        yield f"column '{one.name}': {text}: clipped{fix}"
-    if one.unknown:
-        fix = "; check the list's spelling" if nearly else ""
-        text = f"{one.unknown} of {given} values are none of its categories: read as unknown"
-        yield f"column '{one.name}': {text}{fix}"
+    given, (low, high) = one.rows - one.missing, number or (0.0, 0.0)
+    outside = one.unreadable + one.clipped + one.unknown
+    nearly = outside >= _NEARLY_ALL * max(given, 1)
+    for count, text, fix in (
+        (one.unreadable, "are no numbers: read as missing", "is it a category?"),
+        (one.clipped, f"lie outside {low:g} to {high:g}: clipped", "check the units"),
+        (one.unknown, "are none of its categories: read as unknown", "check the list's spelling"),
+    ):
+        if count:
+            advice = f"; {fix}" if nearly else ""
+            yield f"column '{one.name}': {count} of {given} values {text}{advice}"

@@ -44,10 +44,6 @@ class ColumnTally:
     clipped: int  # numbers outside the public range
     unknown: int  # categories that are not in the public list
 
-    @property
-    def outside(self) -> int:
-        return self.unreadable + self.clipped + self.unknown
-
 
 @dataclass(frozen=True)
 class Encoded:
@@ -72,7 +68,10 @@ def cell_text(value: Any) -> str:
             return places.rstrip("0")
         value = int(value)
     if isinstance(value, int) and abs(value) >= _WHOLE:
-        value = _rounded(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.copysign(math.inf, value)
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
     if isinstance(value, bytes):
@@ -82,13 +81,6 @@ def cell_text(value: Any) -> str:
             value = value.astimezone(UTC).replace(tzinfo=None)
         return str(value).removesuffix(" 00:00:00")
     return UNREADABLE if isinstance(value, list | tuple | dict) else str(value)
-
-
-def _rounded(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
 
 
 class RowEncoder:
@@ -122,11 +114,8 @@ class RowEncoder:
         lacking = [name for name in wanted if name not in place]
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            raise DataError(
-                f"has no column '{lacking[0]}'{more}, which data.schema names",
-                where=where,
-                fix=nearest(lacking[0], list(names)),
-            )
+            what = f"has no column '{lacking[0]}'{more}, which data.schema names"
+            raise DataError(what, where=where, fix=nearest(lacking[0], list(names)))
         counts = Counter(names)
         twice = next((name for name in wanted if counts[name] > 1), None)
         if twice is not None:
@@ -159,10 +148,9 @@ class RowEncoder:
         if not whole:
             return f"{len(cells)} columns, there should be {self._width}"
         if label == self._dropped and self._label is not None:
-            what = (
-                "is none of the classes of" if self._schema.target is None else "is no number, as"
-            )
-            return f"the label {what} data.schema"
+            is_class = self._schema.target is None
+            what = "none of the classes of" if is_class else "no number, as"
+            return f"the label is {what} data.schema"
         return ""
 
     def encoded(self) -> Encoded:
@@ -301,20 +289,18 @@ def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[
     DataError for another shape."""
     image = schema.image
     if image is None:
-        raise DataError(
+        what, fix = (
             "the job's schema names columns, and an NPZ file has none",
-            where=where,
-            fix="store the table as CSV or Parquet",
+            "store CSV or Parquet",
         )
+        raise DataError(what, where=where, fix=fix)
     shape, (low, high) = schema.input_shape, image.values
     if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
         x = np.moveaxis(x, -1, 1)
     if x.shape[1:] != shape and x.shape != (0, 0):
-        raise DataError(
-            f"holds records of shape {list(x.shape[1:])}, data.schema says {list(shape)}",
-            where=where,
-            fix="correct image.size and image.channels, or the file",
-        )
+        what = f"holds records of shape {list(x.shape[1:])}, data.schema says {list(shape)}"
+        fix = "correct image.size and image.channels, or the file"
+        raise DataError(what, where=where, fix=fix)
     x = x.reshape(len(x), *shape)
     if image.values == PIXEL_RANGE:
         within: NDArray[np.float32] = np.clip(x, np.float32(low), np.float32(high))

@@ -34,11 +34,8 @@ def hold_back(
     """(rest, held): `count` records are held, of each class in proportion (largest remainder). By
     index and all labels, so for published records alone. DataError if there are fewer."""
     if not 0 <= count <= len(records):
-        raise DataError(
-            f"cannot hold back {count} of {len(records)} records",
-            where="test_records",
-            fix=f"choose 0 to {len(records)}",
-        )
+        what = f"cannot hold back {count} of {len(records)} records"
+        raise DataError(what, where="test_records", fix=f"choose 0 to {len(records)}")
     held = _stratified(records.y, count, public_order(len(records), seed, label))
     return Records(records.x[~held], records.y[~held]), Records(records.x[held], records.y[held])
 

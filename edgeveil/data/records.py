@@ -59,11 +59,8 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
     # Records are held as float32. An axis of 0 must not hide how large the others are.
     wanted = math.prod(max(axis, 1) for axis in shape) * max(item_bytes, 4)
     if wanted > max_bytes:
-        raise RecordsError(
-            f"holds {wanted} bytes of numbers, the limit is {max_bytes}",
-            where=where,
-            fix="use a smaller file for this device",
-        )
+        what = f"holds {wanted} bytes of numbers, the limit is {max_bytes}"
+        raise RecordsError(what, where=where, fix="use a smaller file for this device")
 
 
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
@@ -75,22 +72,15 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
     if x.dtype.kind == "V" or y.dtype.kind == "V":
-        raise DataError(
-            f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
-        )
+        what = f"x has type {x.dtype} and y {y.dtype}"
+        raise DataError(what, where=where, fix="store plain numbers")
     x, y = plain_numbers(x), plain_numbers(y)
     if x.ndim < 2:
-        raise DataError(
-            f"x has shape {x.shape}, wanted (records, ...)",
-            where=where,
-            fix="store one row for each record",
-        )
+        what = f"x has shape {x.shape}, wanted (records, ...)"
+        raise DataError(what, where=where, fix="store one row for each record")
     if y.ndim != 1 or len(x) != len(y):
-        raise DataError(
-            f"x has shape {x.shape} and y {y.shape}",
-            where=where,
-            fix="store one label for each record",
-        )
+        what = f"x has shape {x.shape} and y {y.shape}"
+        raise DataError(what, where=where, fix="store one label for each record")
     if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
         # A gap elsewhere makes a column of whole numbers float64: rounded the same way, then.
         x = x.astype(np.float64)

@@ -29,7 +29,7 @@ Origin = Literal["public", "own_records"]
 PIXEL_RANGE = (0.0, 255.0)
 
 
-def _says_nothing(value: object) -> bool:
+def _empty(value: object) -> bool:
     return value is None or value == ()
 
 
@@ -41,12 +41,12 @@ class Column(Block):
     )
     """The column's name, or a list of the names of several columns that are read alike."""
     number: tuple[Finite, Finite] | None = Field(
-        default=None, examples=[[17, 90]], exclude_if=_says_nothing
+        default=None, examples=[[17, 90]], exclude_if=_empty
     )
     """A number, and its public range: what lies outside is clipped, the range becomes [-1, 1]; what
     is missing is its middle, 0."""
     bins: tuple[Finite, ...] = Field(
-        default=(), max_length=256, examples=[[25, 35, 45]], exclude_if=_says_nothing
+        default=(), max_length=256, examples=[[25, 35, 45]], exclude_if=_empty
     )
     """Of a number: public edges within its range that cut it into bins, each of them a place of its
     own (1 there, 0 elsewhere), and one more for what is missing."""
@@ -55,7 +55,7 @@ class Column(Block):
         min_length=1,
         max_length=4096,
         examples=[["red", "green"]],
-        exclude_if=_says_nothing,
+        exclude_if=_empty,
     )
     """A text, and the public list of what it may be: each is a place of its own, and one more is
     for whatever else stands there, or nothing."""
@@ -74,24 +74,22 @@ class Column(Block):
 class Label(Block):
     """What is learned to tell."""
 
-    column: ColumnName | None = Field(default=None, examples=["income"], exclude_if=_says_nothing)
+    column: ColumnName | None = Field(default=None, examples=["income"], exclude_if=_empty)
     """The label's column in a table; pictures lie in a folder for each class."""
     classes: tuple[Text | Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)], ...] = (
-        Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_says_nothing)
+        Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_empty)
     )
     """The classes' names, class 0 first. A list of names in the place of one: all of them mean that
     class, the first is printed. A record with another label is dropped."""
     number: tuple[Finite, Finite] | None = Field(
-        default=None, examples=[[0, 100]], exclude_if=_says_nothing
+        default=None, examples=[[0, 100]], exclude_if=_empty
     )
     """In place of `classes`: the label is a number, and this its public range. What lies outside is
     clipped; a record without a number there is dropped."""
-    normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_says_nothing)
+    normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_empty)
     """In place of both: what is usual is learned, and these labels say so of a record. One without
     a label, or in a file without the column, is learned from too."""
-    anomalous: LabelNames = Field(
-        default=(), examples=[["leak", "stall"]], exclude_if=_says_nothing
-    )
+    anomalous: LabelNames = Field(default=(), examples=[["leak", "stall"]], exclude_if=_empty)
     """Beside `normal`: labels that say the opposite. Such a record is not learned from, and one
     with another label is dropped; without a list, any other label says so."""
 
@@ -137,19 +135,19 @@ class DataSchema(Block):
     label: Label
     """What is learned to tell."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=4096)] | None = Field(
-        default=None, examples=[[{"name": "age", "number": [17, 90]}]], exclude_if=_says_nothing
+        default=None, examples=[[{"name": "age", "number": [17, 90]}]], exclude_if=_empty
     )
     """The columns of a table that are learned from; others are not read."""
     header: Annotated[tuple[ColumnName, ...], Field(min_length=2, max_length=65536)] | None = Field(
-        default=None, exclude_if=_says_nothing
+        default=None, exclude_if=_empty
     )
     """All columns of a CSV file that has no line to name them, in their order; null: the first line
     of the file names them."""
     missing: tuple[Text, ...] = Field(
-        default=(), max_length=16, examples=[["?"]], exclude_if=_says_nothing
+        default=(), max_length=16, examples=[["?"]], exclude_if=_empty
     )
     """What stands in a table where a value is missing; an empty cell always does."""
-    image: PictureForm | None = Field(default=None, exclude_if=_says_nothing)
+    image: PictureForm | None = Field(default=None, exclude_if=_empty)
     """The form of pictures."""
 
     @cached_property
@@ -219,16 +217,12 @@ def schema_in(
 
 def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
     if schema.origin == "own_records":
-        yield Mix(
-            (f"{at}.origin",),
-            "lists and ranges that were drawn from records can tell of a single one of them, and a"
-            " job is public; judge each of them, replace what only records say, and write public",
-        )
+        text = "lists and ranges drawn from records can tell of a single one of them, and a job is"
+        fix = "judge each of them, replace what only records say, and write public"
+        yield Mix((f"{at}.origin",), f"{text} public; {fix}")
     if (schema.columns is None) == (schema.image is None):
         given = "both are given" if schema.columns else "neither is given"
-        text = (
-            f"a record is a picture or a row of columns, and {given}; write one of image, columns"
-        )
+        text = f"a record is a picture or a row of columns, and {given}; write one of them"
         yield Mix((f"{at}.columns", f"{at}.image", at), text)
     yield from _labels(schema.label, at)
     if schema.columns is not None:
@@ -237,21 +231,17 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         for key in ("header", "missing"):
             if getattr(schema, key):
                 yield Mix((f"{at}.{key}",), "is for tables, not for pictures; leave it out")
-        for key, fix in (
-            ("column", "leave it out"),
-            ("number", "name classes"),
-            ("normal", "name classes"),
-        ):
+        for key in ("column", "number", "normal"):
             if getattr(schema.label, key) not in (None, ()):
-                text = f"is for tables: pictures lie in a folder for each class; {fix}"
+                text = "is for tables: pictures lie in a folder for each class; name classes"
                 yield Mix((f"{at}.label.{key}",), text)
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 
 
 def _labels(label: Label, at: str) -> Iterator[Mix]:
-    said = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
-    if (twice := _twice(said)) is not None:
+    names = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
+    if (twice := _twice(names)) is not None:
         yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
     if (twice := _twice([*label.normal, *label.anomalous])) is not None:
         keys = (f"{at}.label.normal", f"{at}.label.anomalous")
@@ -259,15 +249,11 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
     if label.anomalous and not label.normal:
         text = "is beside what is normal, and nothing is; add for example normal: [ok]"
         yield Mix((f"{at}.label.anomalous", f"{at}.label"), text)
-    forms = {"classes": bool(label.classes), "number": label.number is not None}
-    forms["normal"] = bool(label.normal)
-    given = [name for name, there in forms.items() if there]
+    given = [name for name in ("classes", "number", "normal") if getattr(label, name)]
     if len(given) != 1:
-        text = (
-            f"a label is a class, a number or what is normal, and {' and '.join(given) or 'none'}"
-            f" {'are' if given else 'is'} given; write for example classes: [no, yes], number:"
-            " [0, 100], or normal: [ok]"
-        )
+        there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
+        fix = "write for example classes: [no, yes], number: [0, 100], or normal: [ok]"
+        text = f"a label is a class, a number or what is normal, and {there}; {fix}"
         yield Mix((f"{at}.label.{(given or ['classes'])[0]}", f"{at}.label"), text)
     elif len(label.classes) == 1:
         text = "names one class, and there is nothing to tell it from; name at least two"
@@ -302,21 +288,15 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     if lacking:  # told once: to look for what is meant takes time, and a job may come from anybody
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         close = nearest(lacking[0], list(schema.header))
-        text = (
-            f"does not hold '{lacking[0]}'{more}, {close}; it names all columns of the file in"
-            " their order"
-        )
+        text = f"does not hold '{lacking[0]}'{more}, {close}; name all columns in their order"
         yield Mix((f"{at}.header", f"{at}.columns"), text)
 
 
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
     if (column.number is None) == (column.category is None):
         given = "both are given" if column.number else "neither is given"
-        text = (
-            f"a column is a number or a category, and {given}; write for example"
-            " number: [0, 100], or category: [red, green]"
-        )
-        yield Mix((f"{at}.number", at), text)
+        fix = "write for example number: [0, 100], or category: [red, green]"
+        yield Mix((f"{at}.number", at), f"a column is a number or a category, and {given}; {fix}")
         return
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:

@@ -36,18 +36,12 @@ def split_once(
     the label takes no part. DataError for another share or a key that is not 32 bytes.
     """
     if not 0.0 <= evaluation_share <= 1.0:
-        raise DataError(
-            f"must be in [0, 1], got {evaluation_share}", where="evaluation_share", fix="use 0.1"
-        )
+        what = f"must be in [0, 1], got {evaluation_share}"
+        raise DataError(what, where="evaluation_share", fix="use 0.1")
     _check_key(split_key, "split key")
     below = math.floor(evaluation_share * 2.0**64)
-    chosen = np.array(
-        [
-            int.from_bytes(hmac.digest(split_key, row.tobytes(), "sha256")[:8], "big") < below
-            for row in canonical_rows(x)
-        ],
-        dtype=np.bool_,
-    )
+    hashes = (hmac.digest(split_key, row.tobytes(), "sha256")[:8] for row in canonical_rows(x))
+    chosen = np.array([int.from_bytes(one, "big") < below for one in hashes], dtype=np.bool_)
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
@@ -120,8 +114,5 @@ def load_split_key(path: Path) -> bytes:
 
 def _check_key(key: bytes, where: str) -> None:
     if len(key) != _KEY_BYTES:
-        raise DataError(
-            f"has {len(key)} bytes, wanted {_KEY_BYTES}",
-            where=where,
-            fix="restore the file from a backup",
-        )
+        what = f"has {len(key)} bytes, wanted {_KEY_BYTES}"
+        raise DataError(what, where=where, fix="restore the file from a backup")

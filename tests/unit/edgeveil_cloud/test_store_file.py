@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,7 +87,8 @@ def test_a_full_disk_is_told_as_such_where_sqlite_only_cannot_open_a_file(tmp_pa
     Store(url(tmp_path)).close()
     (tmp_path / "state" / "cloud.db-wal").mkdir()  # so that SQLite cannot open its log
     for full in (True, False):
-        monkeypatch.setattr("edgeveil.storage._is_full", lambda _folder, full=full: full)
+        room = SimpleNamespace(f_bavail=not full, f_files=0)
+        monkeypatch.setattr("edgeveil.storage.os.statvfs", lambda _folder, room=room: room)
         with pytest.raises(StoreError) as caught:
             Store(url(tmp_path))
         assert ("is full" in caught.value.what) is full

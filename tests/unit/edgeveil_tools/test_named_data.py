@@ -129,7 +129,7 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     job = people_job(tmp_path, data, schema={**SCHEMA, "columns": columns})
     notes = record_notes(load_local_job(job)[0], job)
     told = "\n".join(notes)
-    assert "column 'age': 51 of 51 values lie outside 0 to 1: clipped; check that the units" in told
+    assert "column 'age': 51 of 51 values lie outside 0 to 1: clipped; check the units" in told
     assert "column 'work': 1 of " in told
     assert "p.csv:52: the label is none of the classes" in told
     assert main(["check", str(job)]) == 0

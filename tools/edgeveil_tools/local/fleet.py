@@ -141,8 +141,7 @@ class FleetProcesses(LocalFleet):
     def play(self) -> None:
         site = provision(self._whole_site())
         self._start(site)
-        client = Cloud(site.plan.url, site.token_file)
-        self._wait_for_devices(client)
+        client = self._wait_for_devices(site)
         job = client.submit_yaml(submitted(self.job), read_artifacts(self.job).values())
         self._follow(client, job)
         self.log.require_completed(job)
@@ -203,17 +202,18 @@ class FleetProcesses(LocalFleet):
         proxies = "a proxy" if len(site.proxies) == 1 else f"{len(site.proxies)} proxies"
         self.progress.doing(f"starting a cloud, {proxies} and {what}")
 
-    def _wait_for_devices(self, client: Cloud) -> None:
-        """Until all devices are online at the proxy and known to the cloud."""
+    def _wait_for_devices(self, site: Site) -> Cloud:
+        """The cloud, once all devices are online at the proxy and known to it."""
         wanted, known = self.settings.devices, 0
         timeout_s = START_S + START_PER_DEVICE_S * wanted
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self._look()
-            with suppress(OSError, EdgeVeilError):
+            with suppress(OSError, EdgeVeilError):  # its first start makes the token
+                client = Cloud(site.plan.url, site.token_file)
                 known = int(client.status().get("enrolled", 0))
             if self.view.online >= wanted and known >= wanted:
-                return
+                return client
             time.sleep(_LOOK_S)
         logs_dir = self.out / "logs"
         raise JobFailed(
