@@ -71,25 +71,7 @@ _PLACES = {
     "validate": ("edgeveil_tools.checks", ""),
 }
 
-__all__ = [
-    "Cloud",
-    "ConfigProblem",
-    "Device",
-    "DeviceStatus",
-    "Job",
-    "JobPrice",
-    "Predictions",
-    "Result",
-    "RunProgress",
-    "errors",
-    "load_job",
-    "predict",
-    "price",
-    "run",
-    "run_async",
-    "simulate",
-    "validate",
-]
+__all__ = [*_PLACES, "errors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,5 @@
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,8 @@ def graph(encoder):
 def quick(monkeypatch, tmp_path):
     """The commands on a tiny budget, with a cache of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, recipe in backbone.ENCODERS.items():
-        monkeypatch.setitem(backbone.ENCODERS, name, replace(recipe, steps=4, drawings=300))
+    for name in backbone.ENCODERS:
+        monkeypatch.setitem(backbone.ENCODERS, name, (4, 300, "a moment"))
 
 
 def test_the_graph_gives_what_torch_gives(encoder, graph):

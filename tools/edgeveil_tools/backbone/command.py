@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,8 @@ from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone,
 from edgeveil.parts.models.network import packed_state_dict, unpacked
 
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """An encoder's training: batches, pictures drawn for it, and its time on two cores."""
-
-    steps: int
-    drawings: int
-    takes: str
-
-
-ENCODERS: dict[str, Recipe] = {
-    "digits": Recipe(3000, 12_000, "some minutes"),
-    "pictures": Recipe(3000, 30_000, "20 minutes"),
-}
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+# batches, pictures drawn for it, its time on two cores
+ENCODERS = {"digits": (3000, 12_000, "some minutes"), "pictures": (3000, 30_000, "20 minutes")}
 
 
 def file_lines(found: Mapping[str, Any]) -> list[str]:
@@ -59,8 +42,7 @@ def train(
 
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
-    recipe = ENCODERS[name]
-    given = (recipe.steps, recipe.drawings, seed, on_progress)
+    given = (*ENCODERS[name][:2], seed, on_progress)
     if name == "digits":
         graph = encoders.onnx_encoder(encoders.train_encoder(*given))
     else:
@@ -93,12 +75,13 @@ def weight_facts(path: Path) -> dict[str, Any]:
     return {**whole, "tensors": len(found), "values": sum(a.size for a in found.values())}
 
 
-def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:
+def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
     """Train each encoder that a job file names and the cache lacks; `say` gets lines."""
+    say = say or partial(print, file=sys.stderr, flush=True)
     for name in sorted({name for path in files for name in _named(path)}):
         path = cached_backbone(name)
         if not path.exists():
-            say(f"training the public encoder of {name}, once, {ENCODERS[name].takes}: {path}")
+            say(f"training the public encoder of {name}, once, {ENCODERS[name][2]}: {path}")
             train(path, name, on_progress=_in_tenths(name, say), force=True)
 
 

@@ -248,10 +248,8 @@ def views(pictures: torch.Tensor) -> torch.Tensor:
     place = torch.zeros(count, 2, 3)
     place[:, 0, 0], place[:, 0, 1] = mirrored * wide * turn.cos(), -high * turn.sin()
     place[:, 1, 0], place[:, 1, 1] = mirrored * wide * turn.sin(), high * turn.cos()
-    place[:, 0, 2], place[:, 1, 2] = (
-        (2 * chance() - 1) * (1 - wide),
-        (2 * chance() - 1) * (1 - high),
-    )
+    place[:, 0, 2] = (2 * chance() - 1) * (1 - wide)
+    place[:, 1, 2] = (2 * chance() - 1) * (1 - high)
     grid = functional.affine_grid(place, [count, 3, SIDE, SIDE], align_corners=False)
     found = functional.grid_sample(pictures, grid, padding_mode="reflection", align_corners=False)
     mean = found.mean((1, 2, 3), keepdim=True)

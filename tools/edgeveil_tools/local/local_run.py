@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -278,7 +278,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         accept_unshuffled=True,
         allowed_methods=(job.train.method,),
         allowed_backbones=tuple(carried_digests(job)),
-        allowed_plugins=tuple(AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)),
+        allowed_plugins=tuple(AllowedPlugin(**one._asdict()) for one in plugins.allowances(parts)),
         allowed_python_models=tuple(
             AllowedPythonModel(function=one, sha256=plugins.code_digest(one)) for one in models
         ),

@@ -24,7 +24,7 @@ from edgeveil.parts.exchange import Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import dealt_records, halves, origin_of
 from edgeveil.privacy.events import Event
-from edgeveil.privacy.policy import JobRequest, check_job
+from edgeveil.privacy.policy import check_job
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
@@ -97,9 +97,10 @@ class SimulatedDevices:
         recalled = (self._plan.recalled(exchange) for exchange in exchanges)
         self._built_on = {earlier.index for some in recalled for earlier in some}
         self._shelf = Shelf(fleet.kept_bytes)
-        self._round: tuple[RoundContext, RoundPackage, int] | None = None
+        self._round: tuple[RoundContext, RoundPackage, int]
         self._refused = lru_cache(maxsize=64)(self._refused_of)  # all devices of a role are alike
-        self._request = lru_cache(maxsize=2)(self._request_of)
+        name, request = self._plan.job.job, self._plan.request
+        self._requests = {r: request(name, trains=r == "train") for r in self._sites}
         self._price = lru_cache(maxsize=1024)(self._price_of)
 
     def begin(self, exchange: int, package: RoundPackage, selected: int) -> None:
@@ -117,25 +118,22 @@ class SimulatedDevices:
 
     def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
         """The sum of the same."""
-        context = self._open_round[0]
-        size = context.segments[group].count
+        size = self._round[0].segments[group].count
         return ExactSum(size, grids).add(self._shelf.all(group, numbers))
-
-    @property
-    def _open_round(self) -> tuple[RoundContext, RoundPackage, int]:
-        if self._round is None:
-            raise RuntimeError("no round has begun")
-        return self._round
 
     # --- one device ---
 
     def _answer(self, number: int) -> DeviceAnswer:
-        context, package, selected = self._open_round
+        context, package, selected = self._round
         device = self._device(number)
         index = context.exchange.index
         try:
             self._consent(device, context, selected)
-            found = self._computed(device, context, package)
+            trains = device.role == "train"
+            own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
+            asked = context.exchange, package, own if trains else {}, trains, device.noise
+            found = device.computer.answer(Computation(self._job, *asked))
+            check_price(context.price(trains=trains), found.parts)
             kept = kept_of(found.parts, self._sites[device.role].limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
             return DeviceAnswer(number, declined=str(error), cause=decline_cause(error))
@@ -152,48 +150,25 @@ class SimulatedDevices:
         told = (f"round {index} is answered without records: {found.without}",)
         return DeviceAnswer(number, measured, told=told if found.without else ())
 
-    def _computed(self, device: _Device, context: RoundContext, package: RoundPackage) -> Any:
-        """A `ComputedAnswer`, at the price that was admitted."""
-        trains = device.role == "train"
-        own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
-        found = device.computer.answer(
-            Computation(
-                self._job, context.exchange, package, own if trains else {}, trains, device.noise
-            )
-        )
-        check_price(context.price(trains=trains), found.parts)
-        return found
-
     def _device(self, number: int) -> _Device:
-        if number not in self._devices:
-            site = self._plan_of_site
-            role: Role = "infer" if number > site.devices - site.infer_only else "train"
-            self._devices[number] = _Device(
-                role, self._seeds.noise(number), self._computer(role, number)
-            )
-        return self._devices[number]
-
-    def _computer(self, role: Role, number: int) -> Computer:
-        """It keeps its records: what a method makes of them once is kept as long as they are."""
-
         def load(
             _site: EdgeSite, key: bytes, share: float, schema: DataSchema | None
         ) -> tuple[Records, Records]:
             return halves(self._own_records(number, schema), key, share)
 
-        key = self._seeds.split_key(number)
-        return Computer(self._sites[role], key, load, self._inference)
+        if number not in self._devices:
+            site = self._plan_of_site
+            role: Role = "infer" if number > site.devices - site.infer_only else "train"
+            key = self._seeds.split_key(number)
+            # It keeps its records: what a method makes of them once is kept as long as they are.
+            computer = Computer(self._sites[role], key, load, self._inference)
+            self._devices[number] = _Device(role, self._seeds.noise(number), computer)
+        return self._devices[number]
 
     def _own_records(self, number: int, schema: DataSchema | None) -> Records:
         site = self._plan_of_site
-        pool, shares = dealt_records(
-            site.source.source,
-            origin_of(site.source, schema),
-            site.devices,
-            site.partition,
-            site.seed,
-            site.classes,
-        )
+        of, origin = (site.partition, site.seed, site.classes), origin_of(site.source, schema)
+        pool, shares = dealt_records(site.source.source, origin, site.devices, *of)
         return pool.at(shares[number - 1])
 
     # --- the owner's word ---
@@ -209,7 +184,7 @@ class SimulatedDevices:
             raise refused
         spent = [event for index in device.answered for event in self._price(device.role, index)]
         new = self._price(device.role, context.exchange.index)
-        self._request(device.role).admit(spent, new)
+        self._requests[device.role].admit(spent, new)
 
     def _refused_of(self, role: Role, selected: int) -> PrivacyError | None:
         """The same of a device that has answered nothing: of the job and its whole price."""
@@ -217,13 +192,10 @@ class SimulatedDevices:
         try:
             judge(site, self._plan)
             enough(site.policy, selected)
-            check_job(self._request(role), limits_of(site.policy), ())
+            check_job(self._requests[role], limits_of(site.policy), ())
         except PrivacyError as error:
             return error
         return None
-
-    def _request_of(self, role: Role) -> JobRequest:
-        return self._plan.request(self._plan.job.job, trains=role == "train")
 
     def _price_of(self, role: Role, exchange: int) -> tuple[Event, ...]:
         return RoundContext.of(self._plan, exchange).price(trains=role == "train")

@@ -94,7 +94,11 @@ class SimulatedRounds:
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
         accuracy, federated, state = None, None, plan.cloud.initial_state()
-        self._announce()
+        self._tell("job_submitted", {"name": plan.job.job})
+        self._tell("job_running", {})
+        started = {"job_id": wire_id(plan.job.job).hex(), "rounds": len(plan.exchanges)}
+        self._tell("job_started", started)
+        self._tell("broadcast", {"kind": "job", "selected": devices, "round": "job"})
         for exchange in plan.exchanges:
             context = RoundContext.of(plan, exchange.index)
             asked = exchange.index - 1
@@ -105,16 +109,12 @@ class SimulatedRounds:
                 asked += 1
                 state, event = self._round(context, state, selected)
             except _AllDeclined as error:
-                if exchange.evaluates or not error.answers.ends_job(exchange.index):
-                    self._end("paused", str(error), exchange.index - 1, accuracy)
-                    return None
-                why = {
-                    "round": exchange.index,
-                    "declined": error.answers.declined,
-                    "causes": dict(error.answers.causes),
-                }
-                self._tell("all_declined", why)
-                self._end("failed", str(error), exchange.index - 1, accuracy)
+                ends = error.answers.ends_job(exchange.index) and not exchange.evaluates
+                if ends:
+                    why = {"round": exchange.index, "declined": error.answers.declined}
+                    self._tell("all_declined", {**why, "causes": dict(error.answers.causes)})
+                how = "failed" if ends else "paused"
+                self._end(how, str(error), exchange.index - 1, accuracy)
                 return None
             except (TooFewDevices, TooManyDevices) as error:
                 self._end("paused", str(error), asked, accuracy)
@@ -127,13 +127,6 @@ class SimulatedRounds:
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
-
-    def _announce(self) -> None:
-        name, rounds = self._plan.job.job, len(self._plan.exchanges)
-        self._tell("job_submitted", {"name": name})
-        self._tell("job_running", {})
-        self._tell("job_started", {"job_id": wire_id(name).hex(), "rounds": rounds})
-        self._tell("broadcast", {"kind": "job", "selected": self._site.devices, "round": "job"})
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
         self._tell(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
@@ -172,10 +165,8 @@ class SimulatedRounds:
         try:
             after, uploads = self._combined(context, state, batch, valid)
         except TooFewDevices as error:
-            told = replace(told, void=dict(valid.refused))
-            raise TooFewDevices(
-                f"{error.what} ({told})", where=error.where, fix=error.fix
-            ) from None
+            what = f"{error.what} ({replace(told, void=dict(valid.refused))})"
+            raise TooFewDevices(what, where=error.where, fix=error.fix) from None
         if self._recorder is not None:
             sent = plan.package(state, context.exchange)
             weights = self._evaluation.weights(plan, after)
@@ -197,8 +188,8 @@ class SimulatedRounds:
         """Of all who are asked, in the order of their numbers."""
         begin: Call = ("begin", (context.exchange.index, package, len(selected)))
         calls: list[list[Call]] = [
-            [begin, *(("answer", (chunk,)) for chunk in _chunks(numbers))]
-            for numbers in self._of_workers(selected)
+            [begin, *(("answer", (of[at : at + CHUNK],)) for at in range(0, len(of), CHUNK))]
+            for of in self._of_workers(selected)
         ]
         found: list[DeviceAnswer] = []
         for _, answers in self._workers.each(calls, self._look):
@@ -206,10 +197,8 @@ class SimulatedRounds:
                 found.append(one)
                 self.uploads += bool(one.groups)
                 self.declined += bool(one.declined)
-                if one.declined:
-                    line = f"round {context.exchange.index} declined: {one.declined}"
-                    self._say(one.number, line)
-                for line in one.told:
+                declined = f"round {context.exchange.index} declined: {one.declined}"
+                for line in (*[declined] * bool(one.declined), *one.told):
                     self._say(one.number, line)
         return sorted(found, key=lambda one: one.number)
 
@@ -375,8 +364,3 @@ class _Batch:
         result.accepted += [_MARK] * (len(self.together) * len(self._masked))
         result.refused = +refused
         return result
-
-
-def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), CHUNK):
-        yield numbers[start : start + CHUNK]

@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.parts.methods.local_steps import gpu_in_sight
@@ -37,8 +36,7 @@ _ROOM_S = 120.0  # until the cluster has room for all actors
 _BASE_BYTES = 512 << 20  # of an actor: libraries, model, the records' shares at work
 
 
-@dataclass(frozen=True)
-class _Failed:
+class _Failed(NamedTuple):
     what: str
     where: str
     fix: str
@@ -121,11 +119,9 @@ class ProcessWorkers:
     def _gone(self, worker: int) -> JobFailed:
         process = self._processes[worker]
         process.join(_STOP_S)
-        return JobFailed(
-            f"a worker process ended by itself (exit code {process.exitcode})",
-            where=process.name,
-            fix="where memory ran out play fewer devices or workers; run again",
-        )
+        what = f"a worker process ended by itself (exit code {process.exitcode})"
+        fix = "where memory ran out play fewer devices or workers; run again"
+        return JobFailed(what, where=process.name, fix=fix)
 
 
 def _checked(result: Any) -> Any:
@@ -233,11 +229,9 @@ class RayWorkers:
         try:
             return _checked(self._ray.get(done))
         except self._ray.exceptions.RayError as error:
-            raise JobFailed(
-                f"a worker on Ray is gone ({type(error).__name__})",
-                where=f"simulation-{worker + 1}",
-                fix="see Ray's own logs; where memory ran out ask for fewer workers; run again",
-            ) from None
+            what = f"a worker on Ray is gone ({type(error).__name__})"
+            fix = "see Ray's own logs; where memory ran out ask for fewer workers; run again"
+            raise JobFailed(what, where=f"simulation-{worker + 1}", fix=fix) from None
 
     def _wait_for_room(self, memory_bytes: int) -> None:
         """Wait until every actor runs; each must be of this version."""
@@ -249,18 +243,14 @@ class RayWorkers:
                 del missing[done]
                 found = self._got(done, 0)
                 if found != own:
-                    raise UsageError(
-                        f"a machine of the cluster has EdgeVeil {found}, this one {own}",
-                        where=RAY_KEY,
-                        fix="install the same version on all machines",
-                    )
+                    what = f"a machine of the cluster has EdgeVeil {found}, this one {own}"
+                    fix = "install the same version on all machines"
+                    raise UsageError(what, where=RAY_KEY, fix=fix)
             if missing and time.monotonic() - begun_s > _ROOM_S:
-                raise UsageError(
-                    f"the Ray cluster has no room for {len(missing)} of {self.count} workers, each"
-                    f" with one processor and {byte_text(memory_bytes)}",
-                    where="local_run.workers",
-                    fix="ask for fewer workers, or add machines",
-                )
+                what = f"the Ray cluster has no room for {len(missing)} of {self.count} workers,"
+                what += f" each with one processor and {byte_text(memory_bytes)}"
+                fix = "ask for fewer workers, or add machines"
+                raise UsageError(what, where="local_run.workers", fix=fix)
 
 
 Workers = ProcessWorkers | RayWorkers
