@@ -17,26 +17,15 @@ def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> 
     if len(set(keys)) != len(keys):
         raise UsageError("a key is listed twice", where="selection", fix="list each key once")
     if not 0 <= count <= len(keys):
-        raise UsageError(
-            f"cannot choose {count} of {len(keys)} keys",
-            where="selection.devices",
-            fix="enrol more devices or select fewer",
-        )
+        what, fix = f"cannot choose {count} of {len(keys)} keys", "enrol more or select fewer"
+        raise UsageError(what, where="selection.devices", fix=fix)
     return (random or SystemRandom()).sample(list(keys), count)
 
 
 def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int:
-    """Keys to draw: `devices` times `over_select`, rounded up, never more than are enrolled.
-
-    `devices` may be "all". Raises UsageError on anything else.
-    """
-    if devices == "all":
-        return enrolled
-    if not isinstance(devices, int) or devices < 1:
-        raise UsageError(
-            f"must be a number from 1 or 'all', got {devices!r}", where="selection.devices"
-        )
-    return min(enrolled, rounded_up(devices, over_select))
+    """Keys to draw: `devices` (a number or "all") times `over_select`, rounded up, at most
+    `enrolled`."""
+    return enrolled if isinstance(devices, str) else min(enrolled, rounded_up(devices, over_select))
 
 
 def rounded_up(devices: int, factor: float) -> int:

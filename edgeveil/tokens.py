@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from edgeveil.errors import UsageError
-from edgeveil.storage import sync_folder
+from edgeveil.storage import write_durably
 
 T = TypeVar("T")
 _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
@@ -30,16 +30,18 @@ def load_or_make_token(path: Path) -> str:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read_token(path)
-    return _fill(handle)
+    token = secrets.token_urlsafe(32)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(token + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return token
 
 
 def rotate_token(path: Path) -> None:
     """Put a new token in place of a file's, in one step: nobody ever reads half a token."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-    _fill(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    fresh.replace(path)
-    sync_folder(path.parent)
+    write_durably(path, secrets.token_urlsafe(32).encode() + b"\n", mode=0o600)
 
 
 def read_token(path: Path) -> str:
@@ -50,15 +52,6 @@ def read_token(path: Path) -> str:
     if not _FORM.fullmatch(token):
         what, fix = "holds no token", "remove it: a new one is made at the next start"
         raise UsageError(what, where=str(path), fix=fix)
-    return token
-
-
-def _fill(handle: int) -> str:
-    token = secrets.token_urlsafe(32)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(token + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
     return token
 
 

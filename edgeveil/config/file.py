@@ -180,6 +180,7 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         "update.*.bit_share": 0.05,
         "local_run.partition.lq_noise": 0.5,
         "local_run.protocol": 5,
+        "local_run.cells": 1,
         "local_run.policy": dict,  # a block, of any keys; a path to a policy file is none
         "broadcast": {"dtype": "float32"},
         "round.max_staleness": 8,
@@ -222,6 +223,7 @@ _INSTEAD = {
     "labels": "drop the key, or use upload: sums, which learns clusters of records",
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",
+    "cells": "drop the key; edgeveil site init DIR --cells north,south makes a fleet of several",
     "broadcast": "drop the block; model.adapters makes packages small",
     "stop": "drop the block, and lower train.rounds or privacy.max_participations",
     "silhouette": "drop the key, or use eval_type: DAVIES_BOULDIN_SCORE",

@@ -25,24 +25,12 @@ def model(folder: Path, seed: int = 7, devices: int = 6, **options: object) -> b
     return release.safetensors
 
 
-def test_one_seed_gives_one_model_and_another_seed_another(tmp_path: Path) -> None:
-    first = model(tmp_path / "a", **PLAIN)
-    assert model(tmp_path / "b", **PLAIN) == first
-    assert model(tmp_path / "c", seed=8, **PLAIN) != first
 
 
 def test_encryption_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
     assert model(tmp_path / "plain", **PLAIN) == model(tmp_path / "encrypted")
 
 
-def test_simulated_devices_have_real_ledgers_and_keys_of_their_own(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, 5, **PLAIN)
-    job = fleet.submit(small_job())
-    assert fleet.finish(job) == "completed"
-    assert all(7.9 < box.ledger.spent().epsilon <= 8.0 for box in fleet.devices)
-    assert len({box.id for box in fleet.devices}) == 5
-    again = Fleet(tmp_path / "again", 5, **PLAIN)
-    assert not {box.id for box in fleet.devices} & {box.id for box in again.devices}
 
 
 def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:

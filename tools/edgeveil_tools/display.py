@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Iterable
 from typing import IO, Self
 
 from rich.console import Console, Group, RenderableType
@@ -39,12 +38,7 @@ class LiveDisplay(ABC):
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -66,15 +60,14 @@ class LiveDisplay(ABC):
 class RunDisplay(LiveDisplay):
     """Listener of a run for a person: live on a terminal, else a line when something happens."""
 
-    def __init__(self, stream: IO[str], now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         super().__init__(Console(file=stream, highlight=False))
         self._view: RunProgress | None = None
-        self._now_s, self._heard_s = now_s, now_s()
-        self._said = ""
+        self._heard_s, self._said = time.monotonic(), ""
 
     def __call__(self, view: RunProgress) -> None:
         """The run's progress, whenever it changes."""
-        self._view, self._heard_s = view, self._now_s()
+        self._view, self._heard_s = view, time.monotonic()
         if view.kind == "note":
             self.note(view.line)
         elif not self.live and (
@@ -91,9 +84,6 @@ class RunDisplay(LiveDisplay):
         self.console.print()
         self.console.print(table)
         self.console.print()
-
-    def _elapsed_s(self) -> float:
-        return (self._view.elapsed_s if self._view else 0.0) + self._now_s() - self._heard_s
 
     def picture(self) -> RenderableType:
         view = self._view
@@ -112,7 +102,8 @@ class RunDisplay(LiveDisplay):
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
             going.append(f"{view.declined} declined")
-        going += [byte_text(view.memory_bytes), seconds_text(round(self._elapsed_s()))]
+        elapsed_s = view.elapsed_s + time.monotonic() - self._heard_s
+        going += [byte_text(view.memory_bytes), seconds_text(round(elapsed_s))]
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"
         beside = beside_text(name, value, view.figures) if value is not None else ""

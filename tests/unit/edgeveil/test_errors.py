@@ -15,7 +15,3 @@ from edgeveil.errors import EdgeVeilError
 )
 def test_place_fault_and_fix_are_sentences(what, text):
     assert str(EdgeVeilError(what, where="a.npz", fix="copy it again")) == text
-
-
-def test_a_fault_stands_alone():
-    assert str(EdgeVeilError("is cut off.")) == "is cut off."

@@ -44,30 +44,6 @@ def test_json_lines_hold_the_named_fields(capsys: pytest.CaptureFixture[str]) ->
     }
 
 
-def test_text_lines_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("info", "text")
-    logging.getLogger("edgeveil.proxy").info("held", extra={"round": 4})
-    (line,) = written(capsys)
-    assert line[8:] == " info    edgeveil.proxy: held round=4"
-
-
-def test_what_a_library_puts_into_all_records_stays_out(capsys: pytest.CaptureFixture[str]) -> None:
-    class Marked(logging.LogRecord):
-        def __init__(self, *args: object, **options: object) -> None:
-            super().__init__(*args, **options)  # type: ignore[arg-type]
-            self._their_own = 1
-
-    before = logging.getLogRecordFactory()
-    logging.setLogRecordFactory(Marked)
-    try:
-        logs.setup("info", "text")
-        logging.getLogger("edgeveil.proxy").info("held", extra={"round": 4})
-    finally:
-        logging.setLogRecordFactory(before)
-    (line,) = written(capsys)
-    assert line.endswith("held round=4")
-
-
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_an_exception_leaves_neither_its_text_nor_its_place(
     form: str, capsys: pytest.CaptureFixture[str]

@@ -222,18 +222,6 @@ def test_a_digest_changes_with_any_code_that_python_would_take(good):
     assert digest() != first
 
 
-def test_what_is_not_imported_from_its_files_has_no_digest(good, tmp_path):
-    elsewhere = laid_out(tmp_path / "elsewhere", "no-parts", {}, {"good_parts/__init__.py": ""})
-    code = f"""
-    sys.path.insert(0, {str(elsewhere)!r})
-    said(lambda: plugins.digest("good-parts"))
-    said(lambda: plugins.digest("never-parts"))
-    """
-    found = play(good, code)
-    assert "is not imported from its installed files" in found[0]
-    assert "no plug-in 'never-parts' is installed" in found[1]
-
-
 def test_one_that_cannot_be_read_takes_no_other_down(good):
     later = "from __future__ import annotations\n\nfrom typing import Literal"
     late = RULE.replace("from typing import Literal", later).replace("midrange", "late")
@@ -277,3 +265,15 @@ def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_
         """,
     )
     assert found == ["done", "imported"]
+
+
+def test_what_is_not_imported_from_its_files_has_no_digest(good, tmp_path):
+    elsewhere = laid_out(tmp_path / "elsewhere", "no-parts", {}, {"good_parts/__init__.py": ""})
+    code = f"""
+    sys.path.insert(0, {str(elsewhere)!r})
+    said(lambda: plugins.digest("good-parts"))
+    said(lambda: plugins.digest("never-parts"))
+    """
+    found = play(good, code)
+    assert "is not imported from its installed files" in found[0]
+    assert "no plug-in 'never-parts' is installed" in found[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.storage import CHUNK_BYTES, FileData, sync_folder
+from edgeveil.storage import CHUNK_BYTES, FileData
 
 
 @pytest.fixture
@@ -23,11 +23,6 @@ def test_slices_are_those_of_the_bytes(path: Path) -> None:
     for part in (slice(0, 5), slice(5, None), slice(-3, None), slice(None), slice(9, 2)):
         assert data[part] == whole[part]
     assert len(data) == len(whole) and data[2550:9999] == whole[2550:]
-
-
-def test_a_piece_of_a_file_is_as_good_as_a_file(path: Path) -> None:
-    data = FileData(path, 256, 100)
-    assert (len(data), data[:], data[90:200]) == (100, bytes(range(100)), bytes(range(90, 100)))
 
 
 def test_it_stays_when_the_file_is_renamed_or_removed(path: Path) -> None:
@@ -53,11 +48,3 @@ def test_the_descriptor_is_given_back_when_nobody_uses_it(path: Path) -> None:
     for _ in range(50):
         FileData(path)
     assert descriptors() == before
-
-
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        FileData(tmp_path / "none")
-    with pytest.raises(FileNotFoundError):
-        sync_folder(tmp_path / "none")
-    sync_folder(tmp_path)

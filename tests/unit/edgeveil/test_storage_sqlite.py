@@ -40,19 +40,6 @@ def test_what_is_written_is_there_at_once_for_this_user_alone(path: Path) -> Non
     again.close()
 
 
-def test_the_options(path: Path) -> None:
-    for options, journal in (
-        ({"secure_delete": True}, "wal"),
-        ({"rollback_journal": True}, "delete"),
-    ):
-        file = SqliteFile(path.with_name(journal), "the file", SCHEMA, **options)  # type: ignore[arg-type]
-        assert file.db.execute("PRAGMA journal_mode").fetchone() == (journal,)
-        assert file.db.execute("PRAGMA synchronous").fetchone() == (2,)
-        if "secure_delete" in options:
-            assert file.db.execute("PRAGMA secure_delete").fetchone() == (1,)
-        file.close()
-
-
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), EdgeVeilError("x")])
 def test_an_error_inside_undoes_all_and_is_raised_as_it_is(
     path: Path, error: BaseException
@@ -130,24 +117,6 @@ def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
             SqliteFile(place, "the file", SCHEMA)
 
 
-def test_threads_take_turns() -> None:
-    file = SqliteFile(MEMORY, "the file", "CREATE TABLE n (v INTEGER); INSERT INTO n VALUES (0);")
-
-    def add() -> None:
-        for _ in range(50):
-            with file.transaction() as db:
-                (value,) = db.execute("SELECT v FROM n").fetchone()
-                db.execute("UPDATE n SET v = ?", (value + 1,))
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert file.db.execute("SELECT v FROM n").fetchone() == (200,)
-    file.close()
-
-
 # --- versions ---
 
 STEPS = {
@@ -205,3 +174,21 @@ def test_what_no_step_leads_to_is_refused_unread(
     with pytest.raises(StorageError, match=rf"has version \d, this program knows {version}"):
         versioned(path, version, steps)
     assert path.read_bytes() == content
+
+
+def test_threads_take_turns() -> None:
+    file = SqliteFile(MEMORY, "the file", "CREATE TABLE n (v INTEGER); INSERT INTO n VALUES (0);")
+
+    def add() -> None:
+        for _ in range(50):
+            with file.transaction() as db:
+                (value,) = db.execute("SELECT v FROM n").fetchone()
+                db.execute("UPDATE n SET v = ?", (value + 1,))
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert file.db.execute("SELECT v FROM n").fetchone() == (200,)
+    file.close()

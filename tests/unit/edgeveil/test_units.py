@@ -1,6 +1,6 @@
 import pytest
 
-from edgeveil.units import byte_text, seconds_text
+from edgeveil.units import seconds_text
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,3 @@ from edgeveil.units import byte_text, seconds_text
 )
 def test_a_time_in_words(seconds, text):
     assert seconds_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1000 << 10, "0.977 MiB"), (5000 << 40, "5,000.00 TiB")],
-)
-def test_a_size_in_words(count, text):
-    assert byte_text(count) == text

@@ -113,17 +113,6 @@ def test_certificates_stand_for_scopes_and_a_token_for_more(tmp_path, authority)
         assert cloud("desk.example").cancel(other)["status"] == "cancelled"
 
 
-def test_the_environment_names_the_tls_files(tmp_path, authority, capsys, monkeypatch):
-    with cloud_at(tls_at(authority, clients=True), tmp_path, {"desk": Scope.READ}) as (url, _):
-        cert_file, key_file = authority.issue("desk")
-        monkeypatch.setenv("EDGEVEIL_CLOUD", url)
-        monkeypatch.setenv("EDGEVEIL_CA_FILE", str(authority.cert_file))
-        monkeypatch.setenv("EDGEVEIL_CERT_FILE", str(cert_file))
-        monkeypatch.setenv("EDGEVEIL_KEY_FILE", str(key_file))
-        assert main(["job", "show"]) == 0
-        assert "no jobs yet" in capsys.readouterr().out
-
-
 def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, authority):
     heard = []
     with cloud_at(tls_at(authority, clients=False), tmp_path) as (url, store):
@@ -188,10 +177,12 @@ def test_a_site_file_that_mixes_ways_to_listen_is_refused(tmp_path, http, proble
     assert problem in str(caught.value)
 
 
-def test_a_job_command_finds_the_socket_in_the_site_file(tmp_path, capsys):
-    path = tmp_path / "cloud.yaml"
-    path.write_text(SITE.format(http="{socket: cloud.sock}") + "  state_dir: .\n")
-    site = load_site(path)
-    with cloud_at(ListenAt.of(site.http), tmp_path):
-        assert main(["job", "show", "--config", str(path)]) == 0
-    assert "no jobs yet" in capsys.readouterr().out
+def test_the_environment_names_the_tls_files(tmp_path, authority, capsys, monkeypatch):
+    with cloud_at(tls_at(authority, clients=True), tmp_path, {"desk": Scope.READ}) as (url, _):
+        cert_file, key_file = authority.issue("desk")
+        monkeypatch.setenv("EDGEVEIL_CLOUD", url)
+        monkeypatch.setenv("EDGEVEIL_CA_FILE", str(authority.cert_file))
+        monkeypatch.setenv("EDGEVEIL_CERT_FILE", str(cert_file))
+        monkeypatch.setenv("EDGEVEIL_KEY_FILE", str(key_file))
+        assert main(["job", "show"]) == 0
+        assert "no jobs yet" in capsys.readouterr().out

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
-from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.grid import run_grid
 from edgeveil_tools.local.job import Overrides
@@ -20,14 +17,6 @@ from edgeveil_tools.local.run import run_local
 from edgeveil_tools.prospect import prospect
 from edgeveil_tools.result import Result
 from tests.kits.windows import NAMES, SCHEMA, windows, windows_job, write_windows
-
-SECURE = {"name": "fedavg", "secure": True}
-AUTOENCODER = {
-    "features": [],
-    "model": {"name": "autoencoder", "hidden": [], "code": 2},
-    "train": {"method": "sgd", "rounds": 3, "local_epochs": 5, "learning_rate": 0.5},
-    "privacy": {"accept_unproven": True},
-}
 
 
 def run_of(folder, *, reference=False, **changes):
@@ -105,26 +94,6 @@ def test_without_federated_evaluation_there_is_no_threshold(tmp_path, capsys):
     assert "no threshold is known" in capsys.readouterr().out
 
 
-def test_sums_with_shared_noise_learn_it_and_find_a_threshold_too(learned, tmp_path):
-    privacy = {"epsilon": 4, "noise": "shared", "honest_share": 0.8}
-    result = run_of(tmp_path, aggregation=SECURE, privacy=privacy)
-    assert result.auc > 0.9
-    assert result.content["final"]["federated"]["threshold"] > 0
-    assert result.privacy["training"]["collusion_epsilon"] > 4
-
-
-def test_a_served_model_tells_what_it_takes_and_what_it_finds(learned, tmp_path):
-    model = learned / "out" / "model.onnx"
-    store = ReleaseStore(tmp_path / "releases")
-    store.install("first", model.read_bytes(), {})
-    served = ServedModel.load(store.current())
-    assert served.takes["classes"] == ["normal", "anomalous"]
-    assert served.takes["alarms"] is True
-    found = served.run(np.full((2, 8), 0.15, np.float32))
-    assert [one["name"] for one in found.plain()] == ["normal"] * 2
-    assert OnnxModel(model.read_bytes()).output == "score"
-
-
 OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
 
 
@@ -149,17 +118,6 @@ OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
 def test_what_cannot_be_is_refused(tmp_path, changes, text):
     with pytest.raises(ConfigError, match=text):
         load_local_job(windows_job(tmp_path, **changes))
-
-
-def test_alarms_are_of_anomalies_alone(tmp_path):
-    given = {
-        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
-        "train": {"method": "fm"},
-        "features": [{"name": "identity", "input_scale": 16}],
-        "local_run": {"devices": 5, "data": {"source": "digits"}},
-    }
-    with pytest.raises(ConfigError, match="is of a job that learns what is normal"):
-        load_local_job(windows_job(tmp_path, **given))
 
 
 def test_arrays_have_zero_for_normal(tmp_path):

@@ -1,7 +1,6 @@
 """A table with names, from its file to names and probabilities: run, checked, described, used."""
 
 import json
-import re
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.jobs import parse_plan
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
-from edgeveil_tools.checks import record_notes, validate
+from edgeveil_tools.checks import record_notes
 from edgeveil_tools.cli import main
 from edgeveil_tools.describe import describe
 from edgeveil_tools.local.data import dealt, held
@@ -105,23 +104,6 @@ def test_a_test_file_of_its_own_is_what_the_cloud_tests_on(tmp_path):
         load_local_job(people_job(tmp_path, tmp_path / "a.csv", data=data, test_folds=5))
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"label": {**SCHEMA["label"], "column": "salary"}}, "has no column 'salary'"),
-        ({"label": {**SCHEMA["label"], "classes": ["a", "b"]}}, "no record can be learned from"),
-        ({"columns": [{"name": "aeg", "number": [0, 1]}]}, "'aeg', .*did you mean 'age'"),
-    ],
-)
-def test_validate_opens_the_records_and_says_what_cannot_be_learned(changes, why, tmp_path):
-    job = people_job(tmp_path, write_people(tmp_path / "p.csv"), schema={**SCHEMA, **changes})
-    (problem,) = validate(job)
-    assert problem.line > 1
-    assert re.search(why, str(problem))
-    (tmp_path / "p.csv").unlink()
-    assert validate(job) == []  # where the file is not there, there is nothing to say
-
-
 def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     columns = [{"name": "age", "number": [0, 1]}, *SCHEMA["columns"][1:]]
     rows = [*people(50), ["30", "Sate", "1", "", "other"]]
@@ -148,14 +130,6 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
     assert main(["check", str(tmp_path / "edge.yaml"), str(job)]) == DataError.exit_code
     assert "column 'age': 51 of 51" in capsys.readouterr().out
-
-
-def without_run(job):
-    """The job file as it is submitted, which names no records."""
-    plain = yaml.safe_load(job.read_text())
-    del plain["local_run"]
-    job.write_text(yaml.safe_dump(plain))
-    return job
 
 
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):

@@ -105,47 +105,6 @@ def test_a_keep_alive_outside_the_profile_is_refused(name):
         assert answer == f"a keep-alive of {seconds} s"
 
 
-def test_an_acknowledgement_makes_room_and_a_repeat_takes_none():
-    client = Client(PROFILES["hivemq_cloud"], SLOWLY)
-    assert not any(client.publishes(SMALL, 1) for _ in range(10))
-    repeated = packet(0x3A, encoded_topic("t") + (10).to_bytes(2, "big"))
-    assert client.sends(repeated) is None
-    client.guard.acknowledged(1)
-    assert client.publishes(SMALL, 1) is None
-    assert client.publishes(SMALL, 1) == "11 unacknowledged messages"
-
-
-def test_room_for_bytes_comes_back_with_the_acknowledgement():
-    client = Client(PROFILES["event_grid"], SLOWLY)
-    assert [client.publishes(LARGE, 1) for _ in range(2)] == [None, None]
-    client.guard.acknowledged(2)
-    assert client.publishes(LARGE, 1) is None
-    assert client.publishes(LARGE, 1) == "90000 unacknowledged bytes"
-
-
-def test_a_second_later_there_is_room_again_and_an_unsubscription_makes_some():
-    client = Client(PROFILES["emqx_serverless"], AT_ONCE)
-    assert not any(client.publishes(SMALL, 0) for _ in range(10))
-    client.now_s += 1
-    assert not any(client.publishes(SMALL, 0) for _ in range(10))
-    assert not any(client.subscribes(f"t/{number}") for number in range(10))
-    assert client.sends(packet(0xA2, b"\0\1" + encoded_topic("t/3"))) is None
-    assert client.subscribes("t/10") is None
-    assert client.subscribes("t/11") == "11 subscriptions"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x30\x80\x00",  # a length with needless bytes
-        b"\x32\x02\x00\x00",  # QoS 1 without a packet id
-        b"\x10\x00",
-    ],
-)
-def test_what_is_no_packet_ends_the_connection(data):
-    assert Client(PROFILES["default"], SLOWLY).sends(data) is not None
-
-
 def test_no_figure_of_a_profile_is_left_out():
     told_elsewhere = {"keepalive_s", "stable_client_id", "account"}
     assert set(vars(PROFILES["default"])) == set(WAYS) | told_elsewhere

@@ -91,16 +91,6 @@ def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(
     assert abs(right - MADE_UP_ACCURACY) < 0.05
 
 
-def test_a_job_without_any_guarantee_is_told_as_json_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    job = "configs/jobs/digits_fedavg.yaml"
-    assert main(["check", job, "--seeds", "1", "--estimate", "--json"]) == 0
-    (file,) = json.loads(capsys.readouterr().out)["files"]
-    training = file["estimate"]["privacy"]["training"]
-    assert (training["epsilon"], training["status"]) == (None, "none")
-
-
 def test_made_up_rows_are_what_the_schema_makes(tmp_path: Path) -> None:
     plain = yaml.safe_load(Path("configs/jobs/diabetes.yaml").read_text())
     plain["data"]["schema"]["label"] = {"column": "kind", "classes": ["a", "b"]}

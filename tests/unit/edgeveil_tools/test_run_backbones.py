@@ -2,7 +2,6 @@
 
 import pytest
 
-from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
 from edgeveil.parts.features import backbone_digests, read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
@@ -40,9 +39,3 @@ def test_what_is_submitted_names_the_digest_and_no_file(path):
     sent = submitted(local_job(path, Overrides())[0])
     assert b"own.onnx" not in sent
     assert backbone_digests(parse_job(sent).features) == (DIGEST,)
-
-
-def test_a_file_that_is_no_backbone_is_named_before_anything_starts(path):
-    (path.parent / "models" / "own.onnx").write_bytes(b"no model")
-    with pytest.raises(ConfigError, match="no ONNX model"):
-        local_job(path, Overrides())

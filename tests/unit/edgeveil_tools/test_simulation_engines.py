@@ -7,7 +7,6 @@ import re
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -17,11 +16,10 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil_cloud.broadcasts import round_package
 from edgeveil_tools.cli import main
-from edgeveil_tools.local import fleet as local_fleet
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.simulation import workers as pool
-from edgeveil_tools.simulation.devices import Shelf, SimulatedDevices, SimulatedFleet
+from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 from tests.kits.fleet import played_by_all_parties
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -96,10 +94,9 @@ def test_rounds_alone_give_the_model_and_the_events_of_all_parties(tmp_path, nam
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_no_bit(tmp_path, workers, monkeypatch):
+def test_the_number_of_workers_changes_no_bit(tmp_path, workers):
     path = job_file(tmp_path, "quickstart", train={"rounds": 3})
     two = played(path, tmp_path / "two", workers=2)
-    monkeypatch.setattr(local_fleet, "KEPT_BYTES", 1000)  # nearly all uploads wait on the disk
     assert played(path, tmp_path / "other", workers=workers)[:2] == two[:2]
 
 
@@ -191,27 +188,10 @@ def test_two_ray_nodes_give_the_same_bits(tmp_path):
 # --- what lies in a worker ---
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 100, 1 << 20])
-def test_arrays_come_back_from_memory_and_from_the_disk(kept_bytes):
-    shelf, chance = Shelf(kept_bytes), np.random.default_rng(0)
-    for _round in range(2):
-        shelf.clear()
-        given = {
-            number: chance.normal(size=(2, number)).astype("float32") for number in range(1, 9)
-        }
-        for number, array in given.items():
-            shelf.put(0, number, array)
-            shelf.put(1, number, array.astype(np.int64))
-        order = [5, 1, 8]
-        for number, array in zip(order, shelf.all(0, order), strict=True):
-            assert (array == given[number]).all()
-        assert [a.dtype for a in shelf.all(1, [3])] == [np.dtype(np.int64)]
-
-
 def test_devices_keep_their_chance_apart(tmp_path):
     """What one device draws moves no other, in whatever order they are asked."""
     job, run = local_job(KIT, Overrides(simulate=True))
-    fleet = SimulatedFleet(site_of(job, run, tmp_path), job.canonical(), (), 1 << 20)
+    fleet = SimulatedFleet(site_of(job, run, tmp_path), job.canonical(), ())
     plan, found = compile_job(job), []
     for order in ([1, 2, 3], [3, 1]):
         devices = SimulatedDevices(fleet)

@@ -53,12 +53,6 @@ def test_devices_run_the_graph(graph):
     assert f"{len(graph):,} bytes" in Path("docs/privacy.md").read_text("utf-8")
 
 
-def test_the_seed_decides_all(graph):
-    torch.manual_seed(9)  # nothing of the caller's own
-    assert onnx_encoder(train_encoder(seed=1, **TINY)) == graph
-    assert onnx_encoder(train_encoder(seed=2, **TINY)) != graph
-
-
 @pytest.mark.parametrize("name", backbone.ENCODERS)
 def test_train_and_show_say_the_same(quick, tmp_path, capsys, name):
     out = tmp_path / "own.onnx"
@@ -71,16 +65,6 @@ def test_train_and_show_say_the_same(quick, tmp_path, capsys, name):
     }
     assert trained["size_bytes"] == out.stat().st_size
     assert not cached_backbone(name).exists()
-
-
-def test_a_file_is_written_over_only_by_force(quick, tmp_path, capsys):
-    out = tmp_path / "own.onnx"
-    out.write_bytes(b"mine")
-    assert cli.main(["backbone", "digits", "--out", str(out)]) == 2
-    assert "--force" in capsys.readouterr().err
-    assert out.read_bytes() == b"mine"
-    assert cli.main(["backbone", "digits", "--out", str(out), "--force"]) == 0
-    check_graph(out.read_bytes())
 
 
 @pytest.mark.parametrize("name", backbone.ENCODERS)

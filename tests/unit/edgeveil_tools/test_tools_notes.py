@@ -3,13 +3,10 @@
 from contextlib import suppress
 from pathlib import Path
 
-import yaml
-
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job
 from edgeveil_lab.reproduce.run import chosen_note, load_experiment, tuned_rows
 from edgeveil_lab.reproduce.run import markdown as reproduced
-from edgeveil_tools.cli import main
 from edgeveil_tools.local.data import published_largest, scale_notes
 
 MODEL = {
@@ -21,12 +18,6 @@ MODEL = {
 }
 
 
-def job_file(folder, **changes):
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump({**MODEL, **changes}))
-    return path
-
-
 def test_no_example_has_values_beyond_its_scale():
     looked_at = 0
     for path in sorted(Path("configs/jobs").glob("*.yaml")):
@@ -35,22 +26,6 @@ def test_no_example_has_values_beyond_its_scale():
             assert scale_notes(job, published_largest(job.data.source)) == [], path
             looked_at += 1
     assert looked_at > 30
-
-
-def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):
-    path = job_file(
-        tmp_path,
-        features=[{"name": "gabor"}],
-        model=None,
-        train={"method": "fm"},
-        privacy={"epsilon": 8},
-        encrypt={"laplace_eval": {"laplace_eval_eps": 23026}},
-        unsupervised={"every_rounds": 5},
-    )
-    assert main(["check", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "inference: ε = " in out and ", so large that it protects nothing" in out
-    assert "training:" not in out
 
 
 def test_an_experiment_names_the_rows_whose_settings_were_chosen_on_the_same_images():

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from edgeveil_tools.report.page import report_view, write_report
 from edgeveil_tools.result import Result, RunEvents, build, privacy_of
 
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
-JOB = Path(__file__).parents[3] / "configs" / "jobs" / "digits_secure.yaml"
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(
     Guarantee(1.25, 1e-5, "record", "claimed"), Guarantee(float("inf"), 0.0, "device", "none")
@@ -175,16 +173,6 @@ def test_without_scripts_the_figures_of_the_run_stand_there(page):
 # --- what it says ---
 
 
-def test_all_pictures_are_there():
-    found = view(events())
-    assert len(parts(found, "accuracy", "lines")) == 1
-    assert len(parts(found, "epsilon", "lines")) == 2
-    assert len(parts(found, "clusters", "scatter")) == 1
-    assert len(parts(found, "bytes", "bars")) == 1
-    assert len(parts(found, "time", "lines")) == 1
-    assert len(parts(found, "answers", "lines")) == 1
-
-
 def test_both_guarantees_stand_together_with_their_units():
     found = view(events())
     text = text_of(found)
@@ -199,13 +187,6 @@ def test_both_guarantees_stand_together_with_their_units():
     )
 
 
-def test_accuracy_is_never_read_without_both_epsilons():
-    (chart,) = parts(view(events()), "accuracy", "lines")
-    beside = {one["name"]: one["values"] for one in chart["series"] if one["quiet"]}
-    assert beside["ε training by plan, per record"] == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    assert beside["ε inference by plan, per device"] == [0, 0, 20.0, 20.0, 20.0, 40.0]
-
-
 ALONE = Guarantee(9.6449, 1e-5, "record", "proven")
 SHARED = Guarantee(2.0, 1e-5, "record", "proven", colluding=ALONE, honest=15)
 
@@ -217,53 +198,11 @@ def of_shared():
     return found
 
 
-def test_shared_noise_has_both_epsilons_by_round_in_picture_and_table():
-    found = view(of_shared(), quote=replace(PROVEN, training=SHARED))
-    text = text_of(found)
-    assert "with 15 honest devices in each sum" in text
-    assert "if all others collude ε = 9.645" in text
-    heads = "ε training per record, by plan if all others collude ε inference per device, by plan"
-    assert heads in text
-    assert " 7 31.5 40 " in text  # the last round's
-    assert "The dashed line" in text
-    one, other = parts(found, "epsilon", "lines")[0]["series"]
-    assert (one["dash"], other["dash"]) == (False, True)
-    assert one["values"][-1] == 7.0 and other["values"][-1] == 31.5
-    plain = text_of(view(events()))
-    assert "collude" not in plain and "dashed" not in plain
-
-
-def test_of_an_unproven_training_no_second_epsilon_is_shown():
-    text = text_of(view(of_shared(), quote=CLAIMED))
-    assert "collude" not in text and "31.5" not in text
-
-
 def test_tables_of_a_result_have_both_epsilons(tmp_path):
     found = Result(result(of_shared(), replace(PROVEN, training=SHARED)), tmp_path)
     assert [row["collusion"] for row in found.epsilon[:2]] == [4.5, 9.0]
     plain = Result(result(events()), tmp_path)
     assert "collusion" not in plain.epsilon[0]
-
-
-def test_a_devices_guarantee_says_what_one_record_has():
-    device = Guarantee(8.0, 1e-5, "device", "proven", among_others=19.15)
-    text = text_of(view(events(), quote=replace(PROVEN, training=device)))
-    assert "per device, whole job, proven; per record ε = 19.15" in text
-    assert "One record among others" in text
-    assert "One record among others" not in text_of(view(events()))
-
-
-def test_what_is_not_proven_gets_no_number():
-    course = events()
-    for one in course:
-        one["data"]["epsilon"] = {"training": 1.25, "inference": 77.0}
-    found = view(course, quote=CLAIMED)
-    assert text_of(found).count("no proven guarantee") >= 4
-    assert section(found, "epsilon") is None
-    assert "77" in text_of(view(course))
-    for number in ("1.25", "77.0", " 77"):
-        assert number not in json.dumps(found["sections"], ensure_ascii=False)
-    assert "none proven" in text_of(found)  # in the events, beside each accuracy
 
 
 def test_a_simulated_run_protects_nobody_and_shows_no_bytes():
@@ -336,14 +275,19 @@ def test_runs_are_compared_by_accuracy_both_guarantees_and_what_differs(folder, 
     assert settings["rows"] == [["train.method", "fm", "dp_sgd"]]
 
 
-def test_without_job_files_only_what_results_say_is_compared(folder, tmp_path):
-    one, two = folder("a"), folder("b", job="", devices=30)
-    out = tmp_path / "compared.html"
-    assert main(["report", str(one), str(two), "--out", str(out)]) == 0
-    found = thawed(out.read_text())
-    assert ["devices", "9", "30"] in parts(found, "settings", "table")[0]["rows"]
-
-
 def test_a_folder_without_a_result_is_refused_by_name(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert str(tmp_path / "result.json") in capsys.readouterr().err
+
+
+def test_what_is_not_proven_gets_no_number():
+    course = events()
+    for one in course:
+        one["data"]["epsilon"] = {"training": 1.25, "inference": 77.0}
+    found = view(course, quote=CLAIMED)
+    assert text_of(found).count("no proven guarantee") >= 4
+    assert section(found, "epsilon") is None
+    assert "77" in text_of(view(course))
+    for number in ("1.25", "77.0", " 77"):
+        assert number not in json.dumps(found["sections"], ensure_ascii=False)
+    assert "none proven" in text_of(found)  # in the events, beside each accuracy

@@ -13,11 +13,9 @@ from edgeveil_tools.report.page import (
     MOST_CLASSES,
     MOST_COLUMNS,
     Holdings,
-    held_section,
     holdings,
     holdings_picture,
 )
-from edgeveil_tools.result import UNPROTECTED
 
 JOB = Path("configs/jobs/digits_skewed.yaml")
 
@@ -60,11 +58,3 @@ def test_a_thousand_devices_share_columns_and_no_record_is_lost():
     assert marked == counts[poor].sum()
     assert found["column_name"] == "devices, 9 to a column"
     assert len(json.dumps(found)) < 40_000
-
-
-def test_own_records_are_said_to_be_for_their_owners_eyes():
-    held = Holdings(np.array([[1, 2]]), np.arange(0), "iid")
-    said = json.dumps(held_section(held, published=False))
-    assert UNPROTECTED in said and "the public data set" not in said
-    said = json.dumps(held_section(held, published=True))
-    assert UNPROTECTED not in said and "public data set" in said

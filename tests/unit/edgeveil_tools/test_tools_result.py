@@ -2,8 +2,6 @@ import json
 import math
 from dataclasses import replace
 
-import pytest
-
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
@@ -113,14 +111,6 @@ def test_an_exchange_that_was_asked_for_counts_before_it_is_committed():
     assert record.asked == 4
 
 
-@pytest.mark.parametrize("kind", ["failed", "cancelled", "completed"])
-def test_the_end_of_a_job_is_seen_with_its_reason(kind):
-    record = course()
-    record.take(event(f"job_{kind}", reason="why"))
-    record.take(event(f"job_{kind}"))  # a second one without a reason takes nothing back
-    assert (record.ended, record.reason) == (kind, "why")
-
-
 def test_the_file_is_strict_json_and_whole(tmp_path):
     unprotected = replace(QUOTE, inference=Guarantee(math.inf, 0.0, "device", "none"))
     content = build(course(), **{**FACTS, "privacy": privacy_of(unprotected, None)})
@@ -133,17 +123,3 @@ def test_the_file_is_strict_json_and_whole(tmp_path):
     assert json.loads(path.read_text(), parse_constant=refuse) == content
     assert content["privacy"]["inference"]["epsilon"] is None
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "result.json"
-    write_json(path, {"old": 1})
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(path, {"new": math.nan})
-    assert json.loads(path.read_text()) == {"old": 1}
-
-
-@pytest.mark.parametrize("status", ["claimed", "none"])
-def test_no_number_is_printed_for_what_is_not_proven(status):
-    claimed = replace(QUOTE, training=Guarantee(1.5, 1e-5, "record", status))
-    assert guarantee_text(privacy_of(claimed, None), "training") == "no proven guarantee"

@@ -3,7 +3,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import yaml
 
@@ -35,12 +34,6 @@ def job_with(tmp_path, **changes):
 
 
 # --- the job ---
-
-
-def test_options_replace_values_of_the_local_run():
-    job, run = local_job(QUICKSTART, Overrides(devices=8, seed=3, broker="amqtt"))
-    assert (run.devices, run.seed, run.broker) == (8, 3, "amqtt")
-    assert job.selection.min_devices == 8
 
 
 def test_impossible_options_are_named_with_the_file_and_without_a_wrong_line():
@@ -115,12 +108,6 @@ def test_the_reference_splits_as_the_devices_do(small):
     assert not held_back & {row.tobytes() for row in pool.x}
 
 
-def test_the_reference_learns_better_than_chance(small):
-    rounds = run_reference.train(*small)
-    assert len(rounds) == small[0].rounds
-    assert rounds[-1] > 0.9
-
-
 # --- children ---
 
 
@@ -154,15 +141,6 @@ def test_a_child_that_ends_is_named_with_its_last_words(children, tmp_path):
     assert "the cloud process ended (exit code 2)" in text
     assert "no such file" in text
     assert str(tmp_path / "cloud.log") in text
-
-
-def test_stop_leaves_no_child_behind_and_may_be_called_twice(children):
-    children.start("sleeper", ["--version"])
-    (child,) = children._children
-    pid = child.process.pid
-    children.stop()
-    children.stop()
-    assert not psutil.pid_exists(pid)
 
 
 def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypatch):

@@ -227,20 +227,6 @@ def test_what_cannot_be_learned_is_refused_before_training(tmp_path, records, ma
     assert not (tmp_path / "out").exists()
 
 
-def test_a_count_of_test_records_is_refused_with_the_share_to_write(tmp_path, records):
-    path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 12})
-    with pytest.raises(
-        ConfigError, match=r"job\.yaml:\d+ local_run\.test_records: .*test_share: 0"
-    ):
-        local_job(path, Overrides())
-    path = job_file(tmp_path, {}, data={"source": "digits", "classes": 10, "input_shape": [64]})
-    plain = yaml.safe_load(path.read_text())
-    plain["local_run"]["test_share"] = 0.2
-    path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ConfigError, match=r"test_share: is for files of your own"):
-        local_job(path, Overrides())
-
-
 def test_the_fold_of_the_seed_is_held_back(tmp_path, records):
     path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_folds": 3})
     held = []

@@ -99,17 +99,6 @@ def test_a_simulated_run_leaves_what_a_real_one_does_and_says_what_it_was(tmp_pa
     assert capsys.readouterr().out == ""
 
 
-def test_one_seed_repeats_exactly_and_without_reference_if_asked(tmp_path):
-    path = job_file(tmp_path)
-    for name in ("a", "b"):
-        run_local(path, tmp_path / name, Overrides(), reference=False, stream=io.StringIO())
-    left_by(path, tmp_path / "c", seed=8)
-    models = [(tmp_path / name / "model.onnx").read_bytes() for name in "abc"]
-    assert models[0] == models[1] != models[2]
-    result = json.loads((tmp_path / "a" / "result.json").read_text())
-    assert result["reference"] == {"accuracy": None, "rounds": [], "note": ""}
-
-
 @pytest.mark.parametrize("options", [{"broker": "amqtt"}, {"data": Path("/")}])
 def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
     path = job_file(tmp_path)
@@ -149,15 +138,6 @@ def test_a_simulated_job_that_pauses_ends_the_run_with_its_reason(tmp_path):
 
 
 # --- MNIST --------------------------------------------------------------------------------------
-
-
-def test_the_job_files_folder_counts_from_the_job_file(tmp_path, mnist, nowhere):
-    job, run = local_job(mnist_job(tmp_path, data={"path": "mnist"}), Overrides())
-    check_data(job, run)
-    assert source(job, run).path == mnist
-    other = tmp_path / "other"
-    job, run = local_job(tmp_path / "tiny.yaml", Overrides(data=other))
-    assert source(job, run).path == other
 
 
 def test_the_usual_places_are_looked_at(tmp_path, mnist, nowhere):

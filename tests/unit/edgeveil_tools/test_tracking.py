@@ -8,10 +8,8 @@ from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import edgeveil
-from edgeveil.errors import MissingExtraError
 from edgeveil_tools import cli
 from edgeveil_tools.local import run
-from edgeveil_tools.tracking import feed
 from edgeveil_tools.tracking.feed import WAITING, Tracking, hidden
 from edgeveil_tools.tracking.watch import tracked
 
@@ -133,14 +131,6 @@ def test_what_is_no_tracker_is_refused_before_anything_starts(text, what, tmp_pa
     assert cli.main(line) == 2
     assert what in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_missing_library_is_refused_with_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(feed, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="needs tensorboard") as refused:
-        edgeveil.simulate(QUICKSTART, out=tmp_path / "out", track=["tensorboard:x"])
-    assert refused.value.fix == "pip install 'edgeveil[track]'"
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_server_that_never_answers_holds_nothing_up():

@@ -56,13 +56,6 @@ def test_validate_names_the_jobs_line_and_the_broker(files, capsys):
     assert main(["check", *map(str, files("default"))]) == 0
 
 
-def test_validate_counts_the_fleets_connections(files, capsys):
-    job, _, proxy = map(str, files("hivemq_cloud"))
-    assert main(["check", job, proxy, "--devices", "90"]) == 0
-    assert main(["check", job, proxy, "--devices", "100"]) == 2
-    assert "takes 100 connections of an account, the fleet has 102" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("profile", ["default", "emqx_serverless"])
 def test_a_cloud_refuses_a_job_that_its_broker_cannot_carry(files, profile):
     job, cloud, _ = files(profile)

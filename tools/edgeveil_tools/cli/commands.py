@@ -121,7 +121,6 @@ COMMANDS = (
         arg("--broker", "broker to start", choices=("auto", "amqtt", "mosquitto")),
         arg("--devices N", "devices to play", int),
         arg("--workers N", "processes that host them", int),
-        arg("--cells N", "each with an edge broker and a proxy of its own", int),
         arg("--seed N", "of the dealing of records; simulated: of the noise", int),
         arg("--simulate", "play in memory; default: as the job says", action=_YES_NO),
         arg("--seeds N", "run with N seeds from that one on", int),

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         broker=args.broker,
         devices=args.devices,
         workers=args.workers,
-        cells=args.cells,
         seed=args.seed,
         simulate=args.simulate,
         ray_address=args.ray,

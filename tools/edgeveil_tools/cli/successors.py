@@ -89,6 +89,7 @@ SUCCESSORS = {
     "loadtest --kill-cell": "make chaos, in the repository",
     "loadtest --prometheus": "edgeveil loadtest --out DIR, the series in load.json",
     "loadtest --cloud-broker": "edgeveil site init --local, its broker's address, loadtest --site",
+    "run --cells": "edgeveil site init DIR --cells north,south, then edgeveil site apply DIR",
     "version": "edgeveil --version",
 }
 

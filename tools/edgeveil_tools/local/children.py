@@ -11,9 +11,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import psutil
 
@@ -24,10 +23,10 @@ from edgeveil_tools.lifeline import Lifeline
 STOP_S = 4.0
 LOG_LINES = 8
 _LOG_BYTES = 16384
+_MEMORY_S = 2.0  # between two looks at memory
 
 
-@dataclass
-class _Child:
+class _Child(NamedTuple):
     name: str
     log: Path
     process: subprocess.Popen[bytes]
@@ -41,23 +40,14 @@ class Children:
         self._folder = folder
         self._children: list[_Child] = []
         self._foreign: list[tuple[str, int]] = []
-        self._killed: set[str] = set()
         self._lifeline = Lifeline()
 
     def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
         """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
         log = self._folder / f"{name}.log"
-        with log.open("ab" if name in self._killed else "wb") as output:
+        with log.open("wb") as output:
             process = spawn(arguments, output, self._lifeline, threads=threads)
         self._children.append(_Child(name, log, process))
-
-    def kill(self, name: str) -> None:
-        """SIGKILL; nobody misses it until it is started again."""
-        for child in [one for one in self._children if one.name == name]:
-            signal_group(child.process, signal.SIGKILL)
-            child.process.wait()
-            self._children.remove(child)
-            self._killed.add(name)
 
     def count(self, name: str, pid: int | None) -> None:
         """Count the memory of a process that somebody else starts and stops."""
@@ -74,10 +64,8 @@ class Children:
             code = child.process.poll()
             if code is not None:
                 how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-                raise JobFailed(
-                    f"the {child.name} process ended ({how})",
-                    fix=f"Its log {child.log} ends:\n{tail(child.log)}",
-                )
+                fix = f"Its log {child.log} ends:\n{tail(child.log)}"
+                raise JobFailed(f"the {child.name} process ended ({how})", fix=fix)
 
     def memory_bytes(self) -> int:
         """Memory of all of them, of what they started and of this process; shared pages count once
@@ -109,22 +97,20 @@ class Children:
 
 
 class MemoryPeak:
-    """The largest memory seen; a look takes a tenth of a second, so there is one per `every_s`."""
+    """The largest memory seen; a look takes a tenth of a second, so there are few."""
 
-    def __init__(self, children: Children, every_s: float = 2.0) -> None:
-        self._children, self._every_s, self._next_s = children, every_s, 0.0
-        self.peak_bytes = 0
+    def __init__(self, children: Children) -> None:
+        self._children, self._next_s = children, 0.0
+        self.peak_bytes = self._last_bytes = 0
 
     def look(self) -> int:
         """The memory now, or as of the last look."""
         now = time.monotonic()
         if now >= self._next_s:
-            self._next_s = now + self._every_s
-            self.last_bytes = self._children.memory_bytes()
-            self.peak_bytes = max(self.peak_bytes, self.last_bytes)
-        return self.last_bytes
-
-    last_bytes = 0
+            self._next_s = now + _MEMORY_S
+            self._last_bytes = self._children.memory_bytes()
+            self.peak_bytes = max(self.peak_bytes, self._last_bytes)
+        return self._last_bytes
 
 
 def spawn(
@@ -194,9 +180,9 @@ def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(parent: Path, prefix: str = PREFIX) -> None:
+def sweep(parent: Path) -> None:
     """Remove what this user's killed runs left in `parent`."""
-    for folder in parent.glob(f"{prefix}*"):
+    for folder in parent.glob(f"{PREFIX}*"):
         with suppress(UsageError, OSError):
             if (folder / LOCK_FILE).is_file() and folder.stat().st_uid == os.getuid():
                 with OwnFolder(folder):

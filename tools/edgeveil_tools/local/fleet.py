@@ -37,7 +37,6 @@ from edgeveil_tools.simulation.rounds import SimulatedRounds
 from edgeveil_tools.simulation.workers import HERE, RAY_KEY, ProcessWorkers, RayWorkers, Workers
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import (
-    CellPorts,
     Ports,
     Site,
     SitePlan,
@@ -48,7 +47,6 @@ from edgeveil_tools.site.provision import (
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
 WORKERS = 2  # processes that host devices, where nobody says how many
-KEPT_BYTES = 256 << 20  # of a round's uploads in a worker's memory; the rest waits on the disk
 _LOOK_S = 0.25
 _LOOK_ROUNDS_S = 0.1
 _WAIT_S = 10.0
@@ -167,23 +165,20 @@ class FleetProcesses(LocalFleet):
     def _whole_site(self) -> SitePlan:
         a, b, c, d, proxy_blobs, cloud_blobs = free_ports(6)
         upload_bytes = self.log.plan.upload_bytes
-        cells = {name: CellPorts(*free_ports(3)) for name in self.settings.cell_names}
         engine = choose_engine(self.settings.broker)
         self._protocol = 4 if engine == "amqtt" else 5
         return replace(
             self.site,
             ports=Ports(a, b, c, d, proxy_blobs=proxy_blobs, cloud_blobs=cloud_blobs),
-            cells=cells,
             engine=engine,
             protocol=self._protocol,
             upload_bytes=upload_bytes,
-            blobs=upload_bytes >= LEAST_BYTES and not cells,
+            blobs=upload_bytes >= LEAST_BYTES,
         )
 
     def _start(self, site: Site) -> None:
         plan, shown = site.plan, []
-        pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
-        self._proxy_urls = [f"http://{place(plan.host, port)}" for port in pages]
+        self._proxy_url = f"http://{place(plan.host, plan.ports.proxy_http)}"
         self._brokers = broker_processes(plan)
         for domain, broker in self._brokers.items():
             broker.start()
@@ -192,15 +187,13 @@ class FleetProcesses(LocalFleet):
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
         self.progress.note(f"Brokers: {self._brokers['cloud'].name} ({how}), {', '.join(shown)}")
         self.children.start("cloud", ["cloud", "--config", str(site.cloud)])
-        for config in site.proxies.values():
-            self.children.start(config.stem, ["proxy", "--config", str(config)])
+        self.children.start("proxy", ["proxy", "--config", str(site.proxy)])
         workers = min(self.settings.workers or WORKERS, len(site.edges))
         for number in range(workers):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
             self.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
         what = f"{workers} workers with {len(site.edges)} devices"
-        proxies = "a proxy" if len(site.proxies) == 1 else f"{len(site.proxies)} proxies"
-        self.progress.doing(f"starting a cloud, {proxies} and {what}")
+        self.progress.doing(f"starting a cloud, a proxy and {what}")
 
     def _wait_for_devices(self, site: Site) -> Cloud:
         """The cloud, once all devices are online at the proxy and known to it."""
@@ -260,16 +253,12 @@ class FleetProcesses(LocalFleet):
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
         self.view.memory_bytes = self.memory.look()
         with suppress(OSError):
-            pages = [get_json(url, "/status") for url in self._proxy_urls]
-            self.view.online = sum(int(page.get("online", 0)) for page in pages)
-            self._hops = {
-                hop: sum(int(page.get("bytes", {}).get(key, 0)) for page in pages)
-                for key, hop in _HOPS.items()
-            }
-            rounds = [page.get("round") or {} for page in pages]
-            for what in ("uploads", "declined"):
-                counts = [int(one[what]) for one in rounds if what in one]
-                setattr(self.view, what, sum(counts) if counts else getattr(self.view, what))
+            page = get_json(self._proxy_url, "/status")
+            moved, here = page.get("bytes", {}), page.get("round") or {}
+            self.view.online = int(page.get("online", 0))
+            self._hops = {hop: int(moved.get(key, 0)) for key, hop in _HOPS.items()}
+            self.view.uploads = int(here.get("uploads", self.view.uploads))
+            self.view.declined = int(here.get("declined", self.view.declined))
         self.log.look()
 
 
@@ -310,7 +299,7 @@ class Simulation(LocalFleet):
         dealt(job, settings)  # read once, before workers share it
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
-        fleet = SimulatedFleet(self.site, job.canonical(), carried, KEPT_BYTES)
+        fleet = SimulatedFleet(self.site, job.canonical(), carried)
         count = min(settings.workers or os.cpu_count() or 1, settings.devices)
         address = settings.ray_address
         workers = self._workers = (

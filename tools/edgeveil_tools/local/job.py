@@ -34,7 +34,6 @@ class Overrides:
     broker: str | None = None
     devices: int | None = None
     workers: int | None = None
-    cells: int | None = None
     seed: int | None = None
     simulate: bool | None = None
     ray_address: str | None = None
@@ -54,15 +53,13 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     """Return the job of a file, or a loaded one, with its `local_run`, all paths absolute.
     ConfigError names every problem of file and options, UsageError an option that would change
     nothing."""
-    if not isinstance(given, Job):
-        ensure_for_jobs([Path(given)])
     accept = bool(overrides.accept_unprotected)
     if isinstance(given, Job):
-        job = given
+        job, named, folder = given, f"job {given.job}", Path.cwd()
     else:
+        ensure_for_jobs([Path(given)])
         job = load_local_job(Path(given), accept_unprotected=accept)[0]
-    named = f"job {job.job}" if isinstance(given, Job) else str(given)
-    folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
+        named, folder = str(given), Path(given).absolute().parent
     changes = overrides.given
     plain = job.model_dump(mode="json")
     _name_files(job, plain)
@@ -121,11 +118,8 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
     """Raise UsageError for options that would change nothing in this run."""
     name = run.data.source or job.data.source
     if overrides.data is not None and (name == "digits" or name.startswith("python:")):
-        raise UsageError(
-            f"the job's records are those of '{name}', which reads no file",
-            where="--data",
-            fix="leave it out",
-        )
+        what = f"the job's records are those of '{name}', which reads no file"
+        raise UsageError(what, where="--data", fix="leave it out")
     asked = overrides.given
     if run.simulate and "broker" in asked:
         fix = "leave it out, or add --no-simulate"

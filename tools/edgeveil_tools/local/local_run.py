@@ -60,8 +60,6 @@ class LocalRun(Block):
     """Devices to play, each with its own keys, connection and records."""
     workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
     """Processes that host the devices; null: 2, in a simulation one for each processor."""
-    cells: int = Field(default=1, ge=1, le=64)
-    """Cells, each with an edge broker and a proxy of its own; the devices take turns."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
@@ -89,12 +87,6 @@ class LocalRun(Block):
     policy: SitePath | None = Field(default=None, examples=["../policy.yaml"])
     """A policy file as a device's `policy_file` names it, to see whether owners who have it would
     take part; null: the devices' owners allow what the job asks for."""
-
-    @property
-    def cell_names(self) -> tuple[str, ...]:
-        """Of its cells; none where there is one, which needs no name."""
-        count = self.cells if self.cells > 1 else 0
-        return tuple(f"cell-{number}" for number in range(1, count + 1))
 
 
 class LocalJob(Job):
@@ -196,16 +188,6 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"a batch needs {job.round.min_batch} uploads (round.min_batch) but local_run plays "
             f"{trainers} training devices, so no round could ever close; raise local_run.devices "
             "or lower round.min_batch",
-        )
-    if run.cells > 1 and run.simulate:
-        text = "a simulation has one cell; leave cells out, or set simulate: false"
-        yield Mix(("local_run.cells", "local_run.simulate"), text)
-    of_a_cell = trainers // run.cells
-    if trainers >= job.round.min_batch > of_a_cell:
-        yield Mix(
-            ("round.min_batch", "local_run.cells"),
-            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and each of "
-            f"{run.cells} cells has {of_a_cell} training devices; play more devices or fewer cells",
         )
     yield from _source_mixes(job, run)
     split = run.partition

@@ -62,7 +62,6 @@ class RunOptions(TypedDict, total=False):
     out: str | Path | None
     devices: int | None
     workers: int | None
-    cells: int | None
     ray_address: str | None
     seed: int | None
     data: str | Path | None
@@ -92,7 +91,6 @@ def run(
         out: folder for results; None: a new one below the system's temporary folder.
         devices: devices to play; None, as below: as the job's `local_run` says.
         workers: processes that host them.
-        cells: cells to divide them into, each with an edge broker and a proxy of its own.
         ray_address: HOST:PORT of a Ray cluster that simulates, or `local` for a Ray started here.
         seed: of the dealing of records; simulated, also of the noise.
         data: the records: a data file, a folder of pictures, or that of a published set's files.

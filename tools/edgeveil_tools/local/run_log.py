@@ -258,7 +258,7 @@ class RunLog:
             privacy=self._plain(quote),
             published=is_published(plan.job, run),
             aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
-            seen=[asdict(row) for row in who_sees(plan, run.cells)],
+            seen=[asdict(row) for row in who_sees(plan)],
             shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             **facts,
         )

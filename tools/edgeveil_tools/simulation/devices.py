@@ -48,12 +48,11 @@ Role = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """What a worker plays devices of; `kept_bytes` of a round's uploads stay in its memory."""
+    """What a worker plays devices of."""
 
     site: SitePlan
     canonical: bytes
     backbones: tuple[bytes, ...]
-    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class SimulatedDevices:
         exchanges = self._plan.exchanges
         recalled = (self._plan.recalled(exchange) for exchange in exchanges)
         self._built_on = {earlier.index for some in recalled for earlier in some}
-        self._shelf = Shelf(fleet.kept_bytes)
+        self._shelf = Shelf()
         self._round: tuple[RoundContext, RoundPackage, int]
         self._refused = lru_cache(maxsize=64)(self._refused_of)  # all devices of a role are alike
         name, request = self._plan.job.job, self._plan.request
@@ -202,45 +201,28 @@ class SimulatedDevices:
 
 
 class Shelf:
-    """One round's arrays by group and device: up to so many bytes in memory, the others in a file
-    without a name, which is gone with the process."""
+    """One round's arrays by group and device, in a file without a name, gone with the process."""
 
-    def __init__(self, kept_bytes: int) -> None:
-        self._most_bytes = self._left_bytes = kept_bytes
-        self._arrays = dict[tuple[int, int], Array]()
+    def __init__(self) -> None:
         self._places = dict[tuple[int, int], tuple[int, np.dtype[Any], tuple[int, ...]]]()
-        self._file: Any = None
-        self._end = 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with the shelf
 
     def clear(self) -> None:
         """Forget them all."""
-        self._arrays.clear()
         self._places.clear()
-        self._left_bytes, self._end = self._most_bytes, 0
+        self._file.seek(0)
+        self._file.truncate()
 
     def put(self, group: int, number: int, array: Array) -> None:
         """Keep one."""
-        key = group, number
-        if array.nbytes <= self._left_bytes:
-            self._left_bytes -= array.nbytes
-            self._arrays[key] = array
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - ends with the shelf
-        view = memoryview(array.tobytes())
-        self._places[key] = self._end, array.dtype, array.shape
-        while view:
-            written = os.pwrite(self._file.fileno(), view, self._end)
-            self._end, view = self._end + written, view[written:]
+        place = self._file.seek(0, os.SEEK_END)
+        self._places[group, number] = place, array.dtype, array.shape
+        self._file.write(array.tobytes())
 
     def all(self, group: int, numbers: Sequence[int]) -> Iterator[Array]:
         """One after the other."""
         for number in numbers:
-            held = self._arrays.get((group, number))
-            yield self._read(group, number) if held is None else held
-
-    def _read(self, group: int, number: int) -> Array:
-        place, dtype, shape = self._places[group, number]
-        size_bytes = int(np.prod(shape)) * dtype.itemsize
-        raw = os.pread(self._file.fileno(), size_bytes, place)
-        return np.frombuffer(raw, dtype).reshape(shape)
+            place, dtype, shape = self._places[group, number]
+            self._file.seek(place)
+            raw = self._file.read(int(np.prod(shape)) * dtype.itemsize)
+            yield np.frombuffer(raw, dtype).reshape(shape)

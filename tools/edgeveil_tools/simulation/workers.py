@@ -33,7 +33,7 @@ RAY_KEY = "local_run.ray_address"
 HERE = "local"  # the address of a Ray that is started for the run
 _STOP_S = 2.0
 _ROOM_S = 120.0  # until the cluster has room for all actors
-_BASE_BYTES = 512 << 20  # of an actor: libraries, model, the records' shares at work
+_ACTOR_BYTES = 1 << 30  # libraries, model, the records' shares at work
 
 
 class _Failed(NamedTuple):
@@ -181,12 +181,11 @@ class RayWorkers:
         if address != HERE or not self._ray.is_initialized():  # else a notebook's own
             join_cluster(None if address == HERE else address, RAY_KEY)
             self._joined = True
-        memory_bytes = _BASE_BYTES + 2 * fleet.kept_bytes
-        remote = self._ray.remote(num_cpus=1, memory=memory_bytes, max_restarts=0)(_Holder)
+        remote = self._ray.remote(num_cpus=1, memory=_ACTOR_BYTES, max_restarts=0)(_Holder)
         try:
             given = self._ray.put(fleet)
             self._actors = [remote.remote(given) for _ in range(count)]
-            self._wait_for_room(memory_bytes)
+            self._wait_for_room()
         except BaseException:
             self.stop()
             raise
@@ -233,7 +232,7 @@ class RayWorkers:
             fix = "see Ray's own logs; where memory ran out ask for fewer workers; run again"
             raise JobFailed(what, where=f"simulation-{worker + 1}", fix=fix) from None
 
-    def _wait_for_room(self, memory_bytes: int) -> None:
+    def _wait_for_room(self) -> None:
         """Wait until every actor runs; each must be of this version."""
         begun_s, missing = time.monotonic(), {a.version.remote(): a for a in self._actors}
         own = metadata.version("edgeveil")
@@ -248,7 +247,7 @@ class RayWorkers:
                     raise UsageError(what, where=RAY_KEY, fix=fix)
             if missing and time.monotonic() - begun_s > _ROOM_S:
                 what = f"the Ray cluster has no room for {len(missing)} of {self.count} workers,"
-                what += f" each with one processor and {byte_text(memory_bytes)}"
+                what += f" each with one processor and {byte_text(_ACTOR_BYTES)}"
                 fix = "ask for fewer workers, or add machines"
                 raise UsageError(what, where="local_run.workers", fix=fix)
 

@@ -57,12 +57,6 @@ def test_a_file_may_lack_the_column_and_no_other():
         encoded([], names=("state",))
 
 
-def test_a_row_out_of_form_is_not_learned_from():
-    found, said = encoded([["1", "ok", "more"], ["2", "ok"]])
-    assert "3 columns" in said[0]
-    assert np.isnan(found.records.x[0]).all()
-
-
 def test_learned_from_is_what_is_not_said_to_be_anomalous():
     labels = np.array([NORMAL, UNLABELLED, ANOMALOUS, 7, UNKNOWN])
     assert learned_from(labels).tolist() == [True, True, False, False, False]
@@ -74,20 +68,6 @@ def test_learned_from_is_what_is_not_said_to_be_anomalous():
         anomaly=True,
     )
     assert (report.labels_outside, report.not_learned, report.usable) == (1, 2, 4)
-
-
-@pytest.mark.parametrize(
-    ("label", "text"),
-    [
-        ({"column": "state", "normal": ["a"], "classes": ["a", "b"]}, "classes and normal are"),
-        ({"column": "state", "normal": ["a"], "number": [0, 1]}, "number and normal are"),
-        ({"column": "state", "normal": ["a"], "anomalous": ["a"]}, "'a' stands twice"),
-        ({"column": "state", "anomalous": ["a"], "classes": ["x", "y"]}, "nothing is"),
-        ({"normal": ["a"]}, "a row's label stands in one of the columns"),
-    ],
-)
-def test_labels_that_cannot_be(label, text):
-    assert any(text in mix.text for mix in impossible(schema(label), "data.schema"))
 
 
 def test_a_header_need_not_name_the_label():

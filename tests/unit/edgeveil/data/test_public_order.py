@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from edgeveil.config.data import DataSource
 from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
-from edgeveil.errors import DataError
-from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.partitions.dealing import hold_back_share
 
 
@@ -38,26 +35,6 @@ def test_odd_shares_are_off_by_less_than_one(sizes, count, shares):
     found = np.bincount(held.y, minlength=len(sizes))
     assert found.sum() == count
     assert (np.abs(found - shares) < 1).all()
-
-
-@pytest.mark.parametrize("count", [-1, 5])
-def test_more_than_there_are_is_refused(count):
-    with pytest.raises(DataError, match="choose 0 to 4"):
-        hold_back(some([2, 2]), count)
-
-
-def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):
-    records = some([40, 20])
-    np.savez(tmp_path / "own.npz", x=records.x, y=records.y)
-    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz", "test_share": 0.2}
-    shards = [
-        DataSource.model_validate({**block, "shard": {"devices": 4, "index": index}})
-        for index in range(4)
-    ]
-    shares = [own_records(shard).x[:, 0] for shard in shards]
-    held = held_records(DataSource.model_validate(block)).x[:, 0]
-    assert 4 <= len(held) <= 20
-    assert sorted(np.concatenate([*shares, held])) == list(range(60))
 
 
 @pytest.mark.parametrize("folds", [2, 3, 5, 49])

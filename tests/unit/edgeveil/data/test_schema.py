@@ -78,6 +78,13 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
         (TABLE, {"columns": [{"name": "c", "category": [" x"]}]}, "begins or ends with a space"),
         (TABLE, {"columns": [{"name": "c", "category": ["?"]}], "missing": ["?"]}, "has a place"),
         (TABLE, {"header": ["age", "a", "b", "wrk", "income"]}, "'work', did you mean 'wrk'"),
+        (TABLE, {"label": {**LABEL, "normal": ["a"]}}, "classes and normal are given"),
+        (TABLE, {"label": {"column": "v"}}, "none is given"),
+        (TABLE, {"label": {"column": "v", "normal": ["a"], "anomalous": ["a"]}}, "stands twice"),
+        (TABLE, {"label": {**LABEL, "anomalous": ["a"]}}, "nothing is"),
+        (TABLE, {"label": {"column": "v", "number": [30, 10]}}, "least and the greatest"),
+        (TABLE, {"label": {"column": "v", "number": [1.7e9, 1.7e9 + 60]}}, "than float32"),
+        (TABLE, {"label": {"column": "v", "classes": ["a"]}}, "names one class"),
         (PICTURES, {"missing": ["?"]}, "is for tables"),
         (PICTURES, {"image": {"size": [4, 6], "values": [1, 0]}}, "least and the greatest"),
         (PICTURES, {"label": LABEL}, "pictures lie in a folder"),
@@ -87,30 +94,6 @@ def test_what_cannot_be_is_refused_with_its_place(plain, changes, why):
     with pytest.raises(ConfigError, match=why) as refused:
         parse_plan(job({k: v for k, v in {**plain, **changes}.items() if v is not None}), "x.yaml")
     assert all(place.line > 1 for place in refused.value.places)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"classes": 3}, r"data\.classes: is 3, data\.schema names 2"),
-        ({"input_shape": [3]}, r"data\.input_shape: is \[3\], data\.schema makes .*\[12\]"),
-    ],
-)
-def test_what_is_given_beside_it_must_agree(change, why):
-    with pytest.raises(ConfigError, match=why):
-        parse_plan(job(TABLE, **change))
-    parse_plan(job(TABLE, classes=2, input_shape=[12]))
-
-
-def test_without_one_classes_and_shape_are_missed_and_beside_a_faulty_one_not():
-    text = job(TABLE).replace("  schema:", "  schemes:")
-    with pytest.raises(ConfigError) as refused:
-        parse_plan(text)
-    keys = {place.key for place in refused.value.places}
-    assert {"data.schemes", "data.classes", "data.input_shape"} <= keys
-    with pytest.raises(ConfigError) as refused:
-        parse_plan(job({**TABLE, "missing": 3}))
-    assert [place.key for place in refused.value.places] == ["data.schema.missing"]
 
 
 def test_a_schema_that_devices_would_not_take_for_its_size_is_refused():

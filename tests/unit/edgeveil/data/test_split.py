@@ -46,8 +46,3 @@ def test_a_full_set_fills_all_slots_and_an_empty_one_none():
     assert len(set(held.tolist())) == 16
     assert (held != EMPTY).all()
     assert sample_slots(x[:0], 4, KEY).tolist() == [EMPTY] * 4
-
-
-def test_records_that_are_no_numbers_take_no_slot():
-    x = np.array([[np.nan, 1], [np.inf, 0]], np.float32)
-    assert sample_slots(x, 3, KEY).tolist() == [EMPTY] * 3

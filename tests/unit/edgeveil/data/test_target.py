@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.data.schema import DataSchema, impossible
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import LABELS, STEPS, TargetRange
 from edgeveil.parts.sources import Origin, load_records
 
@@ -56,18 +56,3 @@ def test_rows_become_labels_and_what_is_no_number_is_dropped(tmp_path):
     found = load_records("csv", Origin(path=path, header=True, schema=schema()))
     assert found.y.tolist() == [0, 6144, 8192, -1, -1, -1]
     assert found.x[:3, 0].tolist() == [-1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("label", "why"),
-    [
-        ({"classes": ["a", "b"]}, "classes and number are given"),
-        ({"number": None}, "none is given"),
-        ({"number": [30, 10]}, "least and the greatest"),
-        ({"number": [1.7e9, 1.7e9 + 60]}, "narrower than float32"),
-        ({"number": None, "classes": ["a"]}, "names one class"),
-    ],
-)
-def test_what_a_label_cannot_be(label, why):
-    (mix,) = impossible(schema(**label), "data.schema")
-    assert why in mix.text
