@@ -37,8 +37,7 @@ class AuditLogError(EdgeVeilError):
 
 
 class AuditLog:
-    """The file `path`; lines are signed with `key`. With `succeeds` a new key vouches for the last
-    line's."""
+    """The file `path`, signed with `key`; `succeeds`: a new key vouches for the last line's."""
 
     def __init__(
         self,
@@ -91,8 +90,7 @@ class AuditLog:
 
 
 def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Mapping[str, Any]]:
-    """All lines, the oldest first, each checked, by one of `keys` where given. Raises AuditLogError
-    at the first that is not in order."""
+    """All lines, checked, by one of `keys` where given. Raises AuditLogError."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -119,8 +117,7 @@ def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Map
 
 
 class OwnAuditLog:
-    """What a process's administrators did: `audit.jsonl` of its state folder, signed by what `key`
-    gives at each line."""
+    """A process's log: `audit.jsonl` of its state folder, signed by what `key` gives."""
 
     def __init__(self, state_dir: Path, key: Callable[[], SigningKey]) -> None:
         self._path, self._key = state_dir / AUDIT_FILE, key
@@ -136,8 +133,7 @@ class OwnAuditLog:
             raise AuditLogError(text, where=str(self._path), fix=fix) from error
 
     def read(self) -> list[Mapping[str, Any]]:
-        """All lines, the oldest first, each by the key of today or one that it succeeds. Raises
-        AuditLogError."""
+        """All lines, each by the key of today or one that it succeeds. Raises AuditLogError."""
         found = read_audit(self._path)
         known = {self._key().public().to_bytes().hex()}
         for entry in reversed(found):

@@ -34,14 +34,12 @@ Verdict = Literal["admitted", "waiting", "refused"]
 
 
 def key_id(key: VerifyKey) -> str:
-    """How a topic names the key that signs a request: 32 hexadecimal digits that nobody else
-    knows."""
+    """32 hexadecimal digits by which a topic names the key that signs a request."""
     return _id_of(key.to_bytes())
 
 
 def claimed_key_id(raw: bytes) -> str:
-    """The `key_id` of the key with which a request says it is signed, unverified; empty where it
-    says none."""
+    """The `key_id` that a request says it is signed with, unverified; empty: none."""
     head = _HEAD.match(raw)
     return _id_of(bytes.fromhex(head[1].decode())) if head else ""
 
@@ -74,10 +72,7 @@ def claim_key(text: str) -> SigningKey:
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """`tls_key`: the box's public P-256 key, 65 bytes.
-
-    A device that was admitted signs with its identity in the claim's place: a renewal.
-    """
+    """`tls_key`: P-256, 65 bytes. An admitted device signs a renewal with its identity."""
 
     claim: VerifyKey
     enrolment: Enrolment

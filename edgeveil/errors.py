@@ -111,8 +111,7 @@ class MissingExtraError(UsageError, ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Say which extra is missing where a library of it is; also a decorator. Raises
-    MissingExtraError."""
+    """Say which extra is missing where a library is; a decorator too. MissingExtraError."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -137,8 +136,7 @@ class DataError(EdgeVeilError):
 
 
 class RecordsError(DataError):
-    """Records that cannot be read: too many, or their owner's code fails. A device answers as one
-    without records."""
+    """Records that cannot be read; a device answers as one without records."""
 
 
 class PrivacyError(EdgeVeilError):

@@ -14,21 +14,19 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 _LARGE_BYTES, _KEPT_BYTES = 2 << 20, 32 << 20
 
 
-def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:
-    """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc,
-    which otherwise gives blocks of a packet's size back each time. A model stays off the heap,
-    where it would leave holes."""
+def keep_heap() -> None:
+    """Keep blocks below 2 MiB on the heap, and 32 MiB of it free; only with glibc, which otherwise
+    gives blocks of a packet's size back each time. A model stays off it, where it leaves holes."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, kept_bytes)
-        library.mallopt(_MMAP_THRESHOLD, large_bytes)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def keep_memory_private() -> None:
-    """Let no core of this process be written, nor another process of its user read its memory
-    (Linux)."""
+    """Let no core be written, nor others of this user read this process's memory (Linux)."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -85,10 +85,7 @@ def formatter(form: str) -> logging.Formatter:
 
 
 def setup(level: str, form: str) -> None:
-    """Send this process's lines to standard error; foreign libraries speak up from warnings on.
-
-    The level that `ask` was given counts instead of `level`.
-    """
+    """Send this process's lines to standard error, from `level` on or as `ask` was given."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -123,8 +123,7 @@ def plugin_of(family: str, name: str) -> Plugin | None:
 
 
 def complaints(name: str | None = None) -> list[str]:
-    """What is wrong with plug-ins that could not join, of the families asked for; with `name` of
-    that alone."""
+    """What is wrong with plug-ins that could not join; with `name` of that alone."""
     folder = Path(__file__).parent / "parts"
     families = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
     fix = f"name the entry point family.name, the family one of {', '.join(families)}"
@@ -153,8 +152,7 @@ def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]
 
 
 def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
-    """What an owner would write to allow the plug-ins of these (family, name); without those in
-    editable form, which have no digest."""
+    """What an owner would write to allow the plug-ins of these (family, name)."""
     found: dict[str, Allowance] = {}
     for family, name in parts:
         for plugin in installed():
@@ -166,8 +164,7 @@ def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
 
 
 def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts of a family (its class is `kind`) that plug-ins bring, and the names that cannot
-    join, with the reason."""
+    """The parts of a family that plug-ins bring, and names that cannot join with reasons."""
     mine = [one for one in installed() if one.family == kind.family]
     joined: dict[str, Any] = {}
     refused: dict[str, str] = {}

@@ -30,8 +30,7 @@ def imported_ray(where: str) -> Any:
 
 
 def check_cluster(address: str | None, where: str) -> None:
-    """Raise ClusterAway where nobody is at the address, for whom Ray would look for minutes, and
-    UsageError where it is none."""
+    """Raise ClusterAway where nobody answers at the address, UsageError where it is none."""
     if address in (None, "auto"):
         return
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -47,10 +46,7 @@ def check_cluster(address: str | None, where: str) -> None:
 
 
 def join_cluster(address: str | None, where: str, processors: int | None = None) -> Any:
-    """Ray, connected; without an address one is started here, with so many processors (None: all).
-
-    Raises ClusterAway where none answers, UsageError where it is of another version.
-    """
+    """Ray, connected; None: one is started here. Raises ClusterAway, UsageError."""
     ray = imported_ray(where)
     check_cluster(address, where)
     own = {"include_dashboard": False, "num_cpus": processors} if address is None else {}

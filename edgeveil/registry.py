@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 
 def known_names(family: str) -> list[str]:
-    """The names of one family of parts (a folder of `edgeveil/parts`) that a file may say, those of
-    installed plug-ins too."""
+    """The names of a family of parts that a file may say, those of plug-ins too."""
     names: list[str] = _table(family).known()
     return names
 

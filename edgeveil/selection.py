@@ -12,8 +12,7 @@ from edgeveil.errors import UsageError
 
 
 def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> list[bytes]:
-    """`count` different keys, every subset equally likely, in random order. Raises UsageError if a
-    key stands twice or too few are given."""
+    """`count` different keys, every subset equally likely, in random order. UsageError."""
     if len(set(keys)) != len(keys):
         raise UsageError("a key is listed twice", where="selection", fix="list each key once")
     if not 0 <= count <= len(keys):

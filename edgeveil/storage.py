@@ -100,15 +100,13 @@ class SqliteFile:
 
     @contextmanager
     def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone inside the block; `what` was to be done, for the
-        error."""
+        """The connection, for this thread alone; `what` was to be done, for the error."""
         with self._lock, self._told(what):
             yield self.db
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """All or nothing, and durable when the block ends; inside another transaction of this
-        thread a part of it."""
+        """All or nothing, durable at the end; nested, a part of the outer one."""
         with self.guard("written") as db:
             if db.in_transaction:
                 yield db
@@ -217,8 +215,7 @@ class SqliteFile:
 
 
 def lacks_room(error: BaseException | None, file: Path) -> bool:
-    """Whether SQLite could not open a file, or the log beside it, for want of room: its own words
-    are "unable to open database file"."""
+    """Whether SQLite could not open a file, or the log beside it, for want of room."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None or code & _PRIMARY != sqlite3.SQLITE_CANTOPEN:
         return False
@@ -245,8 +242,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def copy_database(path: Path, copy: Path) -> None:
-    """One moment of a SQLite file, in use or not, durable and as a whole in place of `copy`, mode
-    0600. Raises OSError, sqlite3.Error."""
+    """Copy one moment of a SQLite file, durably, mode 0600. Raises OSError, sqlite3.Error."""
     scratch = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}")
     try:
         os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -302,8 +298,7 @@ class FileData:
 
 
 def write_durably(path: Path, content: bytes, *, mode: int) -> None:
-    """Put a whole file with `mode` in the place of `path`, or leave what is there. Raises
-    OSError."""
+    """Put a whole file with `mode` in place of `path`, or nothing. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)

@@ -34,8 +34,7 @@ _SWITCHES = {  # in `fenv_t` of glibc and musl, and of macOS: offset, size, bits
 
 
 def flush_subnormals() -> None:
-    """Count subnormal numbers as zero in the calling thread, and in those it starts from now on.
-    Raises PrivacyError where this machine cannot."""
+    """Count subnormals as zero in this thread and those it starts. Raises PrivacyError."""
     set_flushing(True)
     if not subnormals_flushed():
         what = "this processor does not count subnormal numbers as zero, so times tell of records"
@@ -106,8 +105,7 @@ def _probes() -> tuple[tuple[Any, Any], ...]:
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Subnormal numbers are zero in this thread inside; a decorator too. Raises PrivacyError as
-    `flush_subnormals` does."""
+    """Count subnormals as zero inside; a decorator too. Raises PrivacyError."""
     before = set_flushing(True)
     try:
         if not before:

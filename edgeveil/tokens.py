@@ -21,10 +21,7 @@ _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
 def load_or_make_token(path: Path) -> str:
-    """The token of a file, made with mode 0600 where there is none.
-
-    Raises UsageError if others can read the file or it holds no token.
-    """
+    """The token of a file, made with mode 0600 where there is none. Raises UsageError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -56,8 +53,7 @@ def read_token(path: Path) -> str:
 
 
 class ExpiringSecrets(Generic[T]):
-    """Random secrets that stand for something for a while, in this process's memory alone, kept by
-    their digests: a look-up's time tells nothing. At `most` at once."""
+    """Random secrets in memory that expire, kept by their digests; at most `most`."""
 
     def __init__(
         self, lasts_s: float, most: int, now_s: Callable[[], float] = time.monotonic

@@ -58,8 +58,7 @@ def check_records(
     input_range: tuple[float, float] | None = None,
     anomaly: bool = False,
 ) -> DataReport:
-    """Count what learning will drop or clip; `classes`, shape, range and `anomaly` come from the
-    job."""
+    """Count what learning will drop or clip, by what the job says."""
     shape = tuple(training.x.shape[1:])
     y = np.concatenate([training.y, evaluation.y])
     rows = [flat_rows(part.x) for part in (training, evaluation)]
@@ -93,8 +92,7 @@ _NEARLY_ALL = 0.9
 
 
 def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
-    """One line for each thing in a table that is not as the schema says. For the owner's console
-    alone."""
+    """What in a table is not as the schema says. For the owner's console alone."""
     ranges = {name: one.number for one in schema.columns or () for name in one.names}
     told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
     if found.unknown_labels:

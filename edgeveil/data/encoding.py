@@ -285,8 +285,7 @@ def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
 
 
 def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
-    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records, 0 to 255. Raises
-    DataError for another shape."""
+    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records. DataError."""
     image = schema.image
     if image is None:
         what, fix = (

@@ -15,8 +15,7 @@ SPLIT_SEED = 0
 
 
 def public_order(count: int, seed: int, label: str) -> NDArray[np.int64]:
-    """A permutation of `range(count)`, sorted by SHA-256(label, seed, index): numpy may change its
-    random streams."""
+    """A permutation of `range(count)`, sorted by SHA-256(label, seed, index)."""
     prefix = f"edgeveil/v1/{label}/{seed}/".encode()
     digests = [sha256(prefix + str(index).encode()).digest() for index in range(count)]
     return np.array(sorted(range(count), key=digests.__getitem__), dtype=np.int64)

@@ -195,8 +195,7 @@ def without_location(text: str) -> str:
 def schema_in(
     properties: Mapping[str, str], input_shape: Sequence[int | None]
 ) -> DataSchema | None:
-    """Inverse of `schema_metadata`, None without one. DataError, also if its records are not of the
-    model's size."""
+    """Inverse of `schema_metadata`, None without one. DataError, also for another size."""
     text = properties.get(SCHEMA)
     if text is None:
         return None

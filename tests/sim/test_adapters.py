@@ -13,8 +13,7 @@ from torch import nn
 from edgeveil.config.policy import Policy
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, compile_job, load_job
-from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
-from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from tests.kits.fleet import Fleet
 
 YAML = """
@@ -122,17 +121,3 @@ def test_a_device_whose_owner_does_not_allow_the_frozen_weights_declines(tmp_pat
     fleet, _, ended = played(tmp_path, job(tmp_path, f"model: {{{MLP}, adapters: {{rank: 2}}}}"))
     assert ended == "failed"
     assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
-
-
-def test_a_whole_model_begins_with_the_users_weights_which_devices_need_not_allow(
-    tmp_path: Path,
-) -> None:
-    wanted = job(tmp_path, f"model: {{{MLP}}}", "sgd", PLAIN)
-    fleet, name, ended = played(tmp_path, wanted)
-    assert ended == "completed"
-    (digest,) = kept_digests(wanted)
-    assert fleet.store.backbone(digest) is not None
-    plan = fleet.cloud.host.jobs.plan(fleet.store.job(name))
-    first = plan.cloud.initial_state()  # what a cloud begins with again after a restart
-    assert np.array_equal(first["hidden1.weight"], weights()["hidden1.weight"].numpy().T)
-    assert not any(box.store.backbones(wire_id(name)) for box in fleet.devices)

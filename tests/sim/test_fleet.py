@@ -73,18 +73,6 @@ def test_fewer_selected_and_only_those_open(folder: Path) -> None:
         assert box.ledger.spent().epsilon in (0, printed)
 
 
-def test_inference_only_devices_take_part_in_evaluation_alone(folder: Path) -> None:
-    fleet = Fleet(folder, 6, infer_only=2)
-    job = fleet.submit(small_job())
-    assert fleet.finish(job) == "completed"
-    rounds = committed(fleet, job)
-    assert {r["uploads"] for r in rounds} == {4}
-    evaluated = [r for r in rounds if r["clusters"]]
-    assert [len(r["clusters"]["vectors"]) for r in evaluated] == [6]
-    assert fleet.devices[-1].ledger.spent().epsilon == 0
-    assert fleet.devices[-1].ledger.spent(purpose="infer").epsilon > 0
-
-
 def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
     fleet = Fleet(folder, 6)
     fleet.devices[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
@@ -96,15 +84,6 @@ def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.Captur
     assert {r["uploads"] for r in committed(fleet, job)} == {5}
     assert "max_epsilon_per_job" in said[0]
     assert fleet.devices[2].ledger.spent().epsilon == 0
-
-
-def test_device_killed_in_the_middle_of_a_round(folder: Path) -> None:
-    fleet = Fleet(folder, 6)
-    job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8}))
-    fleet.net.run(lambda: len(committed(fleet, job)) == 2)
-    fleet.devices[0].runner.up = False
-    assert fleet.finish(job) == "completed"
-    assert [r["uploads"] for r in committed(fleet, job)] == [6, 6, 5, 5, 5]
 
 
 def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Path) -> None:
@@ -151,20 +130,6 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
         if isinstance(sender, fx.CloudAddress) or isinstance(to, fx.CloudAddress):
             assert not any(box.id.encode() in frame for box in fleet.devices)
         assert len(frame) <= PACKET_BYTES
-
-
-def test_hellos_that_came_too_early_are_said_again(folder: Path) -> None:
-    def faults(_sender: fx.Address, to: fx.Address, _frame: bytes) -> list[float]:
-        early = isinstance(to, fx.ProxyAddress) and fleet.net.now_s < 3
-        return [] if early else [0.001]
-
-    fleet = Fleet(folder, 4, faults=faults)
-    assert fleet.net.run(lambda: len(fleet.proxy.machine.online) == 4, 10)
-    before = fleet.net.now_s
-    assert before > 3
-    fleet.proxy.machine.online.clear()
-    fleet.net.post(fleet.proxy.runner, fx.PeerConnected(fx.AllDevices()))  # the proxy came back
-    assert fleet.net.run(lambda: len(fleet.proxy.machine.online) == 4, before + 1)
 
 
 def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
@@ -223,13 +188,3 @@ def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> N
     assert "limits.spool_bytes" in fleet.store.job(job).reason
     assert committed(fleet, job) == []  # nobody paid for the small uploads before it
     assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
-
-
-def test_where_all_decline_nothing_is_said_to_be_spent(folder: Path) -> None:
-    fleet = Fleet(folder, 5, policy=Policy(max_epsilon_per_job=1.0))
-    job = fleet.submit(small_job())
-    assert fleet.finish(job) == "failed"
-    end = fleet.store.events_after(0, job)[-1]
-    assert end.data["privacy"]["training"]["epsilon"] == 0
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
-    assert "all 5 selected devices declined" in fleet.store.job(job).reason

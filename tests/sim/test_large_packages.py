@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
-
-import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, Offer, decode, decode_header, encode
@@ -71,14 +68,6 @@ def test_a_device_that_was_offline_for_the_offer_completes() -> None:
     assert fleet.finish() == "completed"
     fleet.settle()
     assert fleet.devices[0].opened and fleet.devices[0].installed
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_over_links_that_lose_repeat_and_delay_all_complete(seed: int) -> None:
-    chance = Random(seed)
-    tape = bytes(chance.choice((0, 0, 0, 0, 0, 150, 190, 255)) for _ in range(4000))
-    fleet = LossyFleet(tape, devices=4, selected=4, rounds=1, sizes=PULLED)
-    assert fleet.run() == "completed"
 
 
 def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:

@@ -111,13 +111,6 @@ def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
     ]
 
 
-def test_a_shortfall_at_the_proxy_is_told_by_the_same_counts(stopped: tuple[Fleet, str]) -> None:
-    fleet, job = stopped
-    assert "5 selected, 1 uploaded, 0 declined, 4 late or absent, 0 offline" in (
-        fleet.store.job(job).reason
-    )
-
-
 def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 6, floor=3)
     fleet.devices[1].runner.machine = Mute(fleet.devices[1].runner.machine)

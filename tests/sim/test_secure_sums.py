@@ -130,6 +130,18 @@ def played(folder: Path, what: Job, devices: int = DEVICES, **options: Any) -> t
     return fleet, fleet.submit(what)
 
 
+def forget(fleet: Fleet, node: Any) -> None:
+    """Drop what a process that ends had under way."""
+    node.timers.clear()
+    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+
+
+def restart_proxy(fleet: Fleet) -> None:
+    fleet.start_proxy()
+    fleet.net.connect(fleet.proxy.runner)
+    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+
+
 def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
     tmp_path: Path, books: Books
 ) -> None:
@@ -394,17 +406,14 @@ def test_who_starts_anew_between_question_and_answer_finds_everything(
     fleet, done = played(tmp_path, job())
     fleet.net.run(lambda: fleet.store.kept_sums(done, 2) is not None)
     node = fleet.cloud.runner if who == "cloud" else fleet.proxy.runner
-    node.timers.clear()
-    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+    forget(fleet, node)
     if who == "cloud":
         fleet.start_cloud()
         entry = fleet.store.job(done)
         fleet.cloud.control.start(entry)
         fleet.net.connect(fleet.cloud.runner)
     else:
-        fleet.start_proxy()
-        fleet.net.connect(fleet.proxy.runner)
-        fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+        restart_proxy(fleet)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
     assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
@@ -425,18 +434,15 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
     """Restored, it refuses what it knows of; of what it cannot know devices keep it."""
     fleet, done = played(tmp_path, job())
     fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 2)
-    node, asked = fleet.proxy.runner, len(said(fleet, Unmask))
-    node.timers.clear()
-    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+    asked = len(said(fleet, Unmask))
+    forget(fleet, fleet.proxy.runner)
     if fate == "put back":
         fleet.proxy.spool.put_back()
     fleet.proxy.spool.close()
     if fate == "lost":
         for file in tmp_path.rglob("spool.sqlite*"):
             file.unlink()
-    fleet.start_proxy()
-    fleet.net.connect(fleet.proxy.runner)
-    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    restart_proxy(fleet)
     assert fleet.finish(done) == status
     assert reason in fleet.store.job(done).reason
     assert len(said(fleet, Unmask)) == asked
@@ -497,12 +503,8 @@ def test_a_proxy_that_starts_anew_in_the_middle_of_a_stream_begins_another(
     fleet, done = played(tmp_path, job(), packet_bytes=4096, proxy=STREAMED)
     fleet.net.run(lambda: any(arrived.at.exchange == 2 for arrived in said(fleet, Arrived)))
     (first,) = {a.blob.digest for a in said(fleet, Arrived) if a.at.exchange == 2}
-    node = fleet.proxy.runner
-    node.timers.clear()
-    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
-    fleet.start_proxy()
-    fleet.net.connect(fleet.proxy.runner)
-    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    forget(fleet, fleet.proxy.runner)
+    restart_proxy(fleet)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
     names = {batch.stream for batch in said(fleet, Batch) if batch.at.exchange == 2}

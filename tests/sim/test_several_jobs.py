@@ -45,18 +45,3 @@ def test_one_whose_devices_are_away_pauses_and_the_other_ends(tmp_path: Path) ->
     fleet.net.run(lambda: bool(committed(fleet, jobs[0])))
     fleet.devices[0].runner.up = False
     assert [fleet.finish(job) for job in jobs] == ["paused", "completed"]
-
-
-def test_a_cloud_that_starts_again_goes_on_with_both(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, 6)
-    jobs = [fleet.submit(FIRST), fleet.submit(SECOND)]
-    fleet.net.run(lambda: all(committed(fleet, job) for job in jobs))
-    fleet.cloud.runner.up = False
-    fleet.cloud.close()
-    fleet.start_cloud()
-    fleet.net.connect(fleet.cloud.runner)
-    fleet.cloud.control.look()
-    assert [fleet.finish(job) for job in jobs] == ["completed"] * 2
-    for job in jobs:
-        indices = [index for index, _, _ in committed(fleet, job)]
-        assert indices == sorted(set(indices))

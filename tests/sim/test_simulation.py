@@ -25,12 +25,8 @@ def model(folder: Path, seed: int = 7, devices: int = 6, **options: object) -> b
     return release.safetensors
 
 
-
-
 def test_encryption_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
     assert model(tmp_path / "plain", **PLAIN) == model(tmp_path / "encrypted")
-
-
 
 
 def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:

@@ -29,7 +29,18 @@ from edgeveil.protocol.tensors import masked_segment
 from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import Fleet
 from tests.sim.hostile import Attacker
-from tests.sim.test_secure_sums import LIMITS, STREAMED, Books, books, check_exact, job, said, state
+from tests.sim.test_secure_sums import (
+    LIMITS,
+    STREAMED,
+    Books,
+    books,
+    check_exact,
+    forget,
+    job,
+    restart_proxy,
+    said,
+    state,
+)
 
 __all__ = ["books"]
 pytestmark = pytest.mark.slow
@@ -234,12 +245,8 @@ def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
     """It has forgotten whose uploads these are; the next round's it knows."""
     fleet, done, named = attacked(tmp_path, "another seed", 1)
     fleet.net.run(lambda: bool(said(fleet, CheckMasks)))
-    node = fleet.proxy.runner
-    node.timers.clear()
-    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
-    fleet.start_proxy()
-    fleet.net.connect(fleet.proxy.runner)
-    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    forget(fleet, fleet.proxy.runner)
+    restart_proxy(fleet)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
     records = fleet.store.exchanges(done)

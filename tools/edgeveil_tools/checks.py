@@ -40,7 +40,7 @@ from edgeveil.parts.own_records import device_records
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
-from edgeveil_tools.backbone.command import ENCODERS, ensure_for_jobs, file_lines, weight_facts
+from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, weight_facts
 from edgeveil_tools.backbone.command import facts as backbone_facts
 from edgeveil_tools.cli.common import say_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
@@ -120,7 +120,7 @@ def _other_kind(path: Path) -> str:
     """`records`, `backbone`, `weights` or `bundle` by what a path is; empty: a YAML file."""
     if path.is_dir():
         return "bundle" if (path / "inventory.json").exists() else "records"
-    if path.suffix == ".onnx" or (str(path) in ENCODERS and not path.exists()):
+    if path.suffix == ".onnx" or (str(path) == NAME and not path.exists()):
         return "backbone"
     if path.suffix in STATE_DICT_SUFFIXES:
         return "weights"
@@ -228,8 +228,7 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 
 
 def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
-    """Read a file of any kind; returns one of `KINDS` with it, of a job what its file says and its
-    plan. ConfigError."""
+    """Read a file; returns its kind (`KINDS`) and content, of a job also the plan. ConfigError."""
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
         return kind, load_local_job(path)
@@ -406,8 +405,7 @@ class JobPrice:
 
 
 def price(job: str | Path | Job) -> JobPrice:
-    """Return what a job costs one device, by its file or as it was loaded; reads no record.
-    ConfigError, PrivacyError."""
+    """Return what a job costs one device; reads no record. ConfigError, PrivacyError."""
     plan = plan_of(job)
     quote, rows = plan.quote(), []
     for exchange in plan.exchanges:

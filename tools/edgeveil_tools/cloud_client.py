@@ -101,15 +101,13 @@ class Cloud:
         self._token = None if token is None else _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
-        """Queue a job, by its file or as it was loaded; returns its id. ConfigError lists every
-        problem of the file."""
+        """Queue a job, by its file or as loaded; returns its id. ConfigError has all problems."""
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
         return self.submit_yaml(submitted(plan.job), read_artifacts(plan.job).values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
-        """Queue a job's text with the `backbones` (ONNX) that it names by digest; ConfigError holds
-        the cloud's problems."""
+        """Queue a job's text, with the `backbones` (ONNX) that it names by digest. ConfigError."""
         for graph in backbones:
             self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
         # A model's code may have to be imported there, torch with it.
@@ -168,8 +166,7 @@ class Cloud:
         return self._request("GET", path, None, UPLOAD_S, "application/octet-stream")
 
     def fetch(self, job: str, out: str | Path | None = None) -> Path:
-        """Write the final model to `out` (FILE.onnx or FILE.safetensors, default ID.onnx); returns
-        the path. UsageError."""
+        """Write the final model to `out` (.onnx or .safetensors; default ID.onnx); the path."""
         path = Path(out) if out is not None else Path(f"{job}.onnx")
         kind = path.suffix.removeprefix(".")
         if kind not in MODEL_KINDS:
@@ -286,8 +283,7 @@ class Cloud:
         return content
 
     def _have_proof(self, connection: HTTPConnection, token: str) -> None:
-        """Make sure that the other end of this connection knows the token: else who took the port
-        of a cloud that is down would be handed it."""
+        """Make sure that the other end of this connection knows the token, before it is sent."""
         nonce = secrets.token_hex(32)
         connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")
         connection.auto_open = 0  # never on to another connection, whose end has proved nothing

@@ -54,8 +54,7 @@ class _Look:
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
-    """YAML of a `data` block drafted from a table or a folder of pictures, for `devices` that share
-    them. DataError for a file that cannot be read, or without the named label."""
+    """Draft the YAML of a `data` block from a table or a folder of pictures. DataError."""
     if path.is_dir():
         return "\n".join(_of_pictures(path, devices)) + "\n"
     named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)
@@ -184,8 +183,7 @@ def _head(path: Path, nominal: int) -> Iterator[str]:
 
 
 def _step(width: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is a quarter of a range or more: ranges are
-    round, and columns of one kind are read alike."""
+    """The least of 1, 2, 5 times a power of ten that is a quarter of a range or more."""
     if width <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(width / 4))

@@ -119,8 +119,7 @@ def _parts(name: str) -> list[Part]:
 
 
 def digests(args: argparse.Namespace) -> int:
-    """Print what an owner writes to allow each named plug-in, or `module:function` of a model;
-    imports none of them."""
+    """Print what an owner writes to allow each plug-in or `module:function`; imports none."""
     names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"

@@ -134,8 +134,7 @@ def prospect(
 
 @dataclass(frozen=True)
 class StandIn:
-    """Public or made-up records: `draw(n, chance)` gives n to deal to devices, models are measured
-    on `test`."""
+    """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models on."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records

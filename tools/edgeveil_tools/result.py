@@ -107,8 +107,7 @@ PlainTable = list[dict[str, Any]]
 
 
 class Result:
-    """What a run came to: `content` is `result.json`, `folder` where it lies with events, models
-    and report. Its tables are lists of flat dicts, as pandas.DataFrame takes them."""
+    """What a run came to: `content` is `result.json`, `folder` where it lies."""
 
     TABLES = ("rounds", "epsilon", "uploads", "evaluations")
 
@@ -161,8 +160,7 @@ class Result:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """Both guarantees {training: {epsilon, …}, inference: {…}}: neither alone is the ε; None
-        where nothing is proven."""
+        """Both guarantees {training: {epsilon, …}, inference: {…}}; None: nothing is proven."""
         return dict(self.content["privacy"])
 
     @property
@@ -244,8 +242,7 @@ def _place(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks within a row become keys `block_key`; a list or block in one, which fits
-    no cell, goes."""
+    """Blocks within a row become keys `block_key`; a list or block in one goes."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]

@@ -41,8 +41,7 @@ class OnnxParameters(MapParameters):
     name: Literal["onnx"]
     """A frozen ONNX model whose output, at unit norm, is the features."""
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
-    """Path of the model, from the job file's folder; `digits`, `pictures`: encoders that EdgeVeil
-    trains."""
+    """Path of the model, from the job file's folder; `digits`: the encoder that EdgeVeil trains."""
     sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """The model's digest; filled in from `file`."""
     input_form: tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...] = Field(
@@ -139,7 +138,7 @@ class OnnxMap:
         return self._graph
 
 
-CACHED = ("digits", "pictures")
+CACHED = ("digits",)
 MAX_BACKBONE_BYTES = 32 << 20
 LARGEST_OUTPUT = 1 << 14
 Float32 = NDArray[np.float32]

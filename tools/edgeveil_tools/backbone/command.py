@@ -1,4 +1,4 @@
-"""The public encoders: trained once on this machine, then kept in the user's cache."""
+"""The public encoder of digits: trained once on this machine, then kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone,
 from edgeveil.parts.models.network import packed_state_dict, unpacked
 
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
-# batches, pictures drawn for it, its time on two cores
-ENCODERS = {"digits": (3000, 12_000, "some minutes"), "pictures": (3000, 30_000, "20 minutes")}
+NAME = "digits"
+STEPS, DRAWINGS = 3000, 12_000  # batches, and digits drawn for them
 
 
 def file_lines(found: Mapping[str, Any]) -> list[str]:
@@ -30,24 +30,17 @@ def file_lines(found: Mapping[str, Any]) -> list[str]:
 
 def train(
     path: Path,
-    name: str = "digits",
     *,
     seed: int = 0,
     force: bool = False,
     on_progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Train the encoder of this name and write it to `path`. UsageError for a file that is there,
-    unless `force`."""
-    from edgeveil_tools.backbone import encoders
+    """Train the encoder and write it to `path`. UsageError for a file there, unless `force`."""
+    from edgeveil_tools.backbone.encoders import onnx_encoder, train_encoder
 
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
-    given = (*ENCODERS[name][:2], seed, on_progress)
-    if name == "digits":
-        graph = encoders.onnx_encoder(encoders.train_encoder(*given))
-    else:
-        encoder, drawn = encoders.train_pictures(*given)
-        graph = encoders.onnx_pictures(encoder, *encoders.axes(encoder, drawn))
+    graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(graph)
@@ -76,30 +69,23 @@ def weight_facts(path: Path) -> dict[str, Any]:
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
-    """Train each encoder that a job file names and the cache lacks; `say` gets lines."""
-    say = say or partial(print, file=sys.stderr, flush=True)
-    for name in sorted({name for path in files for name in _named(path)}):
-        path = cached_backbone(name)
-        if not path.exists():
-            say(f"training the public encoder of {name}, once, {ENCODERS[name][2]}: {path}")
-            train(path, name, on_progress=_in_tenths(name, say), force=True)
-
-
-def _named(path: Path) -> set[str]:
-    try:
-        entries = parsed(read(path), str(path)).value["features"]
-        return {entry["file"] for entry in entries if entry.get("file") in ENCODERS}
-    except (ConfigError, AttributeError, KeyError, TypeError):
-        return set()
-
-
-def _in_tenths(name: str, say: Callable[[str], None]) -> Progress:
-    told = 0
+    """Train the encoder where a job file names it and the cache lacks it; `say` gets lines."""
+    say, path, told = say or partial(print, file=sys.stderr, flush=True), cached_backbone(NAME), 0
 
     def on_progress(share: float) -> None:
         nonlocal told
         if int(share * 10) > told:
             told = int(share * 10)
-            say(f"training the public encoder of {name}: {10 * told} %")
+            say(f"training the public encoder of {NAME}: {10 * told} %")
 
-    return on_progress
+    if not path.exists() and any(map(_names_it, files)):
+        say(f"training the public encoder of {NAME}, once, some minutes: {path}")
+        train(path, on_progress=on_progress, force=True)
+
+
+def _names_it(path: Path) -> bool:
+    try:
+        entries = parsed(read(path), str(path)).value["features"]
+        return any(entry.get("file") == NAME for entry in entries)
+    except (ConfigError, AttributeError, KeyError, TypeError):
+        return False

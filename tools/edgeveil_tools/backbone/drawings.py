@@ -164,8 +164,7 @@ _DRAWN_SHARE = 0.6  # of a batch; the rest are scanned
 
 @dataclass(frozen=True)
 class PublicDigits:
-    """Drawn digits and scikit-learn's 1797 by 43 writers: (n, 1, 40, 40) float32, ink 0..1; labels
-    (n,) int64."""
+    """Drawn digits and scikit-learn's: (n, 1, 40, 40) float32, ink 0..1; labels (n,) int64."""
 
     drawn: torch.Tensor
     drawn_labels: torch.Tensor
@@ -198,8 +197,7 @@ class PublicDigits:
 
 
 def warped(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched and bent at random, the ink's
-    centre in the middle."""
+    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched, bent, centred by the ink."""
     n = len(images)
     places = (2 * torch.arange(SIDE) + 1) / SIDE - 1
     mass = images.sum((1, 2, 3)).clamp_min(1e-3)

@@ -186,14 +186,14 @@ COMMANDS = (
         "backbone",
         "train a public encoder, as a frozen backbone",
         "cli.learning:backbone",
-        arg("what WHAT", choices=("digits", "pictures")),
+        arg("what WHAT", choices=("digits",)),
         arg("--out FILE", "the ONNX file; default: the user's cache", Path),
         arg("--force", "train again, write over the file"),
         arg("--seed N", "default 0", int, default=0),
         about="""
-        It learns from public images alone: digits (28 x 28) in some minutes, pictures
-        (colour, 32 x 32) in about 20. Jobs name them `file: digits` and `file: pictures`.
-        edgeveil backbone pictures --seed 3""",
+        It learns from public images of digits (28 x 28) alone, for some minutes. Jobs name it
+        `file: digits`.
+        edgeveil backbone digits --seed 3""",
     ),
     row(
         "job",

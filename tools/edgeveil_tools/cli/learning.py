@@ -83,7 +83,6 @@ def backbone(args: argparse.Namespace) -> int:
         task = progress.add_task("training", total=1.0)
         found = train(
             args.out or cached_backbone(args.what),
-            args.what,
             seed=args.seed,
             force=args.force,
             on_progress=lambda share: progress.update(task, completed=share),

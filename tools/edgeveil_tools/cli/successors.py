@@ -27,7 +27,7 @@ SUCCESSORS = {
     "plan": "edgeveil check JOB --estimate",
     "backbone show": "edgeveil check FILE",
     "backbone --input-shape": "torch.onnx.export, as docs/models.md has it, and check",
-    "backbone train": "edgeveil backbone digits|pictures",
+    "backbone train": "edgeveil backbone digits",
     "backbone export": "torch.onnx.export, as docs/models.md has it, and check",
     "table": "edgeveil run JOB --simulate --seeds 3 --sweep KEY=A,B",
     "compare": "edgeveil run JOB --simulate --sweep privacy.noise=local,shared",

@@ -33,8 +33,7 @@ class _Child(NamedTuple):
 
 
 class Children:
-    """Child processes, each in a group of its own, which end with this process; logs go to
-    `folder/<name>.log`."""
+    """Child processes in groups of their own, which end with this one; logs in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,8 +67,7 @@ class Children:
                 raise JobFailed(f"the {child.name} process ended ({how})", fix=fix)
 
     def memory_bytes(self) -> int:
-        """Memory of all of them, of what they started and of this process; shared pages count once
-        where known."""
+        """Memory of all of them, of what they started and of this process."""
         total = _memory(psutil.Process())
         pids = [child.process.pid for child in self._children]
         for pid in [*pids, *(pid for _, pid in self._foreign)]:
@@ -121,8 +119,7 @@ def spawn(
     threads: int | None,
     module: str = "edgeveil_tools.cli",
 ) -> subprocess.Popen[bytes]:
-    """Start `edgeveil <arguments>`, as `module` has it, in a group of its own; all it writes goes
-    to `output`."""
+    """Start `edgeveil <arguments>` in a group of its own; all it writes goes to `output`."""
     settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
     if threads is not None:
         settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
@@ -165,8 +162,7 @@ PREFIX = "edgeveil-run-"
 
 @contextmanager
 def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
-    """A folder of mode 0700, removed at the end unless `keep`; the lock in it says that its run
-    lives."""
+    """A folder of mode 0700 with a lock, removed at the end unless `keep`."""
     sweep(parent or Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     if keep:

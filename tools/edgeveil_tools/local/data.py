@@ -36,8 +36,7 @@ TEST_SHARE = 0.2  # of records that come without a test half
 
 
 def check_data(job: Job, run: LocalRun) -> list[str]:
-    """Return what a person should know of the records that a run deals. UsageError or DataError,
-    with file and place, unless the job can learn from them."""
+    """What a person should know of the records that a run deals. UsageError, DataError."""
     data = source(job, run)
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):
@@ -143,8 +142,7 @@ def _folder(name: str) -> Path:
 
 
 def _form(job: Job, own: DataFiles) -> Images:
-    """What pictures become where the file does not say: records of the job's shape, of a class for
-    each folder that is there as the run starts."""
+    """What pictures become where the file does not say: of the job's shape, a class a folder."""
     form = own.images
     if form is None:
         *colours, height, width = (0, *job.data.input_shape)
@@ -195,8 +193,7 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
 
 
 def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
-    """What labels mean for a run that learns what is normal. Raises DataError where all training
-    records are labelled anomalous."""
+    """What labels mean where what is normal is learned. DataError: all are anomalous."""
     if not job.anomaly:
         return []
     schema, labels = job.data.schema_, np.concatenate([pool.y, test.y])

@@ -116,9 +116,7 @@ def run_grid(
     track: Sequence[str] = (),
     **how: Any,
 ) -> int:
-    """Run what is missing, write tables and page; 0, or 6 where a run failed, 130 after Ctrl-C. The
-    reference is trained at the first seed of each point. ConfigError, UsageError, DataError before
-    the first run."""
+    """Run what is missing, write tables and page; 0, 6 where a run failed, 130 after Ctrl-C."""
     stream = sys.stderr if as_json else sys.stdout
     failures: list[str] = []
     for target in track:

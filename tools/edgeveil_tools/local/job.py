@@ -28,8 +28,7 @@ _OF_THE_JOB = ("secure", "settings", "accept_unprotected")  # not of its `local_
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options of `edgeveil run` in place of values of `local_run`; `secure` is
-    `aggregation.secure`, `settings` are other keys of the job."""
+    """Options of `edgeveil run` in place of `local_run`; `settings`: other keys of the job."""
 
     broker: str | None = None
     devices: int | None = None
@@ -99,8 +98,7 @@ def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a block or list on the way that is not there is made or left out, and the
-    loader tells what is wrong with it."""
+    """Set a dotted key; the loader tells what is wrong with it."""
     *blocks, last = key.split(".")
     at: Any = plain
     for name in blocks:
@@ -142,8 +140,7 @@ def whole_job(job: Job, run: LocalRun) -> bytes:
 
 
 def _name_files(job: Job, plain: dict[str, Any]) -> None:
-    """Say in `plain` where backbones and weights lie: it is no part of the job, which has their
-    digests."""
+    """Say in `plain` where backbones and weights lie; the job itself has their digests."""
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
             written["file"] = entry.file

@@ -103,8 +103,7 @@ class LocalJob(Job):
 
 
 def load_job(path: str | Path) -> LocalJob:
-    """Read and judge a job file; paths count from its folder. ConfigError: `error.places` has every
-    problem."""
+    """Read and judge a job file; paths count from its folder. ConfigError has all problems."""
     return load_local_job(Path(path))[0]
 
 
@@ -141,8 +140,7 @@ def _judge(found: LocalJob) -> tuple[LocalJob, Plan]:
 
 
 def compile_local(job: Job, run: LocalRun | None) -> Plan:
-    """The plan of a job that this run plays. ImpossibleMixError with all reasons against it, of the
-    run's devices too."""
+    """The plan of a job that this run plays. ImpossibleMixError with all reasons against it."""
     found = [] if run is None else list(_run_mixes(job, run))
     known = None
     if run is not None:

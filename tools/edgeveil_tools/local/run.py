@@ -122,8 +122,7 @@ def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
 async def run_async(
     job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
 ) -> Result:
-    """`run`, awaited, in a thread of its own, from which `progress` is called. Cancelled, it stops
-    everything of the run first. Of several at once each waits for the one before."""
+    """`run` in a thread, awaited; cancelled it stops the run. Several at once take turns."""
     stop = threading.Event()
     work = asyncio.create_task(asyncio.to_thread(_run, job, simulate, options, stop))
     try:

@@ -150,8 +150,7 @@ def epsilon_by_plan(view: RunProgress) -> str:
 
 
 class RunLog:
-    """Follows one job: `out` gets `events.jsonl`, `hear` the progress. `stop`, set from another
-    thread, ends the run."""
+    """Follows one job: `out` gets `events.jsonl`, `hear` the progress; `stop` ends the run."""
 
     def __init__(
         self,
@@ -170,10 +169,7 @@ class RunLog:
         self.tracking: Tracking | None = None
 
     def look(self) -> None:
-        """Tell how the run stands now, as it does some times a second.
-
-        Raises RunStopped where the run is to end.
-        """
+        """Tell how the run stands now. Raises RunStopped where the run is to end."""
         if self._stop.is_set():
             raise RunStopped("the run was stopped")
         for line in self.tracking.complaints() if self.tracking else ():
@@ -220,8 +216,7 @@ class RunLog:
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
     def require_completed(self, job: str, declined: str = "") -> None:
-        """Raise JobFailed with the job's reason unless it completed; `declined`: what the first
-        device told its owner."""
+        """Raise JobFailed unless it completed; `declined`: what the first device told its owner."""
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
             why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended

@@ -53,8 +53,7 @@ _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference",
 
 
 def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) -> int:
-    """`edgeveil report`: write the page of one run again, or one that compares several. UsageError
-    for a folder without a result, or a page that cannot be written."""
+    """`edgeveil report`: write the page of one run again, or one that compares several."""
     found = [one for folder in folders for one in _results(folder)]
     results = [Result.load(folder) for folder in found]
     page = out or (results[0].report if len(results) == 1 else Path(COMPARISON))

@@ -87,9 +87,7 @@ class SimulatedRounds:
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
 
     def play(self) -> tuple[bytes, bytes] | None:
-        """The model as (ONNX, safetensors); None where the job did not complete: its last event
-        has the reason.
-        """
+        """The model as (ONNX, safetensors); None where the job did not complete."""
         plan = self._plan
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
@@ -260,8 +258,7 @@ class SimulatedRounds:
 
 
 class HeldArrays(Sequence[Array]):
-    """What devices answered in one group, which lies in workers: summed there, fetched when it is
-    looked at, `BLOCK` of them at a time."""
+    """Arrays of one group that lie in workers: summed there, fetched `BLOCK` at a time."""
 
     BLOCK = 64
 
@@ -343,8 +340,7 @@ class _Batch:
     def validated(
         self, held: Callable[[int, Sequence[int], float], Sequence[Array]]
     ) -> ValidatedBatch:
-        """What the cloud's validation leaves of it (`edgeveil_cloud.validate_batch`): of segments
-        that nobody forged only values can be refused."""
+        """What the cloud's validation (`edgeveil_cloud.validate_batch`) leaves of it."""
         result, refused = ValidatedBatch(), Counter[str]()
         for index, spec in enumerate(self._context.segments):
             if index in self._masked:

@@ -169,8 +169,7 @@ def _serve(connection: Connection, others: Sequence[Connection], fleet: Simulate
 
 
 class RayWorkers:
-    """Actors of a Ray cluster, with the methods of `ProcessWorkers`. UsageError where Ray is not
-    there, of another version or has no room."""
+    """Actors of a Ray cluster, with the methods of `ProcessWorkers`. UsageError."""
 
     name = "ray"
     pids: Sequence[int] = ()  # Ray accounts for its processes, which may be anywhere

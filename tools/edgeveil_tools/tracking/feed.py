@@ -26,8 +26,7 @@ CLOSE_S = 30.0  # for all of them to have everything, once the run has ended
 
 
 def check_target(text: str) -> None:
-    """Raise UsageError for a `--track` that is no SCHEME:PLACE, MissingExtraError without its
-    library."""
+    """Raise UsageError for no SCHEME:PLACE, MissingExtraError without its library."""
     scheme, _, where = text.partition(":")
     if scheme not in ("mlflow", "tensorboard") or not where:
         what = "names no place" if scheme in ("mlflow", "tensorboard") else "is no tracker"
@@ -114,8 +113,7 @@ class Tracking:
         files: Sequence[Path] = (),
         wait_s: float = CLOSE_S,
     ) -> list[str]:
-        """Hand over the outcome, with the newest figures as final; waits at most `wait_s`. Returns
-        lines to show."""
+        """Hand over the outcome; waits at most `wait_s`. Returns lines to show."""
         facts = {key: str(value) for key, value in flat(privacy, "privacy.")}
         final = {f"final.{name}": value for name, value in self._figures.items()}
         end_s, there = time.monotonic() + wait_s, [path for path in files if path.is_file()]
