@@ -70,7 +70,9 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     if reply is None:
-        raise DataError(f"ended the process that it ran in{_how(code)}", where=where)
+        # Killed: by us, as it had ended already.
+        how = f" ({signal.Signals(-code).name})" if code < 0 and code != -signal.SIGKILL else ""
+        raise DataError(f"ended the process that it ran in{how}", where=where)
     return _result(reply, where)
 
 
@@ -92,12 +94,6 @@ def _reply(descriptor: int, end_s: float) -> bytes | None:
                 return bytes(found[8 : 8 + size])
             if not piece:
                 return None
-
-
-def _how(code: int) -> str:
-    if code < 0 and code != -signal.SIGKILL:  # killed: by us, as it had ended already
-        return f" ({signal.Signals(-code).name})"
-    return ""
 
 
 def _result(reply: bytes, where: str) -> bytes:

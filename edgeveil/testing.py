@@ -11,7 +11,6 @@ go through `MemoryNet`. Chance is seeded, and packages may be sealed otherwise (
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -91,19 +90,7 @@ class SimulationSeeds:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._selection = Random(self._number("selection"))  # noqa: S311 - seeded on purpose
-        self._shuffling = Random(self._number("shuffle"))  # noqa: S311
-        self.shuffle = self._shuffling.shuffle
-
-    @property
-    def position(self) -> list[str]:
-        """Where selection and shuffle stand, each as JSON; set, they go on from there."""
-        return [json.dumps(one.getstate()) for one in (self._selection, self._shuffling)]
-
-    @position.setter
-    def position(self, said: Sequence[str]) -> None:
-        for one, text in zip((self._selection, self._shuffling), said, strict=True):
-            version, inner, gauss = json.loads(text)
-            one.setstate((version, tuple(inner), gauss))
+        self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
 
     def noise(self, device: int) -> SeededRandom:
         """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""

@@ -107,17 +107,3 @@ def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(
     assert all(counted) if most == 8 else not any(counted)
     # Ten rounds and more, each of a fast box's second: nobody waited for a slow one's three.
     assert fleet.net.now_s - begun_s < 12 * 1.5
-
-
-def test_what_is_too_stale_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a staleness of 1 nobody sends an update that is two rounds late."""
-    monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 1)
-    lines: list[str] = []
-    fleet = Fleet(tmp_path, 9, say=lines.append, policy=OWNERS)
-    job = fleet.submit(buffered_job())
-    assert fleet.finish(job) == "completed"
-    told = [line for line in lines if "is answered with the update of round" in line]
-    assert told
-    for line in told:
-        now, then = line.split("round ")[1].split(" ")[0], line.split("of round ")[1].split(",")[0]
-        assert int(now) - int(then) == 1

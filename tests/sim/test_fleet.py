@@ -11,7 +11,6 @@ from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
-from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_proxy.registry import ROSTER_VALID_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
@@ -59,18 +58,6 @@ def test_what_was_printed_is_what_the_ledgers_spent(folder: Path) -> None:
             assert (spent.epsilon, spent.delta) == (printed["epsilon"], printed["delta"])
             assert spent.proven
             assert printed["status"] == "proven"
-
-
-def test_fewer_selected_and_only_those_open(folder: Path) -> None:
-    fleet = Fleet(folder, 8)
-    job = fleet.submit(small_job(selection={"devices": 5}))
-    assert fleet.finish(job) == "completed"
-    assert [r["uploads"] for r in committed(fleet, job)] == [5] * 5
-    links = ledger_links(fleet)
-    assert min(links) < max(links)
-    printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
-    for box in fleet.devices:  # whom it asks may follow from what it saw: no device counts less
-        assert box.ledger.spent().epsilon in (0, printed)
 
 
 def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -177,14 +164,3 @@ def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(
     fleet.resume(job)
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)] == [6] * 5
-
-
-def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:
-    fleet = Fleet(folder, 6)
-    # The quadratic of six devices has about 50,000 bytes.
-    fleet.cloud.host._sealer._limits = BroadcastLimits(PACKET_BYTES, batch_bytes=40_000)
-    job = fleet.submit(small_job())
-    assert fleet.finish(job) == "paused"
-    assert "limits.spool_bytes" in fleet.store.job(job).reason
-    assert committed(fleet, job) == []  # nobody paid for the small uploads before it
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)

@@ -76,23 +76,3 @@ def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:
     fleet.net.wire = None
     assert fleet.run() == "completed"
     assert [len(device.opened) for device in fleet.devices] == [1, 1]
-
-
-# --- uploads ---------------------------------------------------------------------------------
-
-
-def test_uploads_are_pulled_each_part_once() -> None:
-    fleet = LossyFleet(devices=4, selected=4, rounds=2)
-    assert fleet.run() == "completed"
-    came = Counter((part.blob, part.index) for part in messages(fleet, BlobPart, fx.ProxyAddress()))
-    asked = [need for device in fleet.devices for need in uploads_asked(fleet, device.id)]
-    assert len(asked) == 4 * 2
-    assert sum(came[need.blob, index] for need in asked for index in need.indices) == 4 * 2 * 2
-    assert not any(node.refused for node in fleet.net.nodes.values())
-
-
-def uploads_asked(fleet: LossyFleet, device: str) -> list[Need]:
-    """What the proxy asked of a device."""
-    return [
-        need for need in messages(fleet, Need, fx.DeviceAddress(device)) if isinstance(need, Need)
-    ]

@@ -79,16 +79,6 @@ def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(
     assert types.count("job_paused") == types.count("job_resumed") == 1
 
 
-def test_a_resumed_job_whose_devices_are_still_away_pauses_again(
-    stopped: tuple[Fleet, str],
-) -> None:
-    fleet, job = stopped
-    fleet.resume(job)
-    assert fleet.finish(job) == "paused"
-    attempts = [e.data["attempt"] for e in fleet.store.events_after(0, job) if "attempt" in e.data]
-    assert max(attempts) == 4  # two of its first life, two more: the retries are fresh
-
-
 def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
     tmp_path: Path,
 ) -> None:
@@ -132,14 +122,3 @@ def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Pa
     assert fleet.finish(job) == "completed"
     waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
     assert waited == [False, False, False, True, False]  # it is tried again, once
-
-
-def test_a_job_whose_devices_were_revoked_pauses_and_says_so(stopped: tuple[Fleet, str]) -> None:
-    fleet, job = stopped
-    for box in fleet.devices[2:]:
-        fleet.proxy.registry.revoke(box.id)
-    fleet.net.post(fleet.proxy.runner, fx.Command("roster_changed"))
-    fleet.net.run(lambda: len(fleet.store.enrolled()) == 2)
-    fleet.resume(job)
-    assert fleet.finish(job) == "paused"
-    assert "still enrolled" in fleet.store.job(job).reason

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.protocol import device, proxy_broadcasts, transfer
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import proxy_broadcasts, transfer
 from edgeveil.protocol.messages import (
     BlobPart,
     Commit,
@@ -108,30 +108,6 @@ def test_each_device_of_a_round_is_told_by_the_one_piece_that_it_asks_for(tmp_pa
     for number, box in enumerate(fleet.devices):
         assert set(told(fleet, number).values()) <= {"counted"}
         assert box.machine.fetches.under_way == {}
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_of_uploads_of_several_segments_each_device_asks_for_the_whole(tmp_path: Path) -> None:
-    wire = Wire()
-    fleet = played(tmp_path, wire)
-    several = [record for record in wire.records if record.accepted > 12]
-    assert several
-    for record in several:
-        assert record.pieces == (record.blob,)
-        assert [len(who) for who in wire.of(record)] == [12]
-    assert {state for n in range(14) for state in told(fleet, n).values()} == {"counted"}
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_while_devices_are_of_before_the_whole_goes_to_all(tmp_path: Path) -> None:
-    wire = Wire()
-    with pytest.MonkeyPatch.context() as earlier:
-        earlier.setattr(device, "KNOWS_CHECKS", 0)
-        fleet = played(tmp_path, wire, **ONE_SEGMENT)
-    assert len(wire.records) == 4
-    assert {record.pieces for record in wire.records} == {()}
-    assert not any(record.blob.digest in wire.asked for record in wire.records)
-    assert {state for n in range(14) for state in told(fleet, n).values()} == {"counted"}
 
 
 @pytest.mark.usefixtures("small_pieces")

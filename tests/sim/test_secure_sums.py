@@ -20,7 +20,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Arrived,
     Batch,
-    Manifest,
     MaskSums,
     Note,
     Offer,
@@ -43,7 +42,6 @@ from tests.sim.test_pause import Mute
 pytestmark = pytest.mark.slow
 
 DEVICES = 5
-HEAD = "head.weight"
 LIMITS = {"deadline_s": 10.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
 
 
@@ -339,22 +337,6 @@ def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) ->
     assert fleet.store.exchanges(done) == ()
 
 
-def test_devices_that_only_infer_stand_beside_those_that_train(
-    tmp_path: Path, books: Books
-) -> None:
-    limits = {**LIMITS, "deadline_s": 5.0}
-    what = job(selection={"devices": 8}, round=limits)
-    fleet, done = played(tmp_path, what, devices=8, infer_only=3)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
-    batches = {batch.at.exchange: batch for batch in said(fleet, Batch)}
-    inferred = [index for index, batch in batches.items() if len(batch.counts) == 2]
-    assert inferred
-    for index in inferred:
-        assert batches[index].counts == (5, 8)
-    assert all(record.uploads == 5 for record in fleet.store.exchanges(done))
-
-
 def test_cover_traffic_is_masked_like_answers_and_does_not_count(
     tmp_path: Path, books: Books
 ) -> None:
@@ -449,18 +431,6 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
     assert len(fleet.store.exchanges(done)) == 2
 
 
-def test_only_masked_rounds_are_told_a_key(tmp_path: Path) -> None:
-    fleet, done = played(tmp_path, job())
-    assert fleet.finish(done) == "completed"
-    rounds = {m.at for m in said(fleet, Manifest) if m.kind == "round"}
-    assert {key.at for key in said(fleet, RoundKey)} == rounds
-    told = defaultdict(set)
-    for key in said(fleet, RoundKey):
-        told[key.at].add(key.key)
-    assert all(len(keys) == 1 for keys in told.values())
-    assert len(set.union(*told.values())) == len(rounds), "each round has a key of its own"
-
-
 # --- as they come ---
 
 STREAMED = {"min_batch_floor": 1, "limits": {"lot_bytes": 1}}
@@ -495,30 +465,3 @@ def test_uploads_that_go_on_as_they_come_are_summed_exactly(
     assert early <= {(batch.at, batch.stream) for batch in said(fleet, Batch)}
     asked = [question.at for question in said(fleet, Unmask)]
     assert len(set(asked)) == len(records)
-
-
-def test_a_proxy_that_starts_anew_in_the_middle_of_a_stream_begins_another(
-    tmp_path: Path, books: Books
-) -> None:
-    fleet, done = played(tmp_path, job(), packet_bytes=4096, proxy=STREAMED)
-    fleet.net.run(lambda: any(arrived.at.exchange == 2 for arrived in said(fleet, Arrived)))
-    (first,) = {a.blob.digest for a in said(fleet, Arrived) if a.at.exchange == 2}
-    forget(fleet, fleet.proxy.runner)
-    restart_proxy(fleet)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
-    names = {batch.stream for batch in said(fleet, Batch) if batch.at.exchange == 2}
-    assert first not in names
-    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
-
-
-def test_a_short_round_s_stream_is_never_unmasked(tmp_path: Path) -> None:
-    what = job(round={**LIMITS, "deadline_s": 5.0})
-    fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=STREAMED)
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 1)
-    for box in fleet.devices[:3]:
-        box.runner.machine = Mute(box.runner.machine)
-    assert fleet.finish(done) == "paused"
-    assert {arrived.at.exchange for arrived in said(fleet, Arrived)} == {2}
-    assert {question.at.exchange for question in said(fleet, Unmask)} == {1}
-    assert {batch.at.exchange for batch in said(fleet, Batch)} == {1}

@@ -14,14 +14,13 @@ from edgeveil.evaluation.figures import GUESSING
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
-from edgeveil.protocol.messages import Batch, Manifest, Unmask
+from edgeveil.protocol.messages import Manifest, Unmask
 from edgeveil_cloud.store_tables import ExchangeRecord
 from tests.kits.fleet import Fleet
 from tests.sim.test_pause import Mute
 from tests.sim.test_secure_sums import (
     DEVICES,
     LIMITS,
-    STREAMED,
     Books,
     books,
     check_exact,
@@ -121,29 +120,6 @@ def test_a_round_that_is_asked_again_sums_what_was_released_at_first(
     assert all(any(np.array_equal(one, other) for other in again) for one in first.values())
     for box in fleet.devices:
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
-
-
-def test_uploads_that_go_on_as_they_come_have_all_of_it_in_their_stream(
-    tmp_path: Path, books: Books
-) -> None:
-    fleet, done = played(tmp_path, summed(), packet_bytes=4096, proxy=STREAMED)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
-    check_means(fleet, books, done, DEVICES)
-    assert all(batch.stream for batch in said(fleet, Batch))
-
-
-def test_groups_of_devices_have_sums_of_their_own_and_the_mean_is_of_all(
-    tmp_path: Path, books: Books
-) -> None:
-    rule = {"name": "median", "secure": True, "groups": 3}
-    limits = {**LIMITS, "min_batch": 9}
-    what = summed(aggregation=rule, selection={"devices": 9}, round=limits)
-    fleet, done = played(tmp_path, what, devices=9)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
-    record = check_means(fleet, books, done, 9)
-    assert len(books.sets[record.index][SOFTMAX]) == 3
 
 
 def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(

@@ -221,21 +221,6 @@ def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path: Path)
     assert not fleet.proxy.runner.blamed  # nothing says whose it was
 
 
-def test_a_group_beyond_its_bound_is_left_out_and_the_others_count(
-    tmp_path: Path, books: Books
-) -> None:
-    changes = {
-        "aggregation": {"name": "median", "secure": True, "groups": 4},
-        "round": {**LIMITS, "min_batch": 12},
-    }
-    fleet, done, _ = attacked(tmp_path, "garbage", 1, changes=changes, honest=15)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
-    for event in events:
-        assert (event["discarded"]["uploads"], event["uploads"]) == (4, 12)
-    assert all(len(sets[name]) == 3 for sets in books.sets.values() for name in sets)
-
-
 # --- restarts ---
 
 
@@ -292,15 +277,3 @@ def test_a_device_that_says_it_is_of_before_takes_no_check_away(
     assert fleet.finish(done) == "completed"
     assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST}
     check_exact(fleet, books, done)
-
-
-def test_a_device_that_said_more_says_less_for_itself_alone(
-    tmp_path: Path, saying: dict[str, int]
-) -> None:
-    fleet, done, named = attacked(tmp_path, "another seed", 1)
-    fleet.net.run(lambda: bool(fleet.store.exchanges(done)))
-    saying[fleet.devices[0].id] = 2
-    comes_again(fleet, 0)
-    assert fleet.finish(done) == "completed"
-    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST}
-    assert (named[0], "earlier_version") in fleet.proxy.runner.blamed

@@ -1,7 +1,6 @@
 """`import edgeveil`: the names a user's own program calls, and what they cost and say."""
 
 import asyncio
-import itertools
 import json
 import subprocess
 import sys
@@ -207,27 +206,3 @@ print(*[run.accuracy for run in asyncio.run(both())])
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == 2 * [str(simulated.accuracy)]
-
-
-@pytest.mark.slow
-def test_runs_of_one_program_take_turns(small):
-    heard = []
-
-    def listener(name):
-        def hear(progress):
-            if "waiting" not in progress.doing:
-                heard.append(name)
-
-        return hear
-
-    async def both():
-        runs = [
-            edgeveil.run_async(
-                small, simulate=True, reference=False, report=False, progress=listener(name)
-            )
-            for name in "ab"
-        ]
-        await asyncio.gather(*runs)
-
-    asyncio.run(both())
-    assert "".join(name for name, _ in itertools.groupby(heard)) in ("ab", "ba")

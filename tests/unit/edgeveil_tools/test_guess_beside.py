@@ -103,7 +103,7 @@ OUTPUTS = {
     "result in one line": lambda folder: repr(result(folder)),
     "runs compared": lambda folder: compared([result(folder)])[0].text,
     "seeds compared": lambda folder: compared([result(folder)] * 2)[0].text,
-    "progress": lambda folder: run(folder).progress.view.line,
+    "progress": lambda folder: run(folder).view.line,
     "live display": live_display,
     "predict": predicted,
     "event": event,

@@ -16,7 +16,6 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job, parse_job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
-from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_guard import TokenFolder, load_or_make_token, proof
 from edgeveil_cloud.rollouts import shown_rollout
@@ -195,21 +194,6 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
         assert shown["inference"] == "nothing was released"
         show(plain, url, token)
         assert "training" not in capsys.readouterr().out
-
-
-def test_what_a_paused_job_lacked_is_shown_by_attempt(tmp_path, capsys):
-    with cloud(tmp_path) as (url, token, store):
-        job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
-        store.set_status(job, "running")
-        answers = RoundAnswers(6, 5, 0, {"not_finite": 3})
-        store.append_event(job, "round_repeated", {"round": 2, "answers": answers.to_dict()})
-        store.set_status(job, "paused", f"{answers}: below", {"answers": answers.to_dict()})
-        show(job, url, token)
-        shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        counts = "selected 6, uploaded 5, declined 0, absent 1, not_finite 3"
-        assert (shown["repeated"], shown["paused"]) == (counts, counts)
-        assert (shown["job"], shown["status"], shown["rounds"]) == (job, "paused", "0 committed")
-        assert "1 late or absent, 3 segments void: 3 not finite: below" in shown["reason"]
 
 
 def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):

@@ -14,7 +14,7 @@ from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
 from edgeveil_tools.local.run import FILES, prepare
-from edgeveil_tools.local.run_log import RunProgress, RunReporter
+from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 from edgeveil_tools.site.provision import SitePlan, provision
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
@@ -160,21 +160,13 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
 # --- progress ---
 
 
-def view():
-    return RunProgress(exchanges=17, rounds=15, devices=20)
-
-
 def test_shared_noise_has_both_epsilons_in_each_line():
-    told = []
-    progress = RunReporter(view(), lambda seen: told.append(seen.line))
-    progress.view.training_epsilon, progress.view.inference_epsilon = 0.974, 0.0
-    progress.view.collusion_epsilon = 4.4436
-    progress.committed()
+    view = RunProgress(exchanges=17, rounds=15, devices=20)
+    view.training_epsilon, view.inference_epsilon = 0.974, 0.0
+    view.collusion_epsilon = 4.4436
     one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"
-    assert told[0].endswith(f"{one}, inference 0")
-    progress.view.inference_epsilon, progress.view.inference_unit = 15.9, "device"
-    progress.committed()
-    assert told[1].endswith(f"{one}, inference 15.9 per device")
-    progress.view.inference_record_epsilon = 1.99
-    progress.committed()
-    assert told[2].endswith(f"{one}, inference 1.99")
+    assert epsilon_by_plan(view) == f"{one}, inference 0"
+    view.inference_epsilon, view.inference_unit = 15.9, "device"
+    assert epsilon_by_plan(view) == f"{one}, inference 15.9 per device"
+    view.inference_record_epsilon = 1.99
+    assert epsilon_by_plan(view) == f"{one}, inference 1.99"

@@ -125,18 +125,6 @@ def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
     assert "max_epsilon_per_job" in (tmp_path / "out" / "logs" / "simulation.log").read_text()
 
 
-def test_a_simulated_job_that_pauses_ends_the_run_with_its_reason(tmp_path):
-    job, run = local_job(job_file(tmp_path), Overrides())
-    few = run.model_copy(update={"devices": 2})
-    prepare(tmp_path / "out")
-    played = LocalFleet.of(job, few, tmp_path / "site", tmp_path / "out")
-    with pytest.raises(JobFailed, match=r"the job paused: .*2 devices can be selected") as raised:
-        played.play()
-    played.stop()
-    assert raised.value.exit_code == 6
-    assert played.result(str(raised.value))["status"] == "failed"
-
-
 # --- MNIST --------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,6 @@ def test_tensorboard_reads_the_same(ran):
         ("neptune:x", "is no tracker. write one of mlflow:http://HOST:5000, tensorboard:DIR"),
         ("board", "--track board: is no tracker"),
         ("tensorboard:", "names no place"),
-        ("wandb-offline:x", "write tensorboard:DIR, whose files `wandb sync DIR` takes"),
     ],
 )
 def test_what_is_no_tracker_is_refused_before_anything_starts(text, what, tmp_path, capsys):

@@ -80,7 +80,7 @@ class LocalFleet(ABC):
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
         self.log = RunLog(job, run, out, hear, stop)
-        self.progress, self.view = self.log.progress, self.log.progress.view
+        self.view = self.log.view
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
         self.memory = MemoryPeak(self.children)
@@ -108,7 +108,7 @@ class LocalFleet(ABC):
         """Learn the same without noise, where that is wanted; a failure of it fails no run."""
         if not self._wants_reference:
             return
-        self.progress.doing("training the noise-free reference")
+        self.log.doing("training the noise-free reference")
         try:
             self.reference = train(self.job, self.settings, self.site, lambda _: self.log.look())
         except RunStopped:
@@ -185,7 +185,7 @@ class FleetProcesses(LocalFleet):
             self.children.count(f"broker-{domain}", broker.pid)
             shown.append(f"{domain} side {place(plan.host, broker.port)}")
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
-        self.progress.note(f"Brokers: {self._brokers['cloud'].name} ({how}), {', '.join(shown)}")
+        self.log.note(f"Brokers: {self._brokers['cloud'].name} ({how}), {', '.join(shown)}")
         self.children.start("cloud", ["cloud", "--config", str(site.cloud)])
         self.children.start("proxy", ["proxy", "--config", str(site.proxy)])
         workers = min(self.settings.workers or WORKERS, len(site.edges))
@@ -193,7 +193,7 @@ class FleetProcesses(LocalFleet):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
             self.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
         what = f"{workers} workers with {len(site.edges)} devices"
-        self.progress.doing(f"starting a cloud, a proxy and {what}")
+        self.log.doing(f"starting a cloud, a proxy and {what}")
 
     def _wait_for_devices(self, site: Site) -> Cloud:
         """The cloud, once all devices are online at the proxy and known to it."""
@@ -278,7 +278,7 @@ class Simulation(LocalFleet):
         # The last bits of a product depend on how many threads compute it.
         with threadpool_limits(1), _log_file(self.out / "logs" / "simulation.log"):
             self._play()
-        self._seconds = self.progress.elapsed_s
+        self._seconds = self.log.elapsed_s
         self.train_reference()
 
     def stop(self) -> None:
@@ -295,7 +295,7 @@ class Simulation(LocalFleet):
 
     def _play(self) -> None:
         job, settings = self.job, self.settings
-        self.progress.doing(f"making {settings.devices} devices")
+        self.log.doing(f"making {settings.devices} devices")
         dealt(job, settings)  # read once, before workers share it
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
@@ -306,7 +306,7 @@ class Simulation(LocalFleet):
             ProcessWorkers(fleet, count) if address is None else RayWorkers(fleet, count, address)
         )
         where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
-        self.progress.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
+        self.log.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)
         rounds = self._rounds = SimulatedRounds(
@@ -317,7 +317,7 @@ class Simulation(LocalFleet):
         # What a device told its owner may quote a record: of own records, for this console alone.
         published = is_published(job, settings)
         if self._declined and not published:
-            self.progress.note(self._declined)
+            self.log.note(self._declined)
         self.log.require_completed(job.job, self._declined if published else "")
         if model is not None:  # nobody may take it for protected who has the file alone
             self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])

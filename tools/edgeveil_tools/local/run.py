@@ -218,9 +218,9 @@ def play(
         places: dict[str, Any] = {"reference": trained, "record_dir": record_dir}
         fleet = LocalFleet.of(loaded, settings, site, out, hear, stop, **places)
         for note in fleet.log.plan.notes:
-            fleet.progress.note(f"Privacy: {note}")
+            fleet.log.note(f"Privacy: {note}")
         for note in notes:
-            fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
+            fleet.log.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if track:
             plain = {
                 **loaded.model_dump(mode="json"),
@@ -237,7 +237,7 @@ def play(
         finally:
             fleet.stop()
     if keep:
-        fleet.progress.note(f"The site is kept in {site}")
+        fleet.log.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
     run_facts = {
         "started": datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
@@ -259,7 +259,7 @@ def play(
             draw_report(result, fleet.log.record.events, shown)
     finally:
         if fleet.log.tracking is not None:
-            fleet.progress.doing("handing over to tracking")
+            fleet.log.doing("handing over to tracking")
             content = result.content
             found = {
                 "final.accuracy": result.accuracy,
@@ -276,7 +276,7 @@ def play(
                 _INTERRUPTED_S if interrupted else CLOSE_S,
             )
             for line in lines:
-                fleet.progress.note(line)
+                fleet.log.note(line)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
         failure = JobFailed(str(failure))
     return result, failure

@@ -90,50 +90,6 @@ class RunStopped(EdgeVeilError):  # noqa: N818 - the state's name
     """Somebody ended the run before its job had ended."""
 
 
-class RunReporter:
-    """Keeps a RunProgress and tells it to a listener whenever it changes."""
-
-    def __init__(self, view: RunProgress, hear: Listener) -> None:
-        self.view, self._hear, self._started_s = view, hear, time.monotonic()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self._started_s
-
-    def note(self, line: str) -> None:
-        """A line that stays."""
-        self._tell("note", line)
-
-    def doing(self, what: str) -> None:
-        """What goes on now."""
-        self.view.doing = what
-        self._tell("doing", what)
-
-    def committed(self) -> None:
-        """The view has a newly committed exchange."""
-        view = self.view
-        figures = [f"{view.uploads} answered"]
-        if view.declined:
-            figures.append(f"{view.declined} declined")
-        name, value = view.leading
-        of = " by the cloud's test" if view.evaluating else ""
-        if view.evaluating and view.federated:
-            figures.append(view.federated)
-        if value is not None:
-            figures.append(f"{name} {leading_text(name, value, view.figures)}{of}")
-        figures.append(epsilon_by_plan(view))
-        self._tell("committed", f"{view.doing}: {', '.join(figures)}")
-
-    def look(self) -> None:
-        """Tell that nothing but the figures may have changed."""
-        self._tell("look", self.view.line)
-
-    def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
-        self.view.kind, self.view.line, self.view.elapsed_s = kind, line, self.elapsed_s
-        self._hear(self.view)
-
-
 def epsilon_by_plan(view: RunProgress) -> str:
     """Both ε so far, in words: per training's unit, and an inference's where it is another."""
     spent, unit = view.inference_epsilon, view.inference_unit
@@ -163,8 +119,8 @@ class RunLog:
         self.plan, self.record = compile_job(job), RunEvents()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
-        view = RunProgress(len(self.plan.exchanges), self.plan.rounds, run.devices)
-        self.progress = RunReporter(view, hear)
+        self.view = RunProgress(len(self.plan.exchanges), self.plan.rounds, run.devices)
+        self._hear, self._started_s = hear, time.monotonic()
         self._stop = stop or threading.Event()
         self.tracking: Tracking | None = None
 
@@ -173,8 +129,26 @@ class RunLog:
         if self._stop.is_set():
             raise RunStopped("the run was stopped")
         for line in self.tracking.complaints() if self.tracking else ():
-            self.progress.note(line)
-        self.progress.look()
+            self.note(line)
+        self._tell("look", self.view.line)
+
+    def note(self, line: str) -> None:
+        """Tell a line that stays."""
+        self._tell("note", line)
+
+    def doing(self, what: str) -> None:
+        """Tell what goes on now."""
+        self.view.doing = what
+        self._tell("doing", what)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._started_s
+
+    def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
+        self.view.kind, self.view.line, self.view.elapsed_s = kind, line, self.elapsed_s
+        self._hear(self.view)
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the job's next event."""
@@ -184,7 +158,7 @@ class RunLog:
         self.record.take(event)
         if self.tracking:
             self.tracking.take(event)
-        view, data = self.progress.view, event["data"]
+        view, data = self.view, event["data"]
         if event["type"] == "broadcast" and data.get("kind") == "round":
             view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
             view.doing = str(data.get("round"))
@@ -207,13 +181,21 @@ class RunLog:
             view.inference_record_epsilon = inference.get("inference_record")
             if lost := data.get("discarded"):
                 at, cost = self.record.committed, lost["price"]["training"]
-                self.progress.note(
+                self.note(
                     f"round {at}: {lost['uploads']} uploads do not count, {lost['why']}; "
                     f"it cost each device {cost} all the same"
                 )
-            self.progress.committed()
+            figures = [f"{view.uploads} answered"]
+            figures += [f"{view.declined} declined"] * bool(view.declined)
+            figures += [view.federated] * bool(view.evaluating and view.federated)
+            name, value = view.leading
+            if value is not None:
+                of = " by the cloud's test" if view.evaluating else ""
+                figures.append(f"{name} {leading_text(name, value, view.figures)}{of}")
+            figures.append(epsilon_by_plan(view))
+            self._tell("committed", f"{view.doing}: {', '.join(figures)}")
         elif event["type"] == "round_repeated":
-            self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
+            self.doing(f"{view.doing} again: {data.get('why', '')}")
 
     def require_completed(self, job: str, declined: str = "") -> None:
         """Raise JobFailed unless it completed; `declined`: what the first device told its owner."""
@@ -249,7 +231,7 @@ class RunLog:
             reason=reason,
             devices=run.devices,
             infer_only=run.infer_only,
-            seconds=self.progress.elapsed_s if seconds is None else seconds,
+            seconds=self.elapsed_s if seconds is None else seconds,
             privacy=self._plain(quote),
             published=is_published(plan.job, run),
             aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},

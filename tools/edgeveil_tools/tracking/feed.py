@@ -31,8 +31,6 @@ def check_target(text: str) -> None:
     if scheme not in ("mlflow", "tensorboard") or not where:
         what = "names no place" if scheme in ("mlflow", "tensorboard") else "is no tracker"
         fix = f"write one of {', '.join(EXAMPLES)}"
-        if scheme.startswith("wandb"):
-            fix = "write tensorboard:DIR, whose files `wandb sync DIR` takes"
         raise UsageError(what, where=f"--track {hidden(text)}", fix=fix)
     if find_spec(scheme) is None:
         what, fix = f"needs {scheme}, which is not installed", "pip install 'edgeveil[track]'"

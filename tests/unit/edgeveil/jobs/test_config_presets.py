@@ -34,7 +34,7 @@ def test_a_preset_is_a_whole_job_but_for_its_data(name):
         found = "claimed"
     if any(isinstance(event, UnprotectedEvent) for event in events):
         found = "none"
-    assert SAID[name].privacy == found
+    assert SAID[name][2] == found
 
 
 @pytest.mark.parametrize("name", PRESETS.names())
