@@ -12,7 +12,7 @@ from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.data.records import Records
-from edgeveil.evaluation.cluster_metrics import load_libraries
+from edgeveil.evaluation.clustering import load_libraries
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import ProtocolError
-from edgeveil.evaluation.cluster_metrics import on_simplex, scatter_ratio
 from edgeveil.evaluation.figures import to_digits
 from edgeveil.evaluation.record_counts import LEAST_SIGNAL
 
@@ -231,7 +230,7 @@ def _scores(sums: _Sums, noise: float) -> dict[str, float]:
     between = float((own / counts).sum()) - centre / n
     if within <= 0 or between <= 0 or n <= clusters:
         return found
-    found["calinski_harabasz"] = scatter_ratio(between, within, n, clusters)
+    found["calinski_harabasz"] = between / within * (n - clusters) / (clusters - 1)
     share = math.sqrt(min(1.0, within / sums.squares)) if sums.squares > 0 else 0.0
     spread = np.maximum(sums.distances[there], 0.0) / counts * share
     off = (of_vector + lengths * of_count) / counts**2
@@ -243,3 +242,10 @@ def _scores(sums: _Sums, noise: float) -> dict[str, float]:
     likeness = (spread[:, None] + spread) / np.sqrt(apart)
     found["davies_bouldin"] = float(likeness.max(axis=1).mean())
     return found
+
+
+def on_simplex(vector: Float64) -> Float64:
+    """The nearest vector with entries >= 0 and sum 1 (Duchi et al. 2008)."""
+    falling = np.sort(vector)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(vector) + 1)
+    return np.asarray(np.maximum(vector - excess[np.flatnonzero(falling > excess)[-1]], 0.0))

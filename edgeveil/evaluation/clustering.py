@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation import cluster_metrics as metrics
 from edgeveil.registry import Table
 
 NOT_EVAL = "NOT_EVAL"
@@ -35,6 +34,11 @@ class ClusterScores:
         return {**self.__dict__, "labels": list(self.labels)}
 
 
+def load_libraries() -> None:
+    """Import what scores: it takes seconds, which the first score then does not."""
+    import sklearn.metrics  # noqa: F401
+
+
 def cluster_scores(
     uploads: NDArray[np.floating[Any]], eval_type: str, wanted: int
 ) -> ClusterScores:
@@ -44,7 +48,7 @@ def cluster_scores(
     rows, a single cluster or only clusters of one have no score. Raises UsageError for an unknown
     name, DataError for a wrong shape.
     """
-    rule = EVALUATIONS[eval_type]
+    scored = EVALUATIONS[eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         raise DataError(
             f"cannot cluster shape {uploads.shape}, {wanted} wanted",
@@ -56,10 +60,10 @@ def cluster_scores(
     chosen = np.asarray(np.isfinite(values).all(axis=(1, 2)))
     chosen[wanted:] = False
     points = values[chosen].reshape(chosen.sum() * values.shape[1], values.shape[2])
-    found = metrics.by_argmax(points) if len(points) else np.zeros(0, dtype=np.int64)
+    found = np.argmax(points, axis=1) if len(points) else np.zeros(0, np.int64)
     labels = np.full(values.shape[:2], -1, dtype=np.int64)
     labels[chosen] = found.reshape(-1, values.shape[1])
-    score, reason = _score(rule, eval_type, points, found)
+    score, reason = _score(eval_type, points, found) if scored else (None, "not evaluated")
     used = int(chosen.sum())
     if used < wanted:
         short = f"{used} of {wanted} uploads wanted"
@@ -68,40 +72,38 @@ def cluster_scores(
 
 
 def _score(
-    rule: metrics.Score | None, eval_type: str, points: metrics.Points, labels: metrics.Labels
+    eval_type: str, points: NDArray[np.float64], labels: NDArray[np.intp]
 ) -> tuple[float | None, str]:
-    if rule is None:
-        return None, "not evaluated"
-    clusters = len(np.unique(labels))
+    """Scikit-learn's score of labelled points (n, k) by its name there, or why there is none."""
+    groups = [points[labels == k] for k in np.unique(labels)]
     if len(points) < 3:
         return None, f"{len(points)} uploads, at least 3 are needed"
-    if clusters < 2:
+    if len(groups) < 2:
         return None, "all uploads fall into one cluster"
-    if clusters == len(points):
+    if len(groups) == len(points):
         return None, "every cluster holds a single upload"
-    if eval_type == "CALINSKI_HARABASZ_SCORE" and _no_spread(points, labels):
+    spread = any(np.ptp(group, axis=0).max() > 0 for group in groups)
+    if eval_type == "CALINSKI_HARABASZ_SCORE" and not spread:  # scikit-learn's 1.0 reads as poor
         return None, "the clusters have no inner spread, the score is infinite"
+    from sklearn import metrics
+
     with np.errstate(all="ignore"):  # very strong noise can overflow: judged by the result
         try:
-            score = float(rule(points, labels))
+            score = float(getattr(metrics, eval_type.lower())(points, labels))
         except ValueError:  # of a centroid that has overflowed
             score = math.nan
     return (score, "") if math.isfinite(score) else (None, "the score is not finite")
 
 
-def _no_spread(points: metrics.Points, labels: metrics.Labels) -> bool:
-    # scikit-learn returns 1.0 here, which would read as a poor score.
-    return all(bool(np.ptp(points[labels == k], axis=0).max() == 0) for k in np.unique(labels))
-
-
-EVALUATIONS: Table[metrics.Score | None] = Table(
+# Whether it scores clusters (Rousseeuw 1987; Caliński, Harabasz 1974; Davies, Bouldin 1979).
+EVALUATIONS: Table[bool] = Table(
     "eval_type",
     {
-        NOT_EVAL: None,
-        MEAN: None,
-        SILHOUETTE: metrics.silhouette,
-        "CALINSKI_HARABASZ_SCORE": metrics.calinski_harabasz,
-        "DAVIES_BOULDIN_SCORE": metrics.davies_bouldin,
+        NOT_EVAL: False,
+        MEAN: False,
+        SILHOUETTE: True,
+        "CALINSKI_HARABASZ_SCORE": True,
+        "DAVIES_BOULDIN_SCORE": True,
     },
 )
 

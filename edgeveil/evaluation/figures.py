@@ -50,28 +50,47 @@ def classification_figures(
     crossed = np.bincount(labels * (classes + 1) + predicted, minlength=classes * (classes + 1))
     crossed = crossed.reshape(classes, classes + 1)
     records, foreseen = crossed.sum(axis=1), crossed[:, :classes].sum(axis=0)
-    right = np.diagonal(crossed).astype(np.float64)
-    recall, precision = _share(right, records), _share(right, foreseen)
-    f1 = _share(2 * right, records + foreseen)
-    there = records > 0
     return {
-        "largest_class_rate": to_places(records.max() / records.sum()),
-        "balanced_accuracy": to_places(recall[there].mean()),
-        "macro_f1": to_places(f1[there | (foreseen > 0)].mean()),
+        **by_class(np.diagonal(crossed), records, foreseen),
         "auc": _area(probabilities, labels, sound),
-        "per_class": [
-            {
-                "class": of,
-                "precision": to_places(precision[of]) if foreseen[of] else None,
-                "recall": to_places(recall[of]) if there[of] else None,
-                "f1": to_places(f1[of]) if there[of] or foreseen[of] else None,
-                "records": int(records[of]),
-            }
-            for of in range(classes)
-        ],
         "confusion": crossed[:, :classes].tolist() if classes <= MOST_CROSSED else None,
         "calibration": _calibration(probabilities[sound], predicted[sound] == labels[sound]),
         "unusable": int(len(labels) - np.count_nonzero(sound)),
+    }
+
+
+def by_class(
+    right: NDArray[Any], records: NDArray[Any], foreseen: NDArray[Any], least: float = 0.0
+) -> dict[str, Any]:
+    """Figures by class (n,) and over classes, of exact counts or noised ones. A figure that would
+    divide by no more than `least` is None, as is a mean over classes with one untold."""
+    recall, precision = _share(right, records), _share(right, foreseen)
+    f1 = _share(2 * right, records + foreseen)
+    there, taken = records > least, foreseen > least
+    either = there | taken
+
+    def told(values: NDArray[np.float64], of: np.intp | int, there: bool) -> float | None:
+        return to_places(values[of]) if there else None
+
+    def mean(values: NDArray[np.float64], of: NDArray[np.bool_]) -> float | None:
+        return to_places(values[of].mean()) if of.all() or (of.any() and not least) else None
+
+    largest = records.max() / records.sum() if there.any() else 0.0
+    exact = np.issubdtype(records.dtype, np.integer)
+    return {
+        **({"largest_class_rate": to_places(min(1.0, largest))} if there.any() else {}),
+        "balanced_accuracy": mean(recall, there),
+        "macro_f1": mean(f1, either),
+        "per_class": [
+            {
+                "class": of,
+                "precision": told(precision, of, taken[of]),
+                "recall": told(recall, of, there[of]),
+                "f1": told(f1, of, either[of]),
+                "records": int(records[of]) if exact else to_places(records[of]),
+            }
+            for of in range(len(records))
+        ],
     }
 
 
@@ -362,4 +381,4 @@ def _calibration(probabilities: NDArray[np.floating], right: NDArray[np.bool_]) 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     found = np.zeros(len(part))
     np.divide(part, whole, out=found, where=whole > 0)
-    return found
+    return np.clip(found, 0.0, 1.0)

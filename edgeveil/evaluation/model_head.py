@@ -71,10 +71,9 @@ def find_head(graph: bytes) -> LinearHead:
     parts = fields(message(fields(memoryview(graph)), GRAPH, "graph"))
     nodes = {node.output: node for node in map(GraphNode, messages(parts, NODE))}
     tensors = {text(one, TENSOR_NAME): one for one in map(fields, messages(parts, INITIALIZER))}
-    if "value" in nodes and "probabilities" not in nodes:
-        raise _no_head("it tells a number, and only heads of classes are learned further")
-    if "score" in nodes and "probabilities" not in nodes:
-        raise _no_head("it tells anomalies, and only heads of classes are learned further")
+    for output, what in (("value", "a number"), ("score", "anomalies")):
+        if output in nodes and "probabilities" not in nodes:
+            raise _no_head(f"it tells {what}, and only heads of classes are learned further")
     last = nodes.get("probabilities")
     layer = nodes.get(last.inputs[0]) if last and last.operator == "Softmax" else None
     bias = None

@@ -18,7 +18,7 @@ from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
-    from onnxruntime import RunOptions, SessionOptions
+    from onnxruntime import RunOptions
 
 PROBABILITIES, VALUE, SCORE = "probabilities", "value", "score"  # what a graph gives
 BATCH_RECORDS = 64
@@ -150,15 +150,6 @@ def _bound_memory() -> None:
     )
 
 
-def _releasing() -> RunOptions:
-    """A run so gives its memory back when it ends; else it would stay with the process."""
-    import onnxruntime as ort
-
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
-
-
 def run_session(
     session: OrtSession,
     output: str,
@@ -167,7 +158,10 @@ def run_session(
 ) -> NDArray[Any]:
     """One output of a run, with subnormal numbers as zero. Raises whatever ONNX Runtime does, and
     where the run took longer than `limit` allows."""
-    options = _releasing()
+    import onnxruntime as ort
+
+    options = ort.RunOptions()  # a run gives its memory back when it ends, so that it does not stay
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with flushed(), limit.of(options) if limit else nullcontext():
         found = session.run([output], dict(feed), options)[0]
     return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
@@ -243,23 +237,17 @@ def open_session(graph: bytes) -> OrtSession:
     # Acts on the thread of the process's first session alone, hence `flushed` beside it.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     with flushed():
-        return _loaded(graph, options)
-
-
-def _loaded(graph: bytes, options: SessionOptions) -> OrtSession:
-    import onnxruntime as ort
-
-    try:
-        # Folding constants takes its memory elsewhere, without a bound.
-        return ort.InferenceSession(
-            graph,
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ConstantFolding"],
-        )
-    except Exception as error:  # ONNX Runtime's own exceptions have no common root
-        raise DataError(
-            f"cannot be loaded: {type(error).__name__}",
-            where="ONNX graph",
-            fix="export or copy it again",
-        ) from error
+        try:
+            # Folding constants takes its memory elsewhere, without a bound.
+            return ort.InferenceSession(
+                graph,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=["ConstantFolding"],
+            )
+        except Exception as error:  # ONNX Runtime's own exceptions have no common root
+            raise DataError(
+                f"cannot be loaded: {type(error).__name__}",
+                where="ONNX graph",
+                fix="export or copy it again",
+            ) from error

@@ -22,6 +22,7 @@ from edgeveil.evaluation.figures import (
     MOST_CROSSED,
     SCORE_BINS,
     alarm_figures,
+    by_class,
     score_bins,
     to_digits,
     to_places,
@@ -39,38 +40,31 @@ class RecordCounts(Protocol):
     @property
     def outputs(self) -> int:
         """Values that the model gives for a record."""
-        ...
 
     @property
     def cells(self) -> int:
         """How many counts there are; public, so that it says nothing."""
-        ...
 
     @property
     def largest(self) -> int:
         """The most that one record adds to a cell; it takes nothing away."""
-        ...
 
     @property
     def whole(self) -> int:
         """What one record adds where records are counted."""
-        ...
 
     @property
     def sensitivity_squared(self) -> int:
         """The most that the squares of what one record adds to the cells sum to."""
-        ...
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
         """The counts (cells,) of all records. Total: whatever a record holds, it is counted within
         the bounds above, or not at all, and no other is counted differently for it."""
-        ...
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
         """What the noised counts (cells,) of all devices come to, for JSON; `deviation`: of the
         noise in each. {} where the noise is all there is. Every kind says `records`, `leading` and
         `<leading>_deviation`."""
-        ...
 
 
 def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
@@ -82,19 +76,23 @@ def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
 
 
 @dataclass(frozen=True)
-class Confusion:
-    """Cells: right, wrong, and records by true (row) and predicted (column) class; the first two
-    have less noise than the sum of the others. A record without a finite output is wrong, one of no
-    class is not counted."""
-
+class _Classes:
     classes: int
     largest = whole = 1
-    sensitivity_squared = 2
 
     @property
     def outputs(self) -> int:
         """A probability a class."""
         return self.classes
+
+
+@dataclass(frozen=True)
+class Confusion(_Classes):
+    """Cells: right, wrong, and records by true (row) and predicted (column) class; the first two
+    have less noise than the sum of the others. A record without a finite output is wrong, one of no
+    class is not counted."""
+
+    sensitivity_squared = 2
 
     @property
     def cells(self) -> int:
@@ -114,32 +112,18 @@ class Confusion:
         """`accuracy` and those of `classification_figures` that counts tell: `balanced_accuracy`,
         `macro_f1`, `per_class`, `confusion`."""
         crossed = counts[2:].reshape(self.classes, self.classes)
-        several = _by_class(
-            np.diagonal(crossed),
-            crossed.sum(axis=1),
-            crossed.sum(axis=0),
-            deviation * math.sqrt(self.classes),
-        )
-        return _accuracy(
-            counts,
-            deviation,
-            {**several, "confusion": [[to_places(x) for x in row] for row in crossed]},
-        )
+        least = LEAST_SIGNAL * deviation * math.sqrt(self.classes)
+        several = by_class(np.diagonal(crossed), crossed.sum(axis=1), crossed.sum(axis=0), least)
+        told = [[to_places(x) for x in row] for row in crossed]
+        return _accuracy(counts, deviation, {**several, "confusion": told})
 
 
 @dataclass(frozen=True)
-class Hits:
+class Hits(_Classes):
     """Of many classes, cells: right, wrong, and by class hit, missed and wrongly taken for it; one
     record adds 1 to at most three."""
 
-    classes: int
-    largest = whole = 1
     sensitivity_squared = 3
-
-    @property
-    def outputs(self) -> int:
-        """A probability a class."""
-        return self.classes
 
     @property
     def cells(self) -> int:
@@ -159,11 +143,9 @@ class Hits:
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
         """As those of `Confusion`, without the matrix."""
         right, missed, taken = counts[2:].reshape(3, self.classes)
-        return _accuracy(
-            counts,
-            deviation,
-            _by_class(right, right + missed, right + taken, deviation * math.sqrt(2)),
-        )
+        least = LEAST_SIGNAL * deviation * math.sqrt(2)
+        several = by_class(right, right + missed, right + taken, least)
+        return _accuracy(counts, deviation, several)
 
 
 @dataclass(frozen=True)
@@ -240,44 +222,6 @@ def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> 
         "count_deviation": to_places(deviation),
         **further,
     }
-
-
-def _by_class(
-    right: Float64, records: Float64, foreseen: Float64, deviation: float
-) -> dict[str, Any]:
-    """Figures by class; `deviation`: of `records` and `foreseen`. A figure that would divide by no
-    more than the noise is None, as is a mean over classes with one untold."""
-    least = LEAST_SIGNAL * deviation
-    recall, precision = _share(right, records), _share(right, foreseen)
-    f1 = _share(2 * right, records + foreseen)
-    there, taken = records > least, foreseen > least
-    either = there | taken
-
-    def mean(values: Float64, of: NDArray[np.bool_]) -> float | None:
-        return to_places(values[of].mean()) if of.all() or (of.any() and not deviation) else None
-
-    largest = records.max() / records.sum() if there.any() else 0.0
-    return {
-        **({"largest_class_rate": to_places(min(1.0, largest))} if there.any() else {}),
-        "balanced_accuracy": mean(recall, there),
-        "macro_f1": mean(f1, either),
-        "per_class": [
-            {
-                "class": of,
-                "precision": to_places(precision[of]) if taken[of] else None,
-                "recall": to_places(recall[of]) if there[of] else None,
-                "f1": to_places(f1[of]) if either[of] else None,
-                "records": to_places(records[of]),
-            }
-            for of in range(len(records))
-        ],
-    }
-
-
-def _share(part: Float64, whole: Float64) -> Float64:
-    found = np.zeros(len(part))
-    np.divide(part, whole, out=found, where=whole > 0)
-    return np.clip(found, 0.0, 1.0)
 
 
 _LOW, _HIGH, _BINS = SCORE_BINS

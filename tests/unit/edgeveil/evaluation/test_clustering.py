@@ -18,33 +18,20 @@ def scores(uploads, kind, number):
     return cluster_scores(uploads, kind, number)
 
 
-def test_the_cluster_is_the_largest_entry():
-    assert scores(POINTS, "NOT_EVAL", 4).labels == (0, 0, 1, 1)
-
-
-def test_silhouette_by_hand():
-    # Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry.
-    outer, inner = 1 - 1 / 11.5, 1 - 1 / 10.5
-    got = scores(POINTS, "SILHOUETTE_SCORE", 4)
-    assert got.score == pytest.approx((outer + inner) / 2)
+# Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry. Between:
+# 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        ("SILHOUETTE_SCORE", 1 - (1 / 11.5 + 1 / 10.5) / 2),
+        ("CALINSKI_HARABASZ_SCORE", (4 * 5.5**2 / 1) / (4 * 0.5**2 / 2)),
+        ("DAVIES_BOULDIN_SCORE", 1 / 11),
+    ],
+)
+def test_scores_by_hand(kind, score):
+    got = scores(POINTS, kind, 4)
+    assert got.score == pytest.approx(score)
     assert (got.reason, got.used, got.wanted) == ("", 4, 4)
-
-
-def test_calinski_harabasz_by_hand():
-    # Between: 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
-    got = scores(POINTS, "CALINSKI_HARABASZ_SCORE", 4)
-    assert got.score == pytest.approx((4 * 5.5**2 / 1) / (4 * 0.5**2 / 2))
-
-
-def test_davies_bouldin_by_hand():
-    assert scores(POINTS, "DAVIES_BOULDIN_SCORE", 4).score == pytest.approx(1 / 11)
-
-
-def test_only_the_first_uploads_count():
-    more = np.concatenate([POINTS, [[5.0, 5.1]]])
-    got = scores(more, "SILHOUETTE_SCORE", 4)
-    assert got.score == scores(POINTS, "SILHOUETTE_SCORE", 4).score
-    assert got.labels == (0, 0, 1, 1, -1)
 
 
 @pytest.mark.parametrize(

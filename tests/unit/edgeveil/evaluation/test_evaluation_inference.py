@@ -5,7 +5,6 @@ import sys
 from hashlib import sha256
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,20 +120,6 @@ def test_bytes_that_are_no_graph_are_refused():
     nameless = raw([helper.make_node("Identity", ["z"], ["probabilities"])], {"z": ["N", 3]})
     with pytest.raises(DataError, match="data input 'x'"):
         session(nameless)
-
-
-def test_a_graph_cannot_read_files_of_the_device(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "private.bin").write_bytes(np.array([0.2, 0.3, 0.5], np.float32).tobytes())
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in {"location": "private.bin", "offset": "0", "length": "12"}.items():
-        tensor.external_data.add(key=key, value=value)
-    nodes = [helper.make_node("Add", ["x", "w"], ["probabilities"])]
-    graph = raw(nodes, {"x": ["N", 3]}, initializers=[tensor])
-    assert onnx.load_model_from_string(graph).graph.initializer[0].external_data
-    with pytest.raises(DataError, match="outside itself"):
-        session(graph)
 
 
 NO_TORCH = """

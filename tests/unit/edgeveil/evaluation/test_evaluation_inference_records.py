@@ -88,12 +88,6 @@ def test_a_record_on_which_the_run_fails_counts_zero_by_itself(monkeypatch):
     assert np.array_equal(one.summed_softmax(x, {}) * 5, before * 4)
 
 
-@pytest.mark.parametrize("count", [0, 3])
-def test_a_graph_without_its_weights_is_an_error_whatever_the_records_are(count):
-    with pytest.raises(DataError, match="needs the weights"):
-        session(build_graph(FEATURES, (3,), 2)).summed_softmax(np.ones((count, 3), np.float32), {})
-
-
 @pytest.mark.parametrize("values", [29, 30, 31, 32])
 def test_removing_a_record_changes_the_row_of_its_own_slot_alone(values):
     one, slots = session(order_of_sums(values)), 32

@@ -27,7 +27,6 @@ from edgeveil.evaluation.figures import (
     anomaly_figures,
     classification_figures,
     guessing,
-    leading,
     leading_text,
     regression_figures,
     score_bins,
@@ -180,15 +179,6 @@ def test_a_model_is_tested_in_the_labels_unit():
     assert tested.accuracy is None
     assert tested.figures["rmse"] == pytest.approx(error, rel=1e-5)
     assert tested.loss == pytest.approx((error / 100) ** 2, rel=1e-4)
-
-
-def test_what_leads_a_row():
-    assert leading({"accuracy": 0.9, "figures": {"auc": 1}}) == ("accuracy", 0.9)
-    assert leading({"accuracy": None, "figures": {"rmse": 48.6612}}) == ("RMSE", 48.6612)
-    assert leading({}) == ("accuracy", None)
-    assert leading_text("RMSE", 48.6612) == "48.66"
-    assert leading_text("accuracy", 0.9) == "0.900"
-    assert leading_text("accuracy", None) == "unknown"
 
 
 BINS = SCORE_BINS[2]

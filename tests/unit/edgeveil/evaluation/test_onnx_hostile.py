@@ -78,10 +78,6 @@ def with_tensor(**fields):
     return changed.SerializeToString()
 
 
-def test_the_untouched_graph_is_taken():
-    assert Backbone(with_tensor()).form.output_dim == 4
-
-
 @pytest.mark.parametrize("shape", [[2**40], [2**31, 2**31], [-1], [2**62, 4]])
 def test_a_tensor_that_claims_more_than_it_holds_is_refused(shape):
     with pytest.raises(DataError, match="cannot be loaded"):
