@@ -79,8 +79,7 @@ class SealPublication:
 
 @dataclass(frozen=True)
 class CountReports:
-    """Open a cell's reports on a release, count each once; result `ReportsCounted`. `note`: the
-    digest of what handed them over."""
+    """Count a cell's reports on a release once each. `note`: digest of what brought them."""
 
     at: m.ExchangeId
     sealed: tuple[bytes, ...]
@@ -103,8 +102,7 @@ class RosterMark:
 
 @dataclass(frozen=True)
 class RosterKept:
-    """The enrolled public keys, 32 bytes each; stale from `expires_s` (since 1970; 0: never) on.
-    `knows` is what all these devices know, as `Hello` says it."""
+    """Enrolled public keys, 32 bytes each, stale from `expires_s` on (since 1970; 0: never)."""
 
     epoch: int
     keys: bytes
@@ -152,8 +150,7 @@ class RosterArrival:
         self._newest = newest  # an older roster would bring revoked devices back
 
     def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
-        """A roster is offered (again); `named` is the lineage that the root names. Raises
-        ProtocolError where it cannot be fetched."""
+        """A roster is offered. `named`: the lineage in the root. May raise ProtocolError."""
         cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
         tr.check_fetchable(offer, header.blob, limit_bytes)
         if header.blob.size_bytes % KEY_BYTES:
@@ -172,8 +169,7 @@ class RosterArrival:
         return [cell.set("roster", cell.settings.repair_s)]
 
     def _why_not(self, header: m.Roster, named: str) -> str:
-        """Why this roster is not taken, or "". A rebuilt registry numbers anew and may have
-        forgotten who was revoked: somebody must vouch for it."""
+        """Why not, or "". A rebuilt registry may have forgotten who was revoked."""
         newest = self._newest
         if named:
             if header.lineage != named:
@@ -210,8 +206,7 @@ class RosterArrival:
 
 
 class CloudMachine:
-    """One cloud behind the proxies of its cells. `courses` are the running jobs by id, oldest
-    first; `heard` are the cells that said something since its start."""
+    """One cloud. `courses`: running jobs by id, oldest first; `heard`: cells that spoke."""
 
     def __init__(
         self,
@@ -431,8 +426,7 @@ class CloudMachine:
     # --- messages ---
 
     def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
-        """Send the parts asked for, or where they lie. Raises ProtocolError `unknown_blob`,
-        `bad_index`."""
+        """Send parts, or where they lie. Raises `unknown_blob`, `bad_index`."""
         published = self._published[cell]
         if published.is_blob(need.blob):
             return published.answer(need, self._now_s)

@@ -61,8 +61,7 @@ class StartJob:
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal the job and its graph to all enrolled keys of these cells. Result `CellBroadcasts`,
-    `Obstacle` or `WorkFailed`."""
+    """Seal job and graph to all keys of these cells. Result `CellBroadcasts` or `Obstacle`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -143,8 +142,7 @@ class TakeChecks:
 
 @dataclass(frozen=True)
 class AskUnmask:
-    """Sums under masks are durable; ask each cell for its masks. `misfits` are uploads that no
-    honest device sends, by cell."""
+    """Sums under masks are durable: ask for masks. `misfits`: uploads no honest device sends."""
 
     unmasks: Mapping[str, m.Unmask]
     misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
@@ -190,8 +188,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class TakeBatch:
-    """Move what the proxy put into the store, as `name`, to where the parts of a batch go, and
-    delete it there. Result `PutTaken` or `WorkFailed`."""
+    """Move `name` from the store to the batch's parts. Result `PutTaken` or `WorkFailed`."""
 
     batch: m.Batch
     name: str
@@ -200,8 +197,7 @@ class TakeBatch:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Bytes of the job's batch with this digest, or stream of this name; replaces a batch before
-    it. Need not survive the process: a cloud that starts again asks for the round anew."""
+    """Bytes of the batch, or stream, of this digest. Need not survive the process."""
 
     digest: bytes
     offset: int
@@ -333,8 +329,7 @@ class OutgoingBroadcast:
         return data is self._data
 
     def answer(self, need: m.Need, now_s: float) -> list[fx.Effect]:
-        """Send the parts asked for, or where they lie. Raises ProtocolError `unknown_blob`,
-        `bad_index`."""
+        """Send parts, or where they lie. Raises `unknown_blob`, `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
         proxy, blob = self._cell.proxy, self._manifest.blob
@@ -346,8 +341,7 @@ class OutgoingBroadcast:
 
 
 class BatchArrival:
-    """One job's batch of one cell, as far as it is there. The timer `repair` asks for what is
-    missing; a part that comes restarts `watchdog`."""
+    """One job's batch of one cell. Timer `repair`; each part restarts `watchdog`."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell, settings = cell, cell.settings
@@ -378,8 +372,7 @@ class BatchArrival:
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
     def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> list[fx.Effect]:
-        """The batch of the round is offered (again). One that is large, or whose front is there
-        already, is pulled at once; or it is put where this cloud says."""
+        """A batch is offered: pull it if large or streamed, or say where to put it."""
         cell, batch, stream, known = self._cell, self._batch, self._stream, False
         new = batch is None or batch.header != header
         if batch is None or new:
@@ -426,8 +419,7 @@ class BatchArrival:
         return [fx.Refuse(f"beside_{tr.why_not(result)}")]
 
     def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
-        """Ask for the front of a batch that is not whole yet. Raises ProtocolError
-        `oversized_blob`, `tiny_parts` or `malformed`."""
+        """Ask for the front of a batch. Raises ProtocolError."""
         blob = arrived.blob
         tr.check_claim(blob, self._cell.settings.spool_bytes)
         if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
@@ -512,8 +504,7 @@ class BatchArrival:
 
 
 class MaskArrivals:
-    """At most one question of a job about masks, repeated by the timer `unmask` until the answer is
-    whole; then it is in `masks`."""
+    """One question about masks, repeated by the timer `unmask` until `masks` is whole."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -594,8 +585,7 @@ class Stand(Enum):
 
 
 class RepeatedNotes:
-    """Notes to a cell's proxy, repeated ever more rarely until each is confirmed: ends of jobs (for
-    which owners' reserved budgets wait), the statement on releases. One timer for all."""
+    """Notes repeated ever more rarely until each is confirmed. One timer for all."""
 
     def __init__(self, cell: Cell, signer: m.Signer, timer: str) -> None:
         self._cell, self._signer, self._timer = cell, signer, timer
@@ -665,8 +655,7 @@ class CellCourse:
         return [*self.out.offer(what), self.wait()]
 
     def linked(self, down: str) -> list[fx.Effect]:
-        """A link on the way to its devices is `down`, or none is any more: its silence meanwhile
-        was the link's."""
+        """A link to its devices is `down`, or none is: its silence was the link's."""
         before, self.link = self.link, down
         self.outage = down or self.outage
         return [self.wait()] if before and not down and self.awaited else []
@@ -775,8 +764,7 @@ _SLOW = "the other cells had a quorum of all devices before it answered"
 
 
 class JobCourse:
-    """One job from its start to its end: the round and attempt it is at, the retries left. It is
-    over when it is in the state `idle` again."""
+    """One job from its start to its end, where its state is `idle` again."""
 
     def __init__(self, start: StartJob, cells: list[Cell], ends: list[RepeatedNotes]) -> None:
         """`cells` have this job's timers; the end of the job is told to `ends`."""
@@ -1046,8 +1034,7 @@ class JobCourse:
     def batch(
         self, cell: str, offer: m.Offer, header: m.Batch, room_bytes: int, now_s: float
     ) -> list[fx.Effect]:
-        """The proxy offers a batch; others leave `room_bytes` of the disk. Raises ProtocolError
-        where it cannot be fetched."""
+        """A batch is offered; others leave `room_bytes` of the disk. May raise ProtocolError."""
         settings, size_bytes = self._settings, header.blob.size_bytes
         takes, of_it = self.takes(cell, header), self.cells[cell]
         if takes and size_bytes > settings.spool_bytes:
@@ -1217,8 +1204,7 @@ class JobCourse:
         return []
 
     def _silent(self, cell: CellCourse) -> list[fx.Effect]:
-        """Offer or ask the same again, unless others answered; each further wait takes one of the
-        retries. A round is not waited for twice."""
+        """Offer or ask again, at the cost of a retry. A round is not waited for twice."""
         others = self._where(Stand.HELD, Stand.CAME)
         if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:
             return self._gone(cell, cell.link or SILENT)

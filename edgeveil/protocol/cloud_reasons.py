@@ -172,8 +172,7 @@ _COUNTS = re.compile(r"(\d+) late or absent(?:, (\d+) offline in the fleet)?")
 
 
 def goes_on(reason: str) -> bool:
-    """Whether a job that paused for this goes on by itself, once link, machine, store or roster is
-    back."""
+    """Whether a job that paused for this goes on by itself."""
     return any(part in reason for part, what in _ADVICE.items() if BY_ITSELF in what)
 
 

@@ -108,8 +108,7 @@ class MadeReport:
 
 @dataclass(frozen=True)
 class ApplyStatement:
-    """Keep what the cloud says of releases, and leave one that it withdraws. Result
-    `StatementApplied` or `WorkFailed`."""
+    """Keep a statement, leave a withdrawn release. Result `StatementApplied` or `WorkFailed`."""
 
     statement: m.ReleaseStatement
 
@@ -179,8 +178,7 @@ class Fetches:
     def make_room(
         self, offer: m.Offer, header: m.BroadcastHeader, over: HeaderTest = lambda _header: False
     ) -> None:
-        """Forget what is `over`; what stands still gives way. Raises ProtocolError
-        `too_many_fetches`, and changes nothing, if what is under way moves."""
+        """Forget what is `over` and what stalls. Raises `too_many_fetches`, changing nothing."""
         kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
         if not offer.data and all(fetch.header != header for fetch in kept.values()):
             still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
@@ -200,8 +198,7 @@ class Fetches:
     def begin(
         self, offer: m.Offer, header: m.BroadcastHeader
     ) -> tr.Fetch[m.BroadcastHeader] | None:
-        """Begin a fetch that there is room for, or go on with it. None where the stanzas are here
-        and the stream is under way."""
+        """Begin a fetch or go on with it; None where the stanzas are here."""
         limit_bytes = self._settings.blob_bytes
         beside = offer.beside and bool(self._settings.blob_urls)
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
@@ -228,8 +225,7 @@ class Fetches:
     def offer(
         self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True
     ) -> list[fx.Effect]:
-        """Take what is in the offer, and `ask` at once for what does not come by itself. Raises
-        ProtocolError `bad_part` or `bad_digest`."""
+        """Take what is in the offer, and `ask` for the rest. Raises `bad_part`, `bad_digest`."""
         fetch = self.begin(offer, header)
         if fetch is not None and fetch.blob == header.blob:
             for part in tr.first_data(offer, header.blob):
@@ -283,8 +279,7 @@ class Fetches:
         return _asked(fetch.next_need(timer=False))
 
     def repair(self) -> list[fx.Effect]:
-        """Ask for what did not come, ever more rarely while nothing comes. A record that does not
-        come is gone: the proxy keeps a job's newest."""
+        """Ask for what did not come, ever more rarely; give up a record that does not come."""
         self.under_way = {
             digest: fetch
             for digest, fetch in self.under_way.items()
@@ -375,8 +370,7 @@ class DeviceMachine:
 
     @property
     def unheard(self) -> bool:
-        """Whether the proxy answered none of several hellos: it is away, or knows no such
-        device."""
+        """Whether the proxy answered none of several hellos."""
         return bool(self._hello) and self._hello_tries > UNHEARD_TRIES
 
     def hears(self, bucket: fx.BucketAddress) -> bool:
@@ -525,8 +519,7 @@ class DeviceMachine:
         return [fx.Work(dr.OpenPackage(header, data))]
 
     def _covers(self, manifest: m.Manifest) -> bool:
-        """Whether even who finds no stanza fetches the stream: of a release, so that nobody sees
-        whom a canary has."""
+        """Whether all fetch the stream: of a release, so that nobody sees its canary."""
         if manifest.kind == "release":
             return True
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
@@ -678,8 +671,7 @@ class DeviceMachine:
         return self._offer(waiting[1]) if waiting else []
 
     def _learned(self, job_id: bytes) -> list[fx.Effect]:
-        """The host holds the job. Of more than `settings.jobs` the oldest without a round at hand
-        ends here: its end was not heard, or the cloud runs too many."""
+        """The host holds the job. Of more than `settings.jobs` the oldest ends here."""
         memory = self.memory
         self._job_at_work.pop(job_id, None)
         if job_id in memory.closed:  # it ended while the host was at it

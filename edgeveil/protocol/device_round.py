@@ -80,8 +80,7 @@ class ComputeAnswer:
 
 @dataclass(frozen=True)
 class SealDummies:
-    """Seal a dummy upload for cover traffic, of which no ledger knows; result `SealedAnswer` or
-    `NoAnswer`."""
+    """Seal a dummy upload, of which no ledger knows. Result `SealedAnswer` or `NoAnswer`."""
 
     manifest: m.Manifest
     round_key: bytes = b""
@@ -105,8 +104,7 @@ class SealedAnswer:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Nothing will be sent; `why` is for the owner's console, `cause` (of `DECLINE_CAUSES`) for the
-    proxy too."""
+    """Nothing will be sent. `why` is for the owner, `cause` (of `DECLINE_CAUSES`) for the proxy."""
 
     why: str
     cause: str = "fit"
@@ -114,8 +112,7 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class ManifestMark:
-    """The newest manifest of a job, so that an older or a second one is refused. `settled`: the
-    device is done with this attempt."""
+    """The newest manifest of a job, to refuse older or forked ones. `settled`: done with."""
 
     at: m.ExchangeId
     manifest_digest: bytes
@@ -124,8 +121,7 @@ class ManifestMark:
 
 @dataclass(frozen=True)
 class OutboxPut:
-    """A sealed upload, sent until the round closes; `marks` of its segments in order. `held`: the
-    proxy acknowledged it. A dummy has no receipt."""
+    """A sealed upload with its segments' marks; `held`: the proxy acknowledged it."""
 
     at: m.ExchangeId
     header: m.Envelope
@@ -202,8 +198,7 @@ BUSY = "the box computes for other jobs for too long"
 
 @dataclass(frozen=True)
 class Moment:
-    """Of one answer, in machine time: work may take `allowed_s` from `begun_s` on; its result
-    leaves at `leaves_s`. Without a budget both are free."""
+    """Machine time: work takes `allowed_s` from `begun_s` on; its result leaves at `leaves_s`."""
 
     begun_s: float = 0.0
     allowed_s: float = math.inf
@@ -342,8 +337,7 @@ class DeviceContext:
 
 
 class DeviceRound:
-    """State, manifest and upload of a job's round; `memory.uploads` keeps the upload. Two timers of
-    the job's own (`timer_name`): `deadline` and `resend`."""
+    """A job's round; `memory.uploads` keeps its upload. Timers `deadline` and `resend`."""
 
     def __init__(self, job_id: bytes, context: DeviceContext, cover: CoverTraffic) -> None:
         self.job_id, self.cover, self._context = job_id, cover, context
@@ -394,8 +388,7 @@ class DeviceRound:
     # --- the manifest ---
 
     def is_new(self, mark: ManifestMark) -> bool:
-        """Whether to take this round up; False while at it, and once it is settled. Raises
-        ProtocolError `replayed_round` or `forked_manifest`."""
+        """Whether to take it up. Raises `replayed_round` or `forked_manifest`."""
         at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
         if seen is None:
             return True
@@ -694,8 +687,7 @@ class DeviceRounds:
         return None
 
     def take_up(self, job_id: bytes) -> DeviceRound:
-        """The job's, made where there is none; of too many one that is over goes. Raises
-        ProtocolError `too_many_rounds`."""
+        """The job's round, made if needed. Raises ProtocolError `too_many_rounds`."""
         if found := self.of(job_id):
             return found
         if len(self._rounds) >= self.context.settings.jobs:

@@ -33,9 +33,7 @@ from edgeveil.protocol.proxy_uploads import ProxyUploads, TakePut
 
 @dataclass(frozen=True)
 class FindAnswered:
-    """Work: which jobs, `most` at most, has this identity answered after answer `since`; result
-    `Answered`. `hello` is the digest of the hello that asks, `known` the number of the newest
-    answer."""
+    """Work: which jobs, `most` at most, has it answered after answer `since`. Result `Answered`."""
 
     device: str
     hello: bytes
@@ -405,8 +403,7 @@ class ProxyMachine:
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 
     def _put_off(self, device: str, now_s: float) -> list[fx.Effect]:
-        """Ask for the same hello again, later. Raises ProtocolError `unknown_signer` or
-        `hello_too_often`."""
+        """Ask for this hello later. Raises `unknown_signer`, `hello_too_often`."""
         if self.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         self._count_hello(device, now_s)
@@ -427,8 +424,7 @@ class ProxyMachine:
         self._hellos[device] = since_s, count + 1
 
     def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
-        """A device is there, and is told what it should know, once it counts all answers of this
-        identity. Raises ProtocolError `hello_too_often`."""
+        """A device that counts all its answers is told what it should know."""
         device, to, answered = hello.device, fx.DeviceAddress(hello.device), self.memory.answered
         newer = self._send_trust(to, hello.root_version, hello.trust_version)
         known = answered.get(device)
@@ -448,8 +444,7 @@ class ProxyMachine:
         return [*newer, *heard, *cover, *knows, *kept, *coming, self._presence()]
 
     def _answers(self, hello: m.Hello) -> list[fx.Effect]:
-        """Remember how many it counts; for good, that it counts them at all, or knew checks of
-        masks."""
+        """Remember its count, and for good that it counts, or knew checks of masks."""
         if hello.answered < 0 and hello.knows < m.KNOWS_CHECKS:
             return []
         answered, counted = self.memory.answered, max(0, hello.answered)
@@ -478,8 +473,7 @@ class ProxyMachine:
     def _new_sealing_key(
         self, new: m.NewSealingKey, signed: m.Envelope, now_s: float
     ) -> list[fx.Effect]:
-        """Keep a device's new sealing key; only answer the same note again. Raises ProtocolError
-        `new_key_too_often`: for each the cloud hears of all keys again."""
+        """Keep a new sealing key once. Raises ProtocolError `new_key_too_often`."""
         digest = hashlib.sha256(signed.payload).digest()
         told = self._context.ack(fx.DeviceAddress(new.device), digest, "held")
         known, next_s = self._new_sealing.get(new.device, (b"", now_s))

@@ -43,8 +43,7 @@ class BroadcastPart:
 
 @dataclass(frozen=True)
 class KeepBroadcast:
-    """Work: check the digest of what came, make it durable; result `KeptBroadcast` or
-    `WorkFailed`."""
+    """Work: check the digest, make it durable. Result `KeptBroadcast` or `WorkFailed`."""
 
     signed: m.Envelope
     header: m.BroadcastHeader
@@ -179,8 +178,7 @@ class ProxyReleases:
     # --- the cloud's statement ---
 
     def stated(self, said: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
-        """Keep the newest, pass it on. Raises ProtocolError `replayed_statement` or
-        `far_sequence`."""
+        """Keep and pass on. Raises `replayed_statement` or `far_sequence`."""
         memory = self._context.memory
         if self._context.is_far(said.number):
             raise ProtocolError("far_sequence")
@@ -216,8 +214,7 @@ class ProxyReleases:
         return -1 if said is None else said.number
 
     def _said(self) -> m.ReleaseStatement | None:
-        """The newest statement, unless its key counts no more or no clock can have given its
-        number."""
+        """The newest statement, if its key counts and a clock can have given it."""
         note = self._context.memory.statement
         with suppress(ProtocolError):
             said = self._context.keys.cloud_body(note.body) if note else None
@@ -231,8 +228,7 @@ SEALING_MS = 600_000  # between the number of a job's announcement and its comin
 
 
 class Broadcasts:
-    """What the cloud broadcasts, kept on the disk for devices. A complete round's manifest opens
-    the round."""
+    """What the cloud broadcasts, kept on the disk. A round's manifest opens the round."""
 
     def __init__(
         self,
@@ -367,8 +363,7 @@ class Broadcasts:
         return "replayed_release" if later else ""
 
     def _believed(self) -> Iterator[KeptBroadcast]:
-        """What is kept and signed with a key that still counts, by a number that a clock can have
-        given."""
+        """What is kept under a key that still counts and a number of a clock."""
         for kept in self._context.memory.kept.values():
             header = kept.header
             if isinstance(header, m.Manifest) and self._context.is_far(header.sequence):
@@ -450,8 +445,7 @@ class Broadcasts:
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
     def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> list[fx.Effect]:
-        """A new round of a job ends its earlier ones. A round that is committed takes no more
-        seeds: what opens them goes."""
+        """A round ends the job's earlier ones; a commit ends its round's key."""
         memory = self._context.memory
         if isinstance(header, m.Commit):
             closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
@@ -465,8 +459,7 @@ class Broadcasts:
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: m.Close, note: m.Note) -> list[fx.Effect]:
-        """A job ended: forget all of it but its release and its last record, for which devices may
-        be about to ask; tell the devices."""
+        """A job ended: forget all but its release and its last record; tell devices."""
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -638,8 +631,7 @@ class Serving:
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
     def welcome(self, device: str, open_rounds: Container[m.ExchangeId]) -> list[fx.Effect]:
-        """What a device that just came should know, jobs first; no round that takes no more
-        uploads, nor the record of a job that has ended."""
+        """What a device that just came should know, jobs first."""
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
             kind, at = kept.header.kind, kept.header.at

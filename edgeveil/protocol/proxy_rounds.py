@@ -224,8 +224,7 @@ class ProxyContext:
         return -1 if (offline := self.offline) is None else len(offline)
 
     def is_far(self, number: int) -> bool:
-        """Whether a number of the cloud's, in ms since 1970, is a day ahead of this clock (a roster
-        ends a day from now): a leaked key, or a clock that is wrong, gave it."""
+        """Whether a number (ms since 1970) is a day ahead of this clock."""
         day_on = int(self.registry.roster_expires_s() * 1000)
         return number >= m.FAR_NUMBER or 0 < day_on < number
 
@@ -233,8 +232,7 @@ class ProxyContext:
         return fx.Send(to, self.signer.note(m.Ack(digest, status, reason)))  # type: ignore[arg-type]
 
     def cover(self, to: fx.Address) -> list[fx.Effect]:
-        """Ask for cover traffic, if this proxy has it. Else nothing is said: a broker could play it
-        again."""
+        """Ask for cover traffic, or say nothing: a broker could replay its end."""
         return [fx.Send(to, self._cover)] if self._cover else []
 
     @cached_property
@@ -279,9 +277,7 @@ class ShuffledBatch:
 
 @dataclass(frozen=True)
 class StreamUploads:
-    """Put the masked segments of these uploads, (index in `ShuffleRound`, slot, groups), behind
-    those in the round's stream, in random order unless `keep_order`. Result `StreamedUploads` or
-    `WorkFailed`."""
+    """Add (index, slot, groups) to the stream. Result `StreamedUploads` or `WorkFailed`."""
 
     at: m.ExchangeId
     segment_bytes: tuple[int, ...]
@@ -542,8 +538,7 @@ def _set(what: str, at: m.ExchangeId, delay_s: float) -> fx.SetTimer:
 
 
 class ProxyRounds:
-    """All rounds that the proxy knows, newest of each job. `uploads_ended` is called with a round
-    that takes no more uploads."""
+    """The newest rounds of each job. `uploads_ended` is called as one closes."""
 
     def __init__(self, context: ProxyContext) -> None:
         self._context, memory = context, context.memory
@@ -853,8 +848,7 @@ class ProxyRounds:
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: m.Ack) -> list[fx.Effect]:
-        """The cloud holds a batch, or has no use for it. Without a use it may still have kept what
-        is under its masks: their seeds stay until the job goes on or ends."""
+        """The cloud holds it, or (`closed`) has no use for it: then seeds stay."""
         if (kept := self._batch(ack.blob)) is None:
             return []
         at, memory, stop = (
@@ -949,8 +943,7 @@ class ProxyMasks:
         return SumMasks(at, question, vectors, seeds)
 
     def misfits(self, said: m.Misfits) -> list[fx.Effect]:
-        """The cloud says which uploads do not fit; counted once, then their senders' places are
-        forgotten. Raises ProtocolError `malformed_choice`."""
+        """Name the senders of misfits, once. Raises ProtocolError `malformed_choice`."""
         collection = self._rounds.collections.get(said.at)
         batch = self._context.memory.batches.get(said.at)
         if collection is None or batch is None or batch.batch.blob.digest != said.batch:

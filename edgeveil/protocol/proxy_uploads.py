@@ -26,8 +26,7 @@ from edgeveil.protocol.sealed import open_seed
 
 @dataclass(frozen=True)
 class UploadPart:
-    """Some of an upload's bytes, to be put at `offset` of its round's file; durable with its
-    `UploadKept`."""
+    """Bytes of an upload at `offset` of its round's file; durable with its `UploadKept`."""
 
     at: m.ExchangeId
     offset: int
@@ -36,8 +35,7 @@ class UploadPart:
 
 @dataclass(frozen=True)
 class TakePut:
-    """Work: move what a device put into the store, as `name`, to `offset` of its round's file, and
-    delete it there. Result `PutTaken` or `WorkFailed`."""
+    """Work: move `name` from the store to `offset` of the round's file. Result `PutTaken`."""
 
     at: m.ExchangeId
     device: str
@@ -132,8 +130,7 @@ class Credit:
         lane.waiting[who] = size_bytes
 
     def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
-        """So much of a grant has come; what was not granted (any more) counts for nothing. Bytes
-        may come twice, or late: what uses a grant up does not end it."""
+        """So much of a grant has come. What uses a grant up does not end it."""
         lane = self._lane(who)
         if grant := lane.granted.get(who):
             used_bytes = min(size_bytes, grant.left_bytes)
@@ -189,8 +186,7 @@ class UploadArrival:
         return self._hash.digest() == self.header.blob.digest
 
     def add(self, part: m.BlobPart) -> int | None:
-        """The place of a part's bytes in the upload; None out of turn. Raises ProtocolError
-        `bad_part`."""
+        """The place of the bytes; None out of turn. Raises ProtocolError `bad_part`."""
         tr.check_part(self.header.blob, part)
         if part.index != self._next:
             return None
@@ -199,8 +195,7 @@ class UploadArrival:
         return part.index * self.header.blob.part_bytes
 
     def asks_on(self, part: m.BlobPart) -> bool:
-        """Whether this was the last part of the request, and any of the request's counted: else the
-        last one, sent again and again, would be asked for each time."""
+        """Whether the request is through and any of its parts counted."""
         return part.index == self._asked_to - 1 and self._next > self._asked_from
 
     def next_bytes(self, limit_bytes: int) -> int:
@@ -218,16 +213,14 @@ class UploadArrival:
 
 
 class Asked(NamedTuple):
-    """The parts that a device was asked for and has not all sent; `number` stands for one
-    request."""
+    """The parts that a device was asked for and has not all sent; `number` of the request."""
 
     number: int
     parts: int
 
 
 class ProxyUploads:
-    """At most one upload of each device under way, the credit that they share, and grants to put
-    uploads into the store. One timer, `credit`."""
+    """At most one upload of each device under way. One timer, `credit`."""
 
     def __init__(self, context: pr.ProxyContext, rounds: pr.ProxyRounds) -> None:
         settings = context.settings
@@ -307,8 +300,7 @@ class ProxyUploads:
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
     def _check_room(self, collection: pr.Collection, device: str) -> None:
-        """Raise ProtocolError `spool_full`. The device hears nothing and offers again later, when
-        an earlier batch may be gone."""
+        """Raise ProtocolError `spool_full`; the device offers again later."""
         more_bytes = 0 if device in collection.slots else collection.slot_bytes
         if self._rounds.spooled_bytes + more_bytes > self._context.settings.spool_bytes:
             raise ProtocolError("spool_full")
@@ -324,8 +316,7 @@ class ProxyUploads:
     # --- its parts come ---
 
     def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
-        """A part of an upload; only the next one counts. The first takes the upload's room on the
-        disk: an offer alone takes none."""
+        """A part, in order. The first takes the upload's room on the disk."""
         arrival = self.arriving.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
             raise ProtocolError("unknown_blob")
@@ -353,8 +344,7 @@ class ProxyUploads:
     def _go_on(
         self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
     ) -> list[fx.Effect]:
-        """Ask on when those asked for are through; what was lost whole, when the patience is
-        over."""
+        """Ask on when the parts asked for are through."""
         if arrival.asks_on(part):
             return self._wait(device, arrival, now_s)
         return self._deal(now_s)

@@ -83,8 +83,7 @@ def encode_package(package: Package) -> bytearray:
 
 
 def encode_at_once(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
-    """The bytes of a message with large fields, in a buffer of their size: one that grows takes
-    half as much again."""
+    """Encode into a buffer of the fields' size: one that grows takes half as much again."""
     buffer = bytearray(_large_bytes(message) + _ROOM_BYTES)
     encoder.encode_into(message, buffer)
     return buffer
@@ -159,8 +158,7 @@ class Terms:
 
 
 class Sealing(Protocol):
-    """How packages and segments are sealed: this module, wherever anything leaves a process. Only a
-    simulation, whose parties share one memory, may have another."""
+    """How packages and segments are sealed: this module, or a simulation's stand-in."""
 
     def seal_broadcast(
         self,
@@ -411,9 +409,7 @@ def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -
 
 @dataclass(frozen=True)
 class RoundCheck:
-    """The key of the checks of one round's vectors. `disclosed`: the proxy hears it, so that each
-    upload is checked by itself, mod 2^k; else their sum alone is, mod 2^64.
-    """
+    """The key of a round's checks. `disclosed`: each upload is checked, else the sum alone."""
 
     key: CheckKey
     disclosed: bool
@@ -459,14 +455,12 @@ def choice(chosen: Collection[int], uploads: int) -> bytes:
 
 
 def dealt(chosen: Collection[int], sets: int) -> list[list[int]]:
-    """The chosen uploads of each set, by the places that the proxy's shuffle gave them: leaving one
-    out moves no other."""
+    """The chosen uploads of each set, by their place: leaving one out moves no other."""
     return [[index for index in chosen if index % sets == number] for number in range(sets)]
 
 
 def chosen_of(said: bytes, uploads: int) -> list[int]:
-    """The indices. Raises ProtocolError `malformed_choice`: another size, or one that was not
-    uploaded."""
+    """The indices; raises ProtocolError `malformed_choice` for another size or a false index."""
     if len(said) != -(-uploads // 8) or int.from_bytes(said, "little") >> uploads:
         raise ProtocolError("malformed_choice")
     return [index for index in range(uploads) if said[index >> 3] >> (index & 7) & 1]

@@ -71,8 +71,7 @@ def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
-    """The arrays of `pack_tensors`, where they lie in its bytes, and so not to be written to.
-    Raises ProtocolError `malformed_tensors` for anything else."""
+    """Read-only views into `pack_tensors`' bytes. Raises ProtocolError `malformed_tensors`."""
     view = memoryview(data)
     begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
     found, end = dict[str, NDArray[np.generic]](), 0
@@ -161,8 +160,7 @@ def mask_checks(
 def exact_sums(
     vectors: Sequence[MaskedVector], totals: Sequence[Vector], masks: bytes, check: RoundCheck
 ) -> dict[str, NDArray[np.int64]]:
-    """The sums by group, from those under masks and the proxy's answer. Raises ProtocolError
-    `wrong_mask_sums`: of another size, or the check of a sum does not hold."""
+    """The sums by group. Raises ProtocolError `wrong_mask_sums` where a check does not hold."""
     if len(masks) != sum(one.ring.byte_count for one in vectors):
         raise ProtocolError("wrong_mask_sums")
     result = {}

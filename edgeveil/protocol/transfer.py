@@ -134,8 +134,7 @@ def sends(
     push: bool = True,
     beside: bool = False,
 ) -> list[fx.Effect]:
-    """The offer: with the blob inline if it fits one packet, else followed by all parts if `push`
-    and not `beside`."""
+    """The offer: inline if it fits one packet, else with parts if `push` and not `beside`."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
     if beside:
@@ -212,8 +211,7 @@ class Fetch(Generic[H]):
         self._whole = data
 
     def finish(self) -> bytes:
-        """The whole blob, or the parts of `only` in order. Raises `bad_digest`, and forgets the
-        parts."""
+        """The blob, or the parts of `only` in order. Raises `bad_digest`, forgetting them."""
         if self._whole is not None:
             return self._whole
         data = b"".join(self._parts[index] for index in sorted(self._parts))
@@ -224,8 +222,7 @@ class Fetch(Generic[H]):
         return data
 
     def grow(self, offer: m.Offer, header: H) -> None:
-        """The blob is longer than was said before; all that came was whole parts. Raises
-        ProtocolError `bad_growth`."""
+        """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
         old, new = self.blob, header.blob
         if new.part_bytes != old.part_bytes or new.size_bytes < old.size_bytes:
             raise ProtocolError("bad_growth")
@@ -421,8 +418,7 @@ class BlobShown:
 
 @dataclass(frozen=True)
 class GrantPut:
-    """Let `sender` put a blob of this size there, for this job; forget the names `in_place_of`.
-    Outcome `PutGranted` or `WorkFailed`."""
+    """Let `sender` put this blob there; forget `in_place_of`. Outcome `PutGranted`."""
 
     blob: m.Blob
     sender: fx.Address

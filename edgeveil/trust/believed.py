@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PeerKeys, TrustMetadata
 from edgeveil.transport.process import own_signing_key, peer_key
-from edgeveil.trust.bundle import HeldTrust
-from edgeveil.trust.metadata import TrustError
+
+if TYPE_CHECKING:  # without a root none of it is loaded
+    from edgeveil.trust.bundle import HeldTrust
 
 
 def believed_keys(
@@ -43,6 +45,8 @@ def take_trust(
     """Go forward to what came over the wire; None where it is known."""
     if trust is None:
         return fx.WorkFailed("unexpected_metadata")
+    from edgeveil.trust.metadata import TrustError
+
     try:
         changed = trust.take(metadata.roots, metadata.delegations)
         return believed_keys(trust, cell=cell) if changed else None
@@ -54,6 +58,8 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
     """Raise TrustError `another_cell` where the root says that a proxy's key is another cell's."""
     theirs = trust.delegated.cell_of(key) if trust.delegated else None
     if theirs not in (None, cell):
+        from edgeveil.trust.metadata import TrustError
+
         what = f"this proxy's key is of cell '{theirs}', and its site file says '{cell}'"
         fix = "correct cell, or install the bundle of this cell's proxy"
         raise TrustError("another_cell", what, fix=fix)

@@ -27,7 +27,6 @@ from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, check_own_cell, delegated_key, take_trust
-from edgeveil.trust.bundle import HeldTrust
 from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
@@ -35,6 +34,7 @@ from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 if TYPE_CHECKING:
     from edgeveil.transport.blob_store import StoreBeside
+    from edgeveil.trust.bundle import HeldTrust
     from edgeveil.trust.metadata import RoleKey
     from edgeveil_proxy.devices_file import DevicesFile
 
@@ -52,7 +52,11 @@ class ProxyRole:
         limits = site.limits
         self.site, self.address = site, fx.ProxyAddress(site.cell)
         key = own_signing_key(site.state_dir, "proxy")  # before anything is written
-        self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        self.trust: HeldTrust | None = None
+        if site.trust_file:
+            from edgeveil.trust.bundle import HeldTrust  # without a root none of it is loaded
+
+            self.trust = HeldTrust(site.state_dir, site.trust_file)
         keys = believed_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
         if self.trust is not None and keys.proxy is not None:
             check_own_cell(self.trust, site.cell, key.public())

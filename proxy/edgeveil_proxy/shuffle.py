@@ -26,7 +26,7 @@ from edgeveil.protocol.proxy_rounds import (
     StreamedUploads,
     StreamUploads,
 )
-from edgeveil.protocol.transfer import Data
+from edgeveil.protocol.transfer import Data, Piece
 from edgeveil.storage import FileData, sync_folder
 
 Shuffle = Callable[[list[int]], None]
@@ -160,9 +160,6 @@ class PiecedData:
     def pieces(self) -> tuple[tuple[int, int], ...]:
         return tuple(zip(self._places, self._sizes, strict=True))
 
-    def front(self, size_bytes: int) -> PiecedFront:
-        return PiecedFront(self, size_bytes)
-
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
@@ -182,20 +179,6 @@ class PiecedData:
         return found[0] if len(found) == 1 else b"".join(found)
 
 
-class PiecedFront:
-    """The first bytes of pieces that may become more meanwhile."""
-
-    def __init__(self, data: PiecedData, size_bytes: int) -> None:
-        self._data, self._size_bytes = data, size_bytes
-
-    def __len__(self) -> int:
-        return self._size_bytes
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        start, stop, _ = part.indices(self._size_bytes)
-        return self._data[start:stop]
-
-
 class MaskedStream:
     """The order in which one round's masked segments go on, upload by upload."""
 
@@ -213,7 +196,7 @@ class MaskedStream:
         with self._lock:
             if not self._finished:
                 self._add(task, shuffle)
-            return StreamedUploads(self.name, self._data.front(len(self._data)))
+            return StreamedUploads(self.name, Piece(self._data, 0, len(self._data)))
 
     def finish(self, task: ShuffleRound, batch: Path, shuffle: Shuffle) -> ShuffledBatch:
         """The last lot, and behind it the other groups, as `shuffle_round` has them.

@@ -78,6 +78,7 @@ def test_a_damaged_model_is_refused_and_can_be_left(tmp_path):
 def test_a_crash_at_any_step_leaves_the_old_version_in_use(tmp_path, monkeypatch, step):
     """Power fails at that step: everything before it is done, nothing after."""
     from pathlib import Path
+
     from edgeveil_edge import releases
 
     store = ReleaseStore(tmp_path)

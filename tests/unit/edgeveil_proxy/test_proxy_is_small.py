@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-MODULES, RESIDENT_KIB = 60, 57 << 10
+MODULES, RESIDENT_KIB = 60, 55 << 10
 CODE = """
 import sys
 from pathlib import Path
