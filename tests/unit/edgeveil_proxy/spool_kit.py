@@ -6,17 +6,9 @@ import hashlib
 from pathlib import Path
 
 from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.messages import Batch, Blob, Commit, ExchangeId, Group, Manifest, Signer
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
-from edgeveil.protocol.proxy_rounds import (
-    BatchKept,
-    HeldUpload,
-    KeptBroadcast,
-    ProxyMemory,
-    ShuffledBatch,
-    ShuffleRound,
-    UploadKept,
-)
 from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_proxy.spool import Spool
@@ -54,7 +46,7 @@ def manifest(kind: str, where: ExchangeId, data: bytes, data_set: bytes = b"") -
     )
 
 
-def put(spool: Spool, header: Manifest | Commit, data: bytes) -> KeptBroadcast:
+def put(spool: Spool, header: Manifest | Commit, data: bytes) -> pr.KeptBroadcast:
     """A broadcast comes and is kept, as the machine has it done."""
     for offset in range(0, len(data), 1024):
         piece = data[offset : offset + 1024]
@@ -70,13 +62,13 @@ def keep(
     where: ExchangeId | None = None,
     data: bytes = b"model",
     data_set: bytes = b"",
-) -> KeptBroadcast:
+) -> pr.KeptBroadcast:
     where = where or at()
     data += bytes((where.exchange, where.attempt)) + where.job_id + kind.encode()
     return put(spool, manifest(kind, where, data, data_set), data)
 
 
-def keep_commit(spool: Spool, where: ExchangeId) -> KeptBroadcast:
+def keep_commit(spool: Spool, where: ExchangeId) -> pr.KeptBroadcast:
     data = b"h" * 32 + where.exchange.to_bytes(2, "big")
     return put(spool, Commit(where, 1, describe(data, 1024)), data)
 
@@ -86,15 +78,15 @@ SEGMENT_BYTES = 12_000
 
 def upload(
     spool: Spool, slot: int, where: ExchangeId | None = None, data: bytes = b"sealed"
-) -> UploadKept:
+) -> pr.UploadKept:
     """Device `slot` uploads one segment, in two parts."""
     where = where or at()
     data = (data * SEGMENT_BYTES)[:SEGMENT_BYTES]
     offset = slot * SEGMENT_BYTES
     spool.store(UploadPart(where, offset, data[:7000]))
     spool.store(UploadPart(where, offset + 7000, data[7000:]))
-    held = HeldUpload((0,), hashlib.sha256(data).digest(), slot)
-    item = UploadKept(where, DEVICES[slot], held)
+    held = pr.HeldUpload((0,), hashlib.sha256(data).digest(), slot)
+    item = pr.UploadKept(where, DEVICES[slot], held)
     spool.store(item)
     return item
 
@@ -103,22 +95,22 @@ def in_order(_places: list[int]) -> None:
     """No shuffle at all."""
 
 
-def shuffled(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> ShuffledBatch:
+def shuffled(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> pr.ShuffledBatch:
     uploads = tuple((slot, (0,)) for slot in range(slots))
-    task = ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
+    task = pr.ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
     return spool.shuffled(task, in_order)
 
 
-def batch(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> BatchKept:
+def batch(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> pr.BatchKept:
     """The round's batch is made and kept."""
     done = shuffled(spool, slots, where)
     header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
-    item = BatchKept(header.at, PROXY.header(header), header, done.data)
+    item = pr.BatchKept(header.at, PROXY.header(header), header, done.data)
     spool.store(item)
     return item
 
 
-def reopened(path: Path) -> ProxyMemory:
+def reopened(path: Path) -> pr.ProxyMemory:
     """The memory that a new process finds while the killed one never closed its file."""
     spool = Spool(path)
     try:
@@ -136,6 +128,6 @@ def names(path: Path) -> set[str]:
     return {file.name.split("-")[0] for file in path.with_suffix("").iterdir()}
 
 
-def kinds(memory: ProxyMemory) -> list[tuple[bytes, str, int]]:
+def kinds(memory: pr.ProxyMemory) -> list[tuple[bytes, str, int]]:
     headers = [item.header for item in memory.kept.values()]
     return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.exchange) for h in headers]

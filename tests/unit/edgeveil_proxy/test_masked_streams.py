@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from spool_kit import PROXY, at, names, reopened
 
 from edgeveil.crypto.keys import MaskSeed
+from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.messages import Batch, Blob
-from edgeveil.protocol.proxy_rounds import (
-    BatchKept,
-    HeldUpload,
-    ShuffledBatch,
-    ShuffleRound,
-    StreamUploads,
-    UploadKept,
-    UploadsDropped,
-)
 from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.storage import StorageError
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData
@@ -56,14 +48,16 @@ def backwards(places: list[int]) -> None:
     places.reverse()
 
 
-def lot(uploads: list[tuple[int, tuple[int, ...]]], first: int, last: int, **how) -> StreamUploads:
+def lot(
+    uploads: list[tuple[int, tuple[int, ...]]], first: int, last: int, **how
+) -> pr.StreamUploads:
     """Uploads from `first` up to `last`, by their place among all; (slot, groups) each."""
     chosen = [(i, *uploads[i]) for i in range(first, last) if MASKED.intersection(uploads[i][1])]
-    return StreamUploads(at(), SIZES, SLOT, tuple(chosen), MASKED, **how)
+    return pr.StreamUploads(at(), SIZES, SLOT, tuple(chosen), MASKED, **how)
 
 
-def closing(uploads: list[tuple[int, tuple[int, ...]]], floor: int = 1, **how) -> ShuffleRound:
-    return ShuffleRound(
+def closing(uploads: list[tuple[int, tuple[int, ...]]], floor: int = 1, **how) -> pr.ShuffleRound:
+    return pr.ShuffleRound(
         at(), SIZES, SLOT, floor, tuple(uploads), together=MASKED, streamed=True, **how
     )
 
@@ -72,7 +66,7 @@ def masked_of(slots: list[int]) -> bytes:
     return b"".join(segment(slot, group) for slot in slots for group in sorted(MASKED))
 
 
-def whole(done: ShuffledBatch) -> bytes:
+def whole(done: pr.ShuffledBatch) -> bytes:
     return done.data[0 : len(done.data)]
 
 
@@ -157,8 +151,8 @@ def test_pieces_read_as_the_bytes_that_they_stand_for(
 
 def held(spool: Spool, slot: int, groups: tuple[int, ...] = ONLY) -> None:
     spool.store(UploadPart(at(), slot * SLOT, content(slot, groups)))
-    item = HeldUpload(groups, hashlib.sha256(b"%d" % slot).digest(), slot, MaskSeed(bytes(32)))
-    spool.store(UploadKept(at(), f"{slot:016x}", item))
+    item = pr.HeldUpload(groups, hashlib.sha256(b"%d" % slot).digest(), slot, MaskSeed(bytes(32)))
+    spool.store(pr.UploadKept(at(), f"{slot:016x}", item))
 
 
 @pytest.fixture
@@ -166,7 +160,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "spool.sqlite"
 
 
-def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, BatchKept]:
+def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, pr.BatchKept]:
     """A round of nine, of which five went on before it closed; its batch is kept."""
     spool = Spool(path)
     for slot in range(COUNT):
@@ -177,7 +171,7 @@ def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, BatchKe
     blob = Blob(done.digest, len(done.data), 64)
     header = Batch(at(), COUNT, 0, done.counts, blob, done.stream)
     seeds = tuple(MaskSeed(bytes([index]) * 32) for index in done.order)
-    kept = BatchKept(at(), PROXY.header(header), header, done.data, seeds, done.pieces)
+    kept = pr.BatchKept(at(), PROXY.header(header), header, done.data, seeds, done.pieces)
     spool.store(kept)
     return spool, kept
 
@@ -203,7 +197,7 @@ def test_a_short_round_s_stream_goes_with_its_uploads(path: Path) -> None:
         held(spool, slot)
     uploads = [(slot, ONLY) for slot in range(3)]
     name = spool.streamed(lot(uploads, 0, 2), backwards).name
-    spool.store(UploadsDropped(at()))
+    spool.store(pr.UploadsDropped(at()))
     assert names(path) == set()
     with pytest.raises(StorageError):
         spool.streamed(lot(uploads, 2, 3), backwards)

@@ -24,20 +24,7 @@ import spool_kit
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    ExchangeId,
-    Group,
-    Manifest,
-    Need,
-    Note,
-    PeerKeys,
-    Signer,
-    Upload,
-    decode,
-    decode_body,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import ProxyMemory, ProxySettings
 from edgeveil.protocol.transfer import describe, part
@@ -51,7 +38,7 @@ PACKET_BYTES = 4096
 PART_BYTES = PACKET_BYTES - 512
 SEALED_BYTES = (5000, 2000)
 DEVICES = 120
-AT = ExchangeId(b"J" * 16, 1, 1)
+AT = m.ExchangeId(b"J" * 16, 1, 1)
 KILLS = 12
 
 
@@ -60,12 +47,12 @@ def key(number: int) -> SigningKey:
     return SigningKey.from_bytes(hashlib.sha256(b"kill test %d" % number).digest())
 
 
-CLOUD, PROXY = Signer("cloud", key(-1)), Signer("proxy", key(-2))
+CLOUD, PROXY = m.Signer("cloud", key(-1)), m.Signer("proxy", key(-2))
 
 
 @cache
-def device(number: int) -> Signer:
-    return Signer(key(number).public().fingerprint(), key(number))
+def device(number: int) -> m.Signer:
+    return m.Signer(key(number).public().fingerprint(), key(number))
 
 
 @cache
@@ -95,8 +82,8 @@ class Admitted:
         return list(self._keys)
 
 
-def manifest(model: bytes) -> Manifest:
-    groups = [Group(f"g{n}", size - SEAL_OVERHEAD_BYTES) for n, size in enumerate(SEALED_BYTES)]
+def manifest(model: bytes) -> m.Manifest:
+    groups = [m.Group(f"g{n}", size - m.SEAL_OVERHEAD_BYTES) for n, size in enumerate(SEALED_BYTES)]
     return msgspec.structs.replace(
         spool_kit.manifest("round", AT, model),
         selected=DEVICES,
@@ -114,7 +101,7 @@ class Driver:
         spool = Spool(path)
         settings = ProxySettings(PACKET_BYTES, min_batch_floor=3, credit_bytes=16 * PART_BYTES)
         machine = ProxyMachine(
-            PROXY, PeerKeys.pinned(cloud=CLOUD_KEY), Admitted(), spool.load(), settings
+            PROXY, m.PeerKeys.pinned(cloud=CLOUD_KEY), Admitted(), spool.load(), settings
         )
         host = ProxyHost(spool, Random(os.getpid()).shuffle)
         log = logging.getLogger("kill test")
@@ -123,22 +110,22 @@ class Driver:
         self._numbers = {device(n).name: n for n in range(DEVICES)}
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
-        message = decode(frame, PACKET_BYTES)
+        message = m.decode(frame, PACKET_BYTES)
         if isinstance(to, fx.DeviceAddress):
             self._answer(to, message)
-        elif isinstance(to, fx.CloudAddress) and not isinstance(message, Note):
+        elif isinstance(to, fx.CloudAddress) and not isinstance(message, m.Note):
             self.done.set()  # the batch is on its way
 
     def _answer(self, to: fx.DeviceAddress, message: object) -> None:
         number = self._numbers[to.id]
-        if isinstance(message, Need):
+        if isinstance(message, m.Need):
             data = b"".join(segments(number))
             blob = describe(data, PART_BYTES)
             for index in message.indices:
                 self.runtime.post(fx.MessageReceived(to, part(blob, data, index)))
-        elif isinstance(message, Note):
-            body = decode_body(message.body)
-            if isinstance(body, Ack) and body.status == "held":
+        elif isinstance(message, m.Note):
+            body = m.decode_body(message.body)
+            if isinstance(body, m.Ack) and body.status == "held":
                 os.write(1, b"%d\n" % number)
 
     async def run(self) -> None:
@@ -151,7 +138,7 @@ class Driver:
             await asyncio.sleep(0.001)
         for number in Random(os.getpid()).sample(range(DEVICES), DEVICES):
             signer, data = device(number), b"".join(segments(number))
-            header = Upload(AT, (0, 1), describe(data, PART_BYTES))
+            header = m.Upload(AT, (0, 1), describe(data, PART_BYTES))
             self.runtime.post(
                 fx.MessageReceived(fx.DeviceAddress(signer.name), signer.offer(header))
             )

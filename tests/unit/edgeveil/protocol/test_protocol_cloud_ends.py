@@ -8,60 +8,19 @@ from dataclasses import replace
 import cloud_bench as cb
 import protocol_kit as kit
 import pytest
-from cloud_bench import (
-    START,
-    ack,
-    batch,
-    broadcast,
-    cloud,
-    done,
-    fire,
-    receive,
-    sealed,
-    start,
-    state,
-    waiting,
-)
 from cloud_bench import hand_over as offer_batch
 from proxy_bench import proxy
 
 from edgeveil.crypto.labels import BODY
+from edgeveil.protocol import cloud as cl
 from edgeveil.protocol import cloud_job as cj
+from edgeveil.protocol import cloud_reasons as why
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud import (
-    CancelJob,
-    CloudMachine,
-    OwnKeys,
-    RepeatEnd,
-    RosterKept,
-    RosterRefused,
-)
-from edgeveil.protocol.cloud_reasons import (
-    EDGE_LINK,
-    OTHER_KEY,
-    OWN_LINK,
-    SILENT,
-    RoundAnswers,
-    all_declined,
-    goes_on,
-    pause_advice,
-    resume_follows,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    CheckMasks,
-    Close,
-    LinkState,
-    Note,
-    Roster,
-    Shortfall,
-    Unmask,
-)
 from edgeveil.protocol.transfer import describe
 
-CHECKED = cj.AskChecks({"": CheckMasks(kit.at(), cb.batch()[0].blob.digest, bytes(32))})
-ASKED = cj.AskUnmask({"": Unmask(kit.at(), cb.batch()[0].blob.digest, b"\x07")})
+CHECKED = cj.AskChecks({"": m.CheckMasks(kit.at(), cb.batch()[0].blob.digest, bytes(32))})
+ASKED = cj.AskUnmask({"": m.Unmask(kit.at(), cb.batch()[0].blob.digest, b"\x07")})
 
 
 def _at_state(wanted):
@@ -95,9 +54,8 @@ def round_header():
 
 
 def _sealed(task):
-    from cloud_bench import sealed
 
-    return sealed(task)[0]
+    return cb.sealed(task)[0]
 
 
 def finish_round(machine):
@@ -111,8 +69,8 @@ def finish_round(machine):
 )
 def test_a_job_can_be_cancelled_in_every_state(before):
     machine = _at_state(before)
-    assert machine.handle(fx.Command(CancelJob(b"K" * 16)), 0.0) == []
-    out = machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
+    assert machine.handle(fx.Command(cl.CancelJob(b"K" * 16)), 0.0) == []
+    out = machine.handle(fx.Command(cl.CancelJob(kit.JOB)), 0.0)
     assert kit.stored(out)[-1].status == "cancelled" and cb.state(machine) is cj.CloudState.IDLE
     cancelled = {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
     assert {"watchdog", "resend"} <= cancelled
@@ -131,15 +89,17 @@ def test_a_job_can_be_cancelled_in_every_state(before):
 
 def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
     machine = cb.waiting(cb.cloud(close_cap_s=10.0))
-    machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
-    out = machine.handle(fx.Command(RepeatEnd(b"o" * 16, "completed")), 0.0)
-    assert {body.job_id for body in kit.bodies(out, Close)} == {kit.JOB, b"o" * 16}
+    machine.handle(fx.Command(cl.CancelJob(kit.JOB)), 0.0)
+    out = machine.handle(fx.Command(cl.RepeatEnd(b"o" * 16, "completed")), 0.0)
+    assert {body.job_id for body in kit.bodies(out, m.Close)} == {kit.JOB, b"o" * 16}
     waits = [kit.timers(cb.fire(machine, "close"))["close"] for _ in range(3)]
     assert waits == [6.0, 10.0, 10.0]
     back = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert len(kit.bodies(back, Close)) == 2
-    for note in [one for one in kit.messages(back, Note) if b"close" in one.body.payload]:
-        cb.receive(machine, kit.PROXY.note(Ack(hashlib.sha256(note.body.payload).digest(), "held")))
+    assert len(kit.bodies(back, m.Close)) == 2
+    for note in [one for one in kit.messages(back, m.Note) if b"close" in one.body.payload]:
+        cb.receive(
+            machine, kit.PROXY.note(m.Ack(hashlib.sha256(note.body.payload).digest(), "held"))
+        )
     assert cb.fire(machine, "close") == []
 
 
@@ -159,7 +119,7 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
 )
 def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange, causes, ends):
     machine = cb.waiting(what=cj.StartJob(kit.JOB, exchange, 1, 3, 1))
-    out = cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(exchange), 0, 5, causes)))
+    out = cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(exchange), 0, 5, causes)))
     if ends:
         assert kit.stored(out)[0].status == "failed"
         return
@@ -168,7 +128,7 @@ def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange,
     ] and "all_declined" not in kit.reports(out)
     cb.broadcast(machine, cj.SealRound(kit.JOB, exchange, 2))
     (left,) = kit.stored(
-        cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(exchange, 2), 0, 5, causes)))
+        cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(exchange, 2), 0, 5, causes)))
     )
     assert left.status == "paused" and "5 declined" in left.reason
 
@@ -189,39 +149,42 @@ STEPS = {
 @pytest.mark.parametrize(
     ("told", "steps"),
     [
-        (Shortfall(kit.at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
-        (Shortfall(kit.at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
-        (Shortfall(kit.at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
-        (Shortfall(kit.at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
-        (Shortfall(kit.at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
-        (Shortfall(kit.at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
-        (Shortfall(kit.at(), 0, 0, (), 10), {"offline"}),
-        (Shortfall(kit.at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
-        (Shortfall(kit.at(), 2, 0, (), 0), {"late"}),
-        (Shortfall(kit.at(), 2, 0, (), 3), {"late", "offline"}),
-        (Shortfall(kit.at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
-        (Shortfall(kit.at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
+        (m.Shortfall(kit.at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
+        (m.Shortfall(kit.at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
+        (m.Shortfall(kit.at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
+        (m.Shortfall(kit.at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
+        (m.Shortfall(kit.at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
+        (m.Shortfall(kit.at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
+        (m.Shortfall(kit.at(), 0, 0, (), 10), {"offline"}),
+        (m.Shortfall(kit.at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
+        (m.Shortfall(kit.at(), 2, 0, (), 0), {"late"}),
+        (m.Shortfall(kit.at(), 2, 0, (), 3), {"late", "offline"}),
+        (m.Shortfall(kit.at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
+        (m.Shortfall(kit.at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
     ],
 )
 def test_each_cause_of_a_short_round_has_the_advice_that_fits_it(told, steps):
-    answers = RoundAnswers.of(10, [told])
+    answers = why.RoundAnswers.of(10, [told])
     everybody = answers.declined == 10
-    reason = all_declined(answers) if everybody else f"{answers}: below the minimum"
-    advice = reason if everybody else pause_advice(reason)
+    reason = why.all_declined(answers) if everybody else f"{answers}: below the minimum"
+    advice = reason if everybody else why.pause_advice(reason)
     assert {step for step, words in STEPS.items() if words in advice} == steps
     assert all(str(n) in reason for n in told.causes if n)
 
 
 def test_causes_of_all_cells_add_up():
-    cells = [Shortfall(kit.at(), 1, 2, (1, 1, 0, 0), 4), Shortfall(kit.at(), 0, 3, (0, 2, 0, 0), 1)]
-    answers = RoundAnswers.of(9, cells)
+    cells = [
+        m.Shortfall(kit.at(), 1, 2, (1, 1, 0, 0), 4),
+        m.Shortfall(kit.at(), 0, 3, (0, 2, 0, 0), 1),
+    ]
+    answers = why.RoundAnswers.of(9, cells)
     assert (answers.declined, answers.causes, answers.offline, answers.absent) == (
         5,
         {"policy": 1, "budget": 3},
         5,
         3,
     )
-    assert RoundAnswers.of(9, [*cells, Shortfall(kit.at(), 0, 0)]).offline is None
+    assert why.RoundAnswers.of(9, [*cells, m.Shortfall(kit.at(), 0, 0)]).offline is None
 
 
 @pytest.mark.parametrize(
@@ -239,7 +202,7 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
 @pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
 def test_a_roster_of_any_size_is_kept(keys):
     machine = cb.cloud()
-    header = Roster(1, describe(keys, kit.PART_BYTES))
+    header = m.Roster(1, describe(keys, kit.PART_BYTES))
     inline = len(keys) < 1000
     out = cb.receive(machine, kit.offer(header, keys if inline else b"", kit.PROXY))
     pieces = [] if inline else kit.parts_of(header, keys)
@@ -247,17 +210,19 @@ def test_a_roster_of_any_size_is_kept(keys):
         if index == 2:  # the proxy's offer comes again in between
             cb.receive(machine, kit.offer(header, b"", kit.PROXY))
         out = cb.receive(machine, piece)
-    assert kit.stored(out) == [RosterKept(1, keys)]
+    assert kit.stored(out) == [cl.RosterKept(1, keys)]
 
 
 def test_an_older_roster_cannot_bring_a_revoked_device_back():
     machine, old, new = cb.cloud(), bytes(96), bytes(64)
-    cb.receive(machine, kit.offer(Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
-    out = cb.receive(machine, kit.offer(Roster(7, describe(old, kit.PART_BYTES)), old, kit.PROXY))
+    cb.receive(machine, kit.offer(m.Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
+    out = cb.receive(machine, kit.offer(m.Roster(7, describe(old, kit.PART_BYTES)), old, kit.PROXY))
     assert kit.refused(out) == ["replayed_roster"]
-    assert kit.stored(out) == [RosterRefused("replayed_roster", "")], "its time tells what it is"
-    again = cb.receive(machine, kit.offer(Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))
-    assert kit.stored(again) == [RosterKept(8, new)]
+    assert kit.stored(out) == [cl.RosterRefused("replayed_roster", "")], "its time tells what it is"
+    again = cb.receive(
+        machine, kit.offer(m.Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY)
+    )
+    assert kit.stored(again) == [cl.RosterKept(8, new)]
 
 
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
@@ -269,7 +234,7 @@ def lose_own(machine):
 
 
 def lose_edge(machine):
-    return cb.receive(machine, kit.PROXY.note(LinkState(False)))
+    return cb.receive(machine, kit.PROXY.note(m.LinkState(False)))
 
 
 def own_is_back(machine):
@@ -277,11 +242,11 @@ def own_is_back(machine):
 
 
 def edge_is_back(machine):
-    return cb.receive(machine, kit.PROXY.note(LinkState(True)))
+    return cb.receive(machine, kit.PROXY.note(m.LinkState(True)))
 
 
 def by_shortfall(machine, attempt=1):
-    return cb.receive(machine, kit.PROXY.note(Shortfall(kit.at(1, attempt), 0, 0)))
+    return cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(1, attempt), 0, 0)))
 
 
 def by_silence(machine, attempt=1):
@@ -302,9 +267,9 @@ def sign_as_pinned(machine):
 
 
 OUTAGES = [
-    (lose_own, own_is_back, OWN_LINK),
-    (lose_edge, edge_is_back, EDGE_LINK),
-    (sign_otherwise, sign_as_pinned, OTHER_KEY),
+    (lose_own, own_is_back, why.OWN_LINK),
+    (lose_edge, edge_is_back, why.EDGE_LINK),
+    (sign_otherwise, sign_as_pinned, why.OTHER_KEY),
 ]
 ENDS = [by_shortfall, by_silence, by_a_poor_batch]
 
@@ -319,11 +284,11 @@ def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_names_the_
     assert kit.stored(ends(machine))[-1] == cj.JobStatus(
         kit.JOB, "paused", link, stored_answers(ends)
     )
-    assert goes_on(link) and not resume_follows(pause_advice(link))
+    assert why.goes_on(link) and not why.resume_follows(why.pause_advice(link))
 
 
 def stored_answers(ends):
-    return RoundAnswers(4, 0, 0) if ends is by_shortfall else None
+    return why.RoundAnswers(4, 0, 0) if ends is by_shortfall else None
 
 
 @pytest.mark.parametrize(("lose", "back", "link"), OUTAGES)
@@ -343,7 +308,7 @@ def test_an_attempt_with_an_outage_that_is_over_takes_no_retry(lose, back, link,
 
 def test_a_proxy_that_was_silent_is_to_say_something_first():
     machine = cb.waiting(what=cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=0))
-    assert kit.stored(by_silence(machine))[-1].reason == SILENT
+    assert kit.stored(by_silence(machine))[-1].reason == why.SILENT
     assert machine.unreached == [""]
     edge_is_back(machine)
     assert machine.unreached == []
@@ -353,26 +318,26 @@ def test_a_proxy_tells_how_its_link_to_the_devices_stands():
     machine = proxy()
     cloud_up, up = fx.PeerConnected(fx.CloudAddress()), fx.PeerConnected(fx.AllDevices())
     lost = fx.PeerLost(fx.AllDevices())
-    assert kit.bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(True)]
-    assert kit.bodies(machine.handle(lost, 0.0), LinkState) == [LinkState(False)]
-    assert kit.bodies(machine.handle(lost, 0.0), LinkState) == []  # known
-    assert kit.bodies(machine.handle(cloud_up, 0.0), LinkState) == [LinkState(False)]
-    assert kit.bodies(machine.handle(up, 0.0), LinkState) == [LinkState(True)]
-    assert kit.bodies(machine.handle(up, 0.0), LinkState) == []
+    assert kit.bodies(machine.handle(cloud_up, 0.0), m.LinkState) == [m.LinkState(True)]
+    assert kit.bodies(machine.handle(lost, 0.0), m.LinkState) == [m.LinkState(False)]
+    assert kit.bodies(machine.handle(lost, 0.0), m.LinkState) == []  # known
+    assert kit.bodies(machine.handle(cloud_up, 0.0), m.LinkState) == [m.LinkState(False)]
+    assert kit.bodies(machine.handle(up, 0.0), m.LinkState) == [m.LinkState(True)]
+    assert kit.bodies(machine.handle(up, 0.0), m.LinkState) == []
 
 
-CHOSEN = m.Unmask(kit.at(), batch()[0].blob.digest, b"\x07")
+CHOSEN = m.Unmask(kit.at(), cb.batch()[0].blob.digest, b"\x07")
 QUESTION = hashlib.sha256(m.encode_inner(CHOSEN)).digest()
 MASKS = b"sums of masks " * 300
 COMMIT = cj.RoundCommit(*kit.commit_of(kit.at(), [b"x"]))
 
 
-def unmasking(machine: CloudMachine | None = None) -> CloudMachine:
+def unmasking(machine: cl.CloudMachine | None = None) -> cl.CloudMachine:
     """The host has kept its sums; the proxy is asked."""
-    machine = waiting(machine)
+    machine = cb.waiting(machine)
     offer_batch(machine)
-    done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
-    assert state(machine) is cj.CloudState.UNMASKING
+    cb.done(machine, cj.Absorb({"": cb.batch()[0]}), cj.AskUnmask({"": CHOSEN}))
+    assert cb.state(machine) is cj.CloudState.UNMASKING
     return machine
 
 
@@ -381,12 +346,12 @@ def sums(data: bytes = MASKS, **changes: object) -> m.MaskSums:
     return m.MaskSums(**(plain | changes))  # type: ignore[arg-type]
 
 
-def answer(machine: CloudMachine, data: bytes = MASKS) -> list[fx.Effect]:
+def answer(machine: cl.CloudMachine, data: bytes = MASKS) -> list[fx.Effect]:
     """The whole answer, part by part."""
     header = sums(data)
-    out = receive(machine, kit.offer(header, b"", kit.PROXY))
+    out = cb.receive(machine, kit.offer(header, b"", kit.PROXY))
     for part in kit.parts_of(header, data):
-        out += receive(machine, part)
+        out += cb.receive(machine, part)
     return out
 
 
@@ -395,10 +360,10 @@ def asked(effects: list[fx.Effect]) -> list[m.Unmask]:
 
 
 def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
-    machine = waiting()
+    machine = cb.waiting()
     offer_batch(machine)
-    out = done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
-    assert state(machine) is cj.CloudState.UNMASKING
+    out = cb.done(machine, cj.Absorb({"": cb.batch()[0]}), cj.AskUnmask({"": CHOSEN}))
+    assert cb.state(machine) is cj.CloudState.UNMASKING
     assert asked(out) == [CHOSEN]
     assert kit.bodies(out, m.Ack) == []
     assert kit.stored(out) == []
@@ -408,29 +373,31 @@ def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
 
 def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     machine, header = unmasking(), sums()
-    assert kit.tasks(receive(machine, kit.offer(header, b"", kit.PROXY))) == []
+    assert kit.tasks(cb.receive(machine, kit.offer(header, b"", kit.PROXY))) == []
     parts = kit.parts_of(header, MASKS)
     assert len(parts) > 2
     for part in reversed(parts[1:]):
-        assert kit.tasks(receive(machine, part)) == []
-    out = receive(machine, parts[0])
+        assert kit.tasks(cb.receive(machine, part)) == []
+    out = cb.receive(machine, parts[0])
     assert kit.tasks(out) == [cj.TakeMasks(kit.at(), {"": MASKS})]
     cancelled = {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
     assert {"unmask", "watchdog"} <= cancelled
-    assert receive(machine, parts[0]) == []
-    assert receive(machine, kit.offer(header, b"", kit.PROXY)) == []  # it is being used
+    assert cb.receive(machine, parts[0]) == []
+    assert cb.receive(machine, kit.offer(header, b"", kit.PROXY)) == []  # it is being used
 
 
 def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
     machine, header = unmasking(), sums()
-    receive(machine, kit.offer(header, b"", kit.PROXY))
-    receive(machine, kit.parts_of(header, MASKS)[1])
-    assert kit.messages(fire(machine, "unmask"), m.Need) == []  # something came since the last look
-    (need,) = kit.messages(fire(machine, "unmask"), m.Need)
+    cb.receive(machine, kit.offer(header, b"", kit.PROXY))
+    cb.receive(machine, kit.parts_of(header, MASKS)[1])
+    assert (
+        kit.messages(cb.fire(machine, "unmask"), m.Need) == []
+    )  # something came since the last look
+    (need,) = kit.messages(cb.fire(machine, "unmask"), m.Need)
     assert need.blob == header.blob.digest
     assert 1 not in need.indices
     assert 0 in need.indices
-    silent = [fire(machine, "unmask") for _ in range(3)]
+    silent = [cb.fire(machine, "unmask") for _ in range(3)]
     assert any(asked(out) == [CHOSEN] for out in silent)  # a proxy that began anew knows no answer
     assert all("unmask" in kit.timers(out) for out in silent)
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
@@ -443,55 +410,55 @@ def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
 )
 def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -> None:
     machine, header = unmasking(), sums(**changes)
-    out = receive(machine, kit.offer(header, b"", kit.PROXY))
+    out = cb.receive(machine, kit.offer(header, b"", kit.PROXY))
     assert kit.bodies(out, m.Ack) == [m.Ack(header.blob.digest, "held")]
     for part in kit.parts_of(header, MASKS):
-        assert kit.tasks(receive(machine, part)) == []
+        assert kit.tasks(cb.receive(machine, part)) == []
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
 def test_wrong_sums_end_the_job() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(
+    out = cb.done(
         machine, cj.TakeMasks(kit.at(), {"": MASKS}), fx.WorkFailed("the proxy's sums do not fit")
     )
     assert kit.stored(out)[-1] == cj.JobStatus(kit.JOB, "failed", "the proxy's sums do not fit")
-    assert state(machine) is cj.CloudState.IDLE
+    assert cb.state(machine) is cj.CloudState.IDLE
 
 
 def test_an_obstacle_pauses_and_the_question_can_be_asked_again() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), cj.Obstacle("the disk is full"))
+    out = cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), cj.Obstacle("the disk is full"))
     assert kit.stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
     resumed = resume(machine)
     assert asked(resumed) == [CHOSEN]
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
-def resume(machine: CloudMachine) -> list[fx.Effect]:
+def resume(machine: cl.CloudMachine) -> list[fx.Effect]:
     """The job goes on; the host finds its sums in place of a round to seal."""
-    start(machine, START)
-    broadcast(machine, cj.SealJob(kit.JOB))
-    return done(machine, cj.SealRound(kit.JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
+    cb.start(machine, cb.START)
+    cb.broadcast(machine, cj.SealJob(kit.JOB))
+    return cb.done(machine, cj.SealRound(kit.JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
 
 
 def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
     machine = unmasking()
-    out = receive(machine, kit.PROXY.note(m.Ack(QUESTION, "refused", "unmasked_already")))
+    out = cb.receive(machine, kit.PROXY.note(m.Ack(QUESTION, "refused", "unmasked_already")))
     (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "paused"
     assert "unmasked_already" in status.reason
-    assert "submit it anew" in pause_advice(status.reason)
-    assert state(machine) is cj.CloudState.IDLE
+    assert "submit it anew" in why.pause_advice(status.reason)
+    assert cb.state(machine) is cj.CloudState.IDLE
     assert "unmask" in {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
 
 
 def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
     machine = unmasking()
     for out in (
-        fire(machine, "watchdog"),
+        cb.fire(machine, "watchdog"),
         offer_batch(machine),
         offer_batch(machine, kit.at(1, 2)),
     ):
@@ -500,14 +467,14 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
 
 
 def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
-    machine = cloud()
-    start(machine, cj.StartJob(kit.JOB, 1, 3, exchanges=2, retries=1))
-    broadcast(machine, cj.SealJob(kit.JOB))
-    out = done(machine, cj.SealRound(kit.JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
+    machine = cb.cloud()
+    cb.start(machine, cj.StartJob(kit.JOB, 1, 3, exchanges=2, retries=1))
+    cb.broadcast(machine, cj.SealJob(kit.JOB))
+    out = cb.done(machine, cj.SealRound(kit.JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
     assert asked(out) == [CHOSEN]
     assert machine.at == kit.at()
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
-    assert kit.tasks(done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), COMMIT)) == [
+    assert kit.tasks(cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), COMMIT)) == [
         cj.SealRound(kit.JOB, 2, 1)
     ]
 
@@ -515,14 +482,14 @@ def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])
 def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> None:
     """A cloud that started again has not looked into its store yet."""
-    machine = cloud()
-    start(machine, cj.StartJob(kit.JOB, 1, 2, exchanges=2, retries=1))
+    machine = cb.cloud()
+    cb.start(machine, cj.StartJob(kit.JOB, 1, 2, exchanges=2, retries=1))
     if steps:
-        header, data = sealed(cj.SealJob(kit.JOB))
-        done(machine, cj.SealJob(kit.JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)}))
+        header, data = cb.sealed(cj.SealJob(kit.JOB))
+        cb.done(machine, cj.SealJob(kit.JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)}))
         if steps == 2:
-            receive(machine, ack(header))
-    assert state(machine).value == ["sealing_job", "announcing", "sealing"][steps]
+            cb.receive(machine, cb.ack(header))
+    assert cb.state(machine).value == ["sealing_job", "announcing", "sealing"][steps]
     assert kit.bodies(offer_batch(machine, kit.at(1, 1)), m.Ack) == []
     (other,) = kit.bodies(offer_batch(machine, kit.at(2, 1)), m.Ack)
     assert other.status == "closed"
@@ -532,17 +499,17 @@ def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told()
     fresh, releases = (m.Signer("cloud", kit.signing_key(number)) for number in (75, 76))
     peers = m.PeerKeys.pinned(proxy=kit.PROXY_KEY)
     bounds = cj.CloudSettings(packet_bytes=kit.PACKET_BYTES)
-    machine = unmasking(CloudMachine(fresh, {"": peers}, bounds, releases=releases))
+    machine = unmasking(cl.CloudMachine(fresh, {"": peers}, bounds, releases=releases))
     jobs = kit.signing_key(77)
-    own = OwnKeys(
+    own = cl.OwnKeys(
         jobs, kit.signing_key(78), {"": replace(peers, epoch=1)}, m.TrustMetadata((), b"")
     )
     out = machine.handle(fx.Command(own), 0.0)
     assert asked(out) == [CHOSEN]
     for note in kit.messages(out, m.Note):
         m.check_signature(note.body, "cloud", jobs.public(), BODY)
-    assert state(machine) is cj.CloudState.UNMASKING
+    assert cb.state(machine) is cj.CloudState.UNMASKING
     answer(machine)
-    out = done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), COMMIT)
+    out = cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), COMMIT)
     assert kit.tasks(out) == [cj.SealJob(kit.JOB)]
-    assert state(machine) is cj.CloudState.SEALING_JOB
+    assert cb.state(machine) is cj.CloudState.SEALING_JOB

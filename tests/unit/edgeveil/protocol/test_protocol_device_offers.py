@@ -14,13 +14,6 @@ from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import Installation
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    OpenedPackage,
-    OpenPackage,
-)
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
@@ -163,9 +156,9 @@ JOB_HEADER = kit.manifest(JOB_DATA, kit.at(0), kind="job", groups=(), selected=0
 
 def at_its_job():
     """A device whose host opens the job; the round comes meanwhile."""
-    machine, header = db.device(DeviceMemory()), kit.manifest(LONG)
+    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG)
     assert kit.tasks(db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))) == [
-        OpenPackage(JOB_HEADER, JOB_DATA)
+        dr.OpenPackage(JOB_HEADER, JOB_DATA)
     ]
     out = db.receive(machine, kit.offer(header))
     assert kit.bodies(out, m.Want) == [] and {"repair", "want"} <= set(kit.timers(out))
@@ -175,7 +168,7 @@ def at_its_job():
 def job_learned(machine):
     package = JobPackage(b"{}", b"graph")
     (learn,) = kit.tasks(
-        db.done(machine, OpenPackage(JOB_HEADER, JOB_DATA), OpenedPackage(package))
+        db.done(machine, dr.OpenPackage(JOB_HEADER, JOB_DATA), dr.OpenedPackage(package))
     )
     return db.done(machine, learn, Installation())
 
@@ -191,8 +184,8 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
     for piece in pieces[before:]:
         assert not kit.tasks(out) and kit.messages(out, m.Need) == []
         out = db.receive(machine, piece)
-    assert kit.tasks(out) == [OpenPackage(header, LONG)]
-    assert machine.state is DeviceState.OPENING and db.fire(machine, "repair") == []
+    assert kit.tasks(out) == [dr.OpenPackage(header, LONG)]
+    assert machine.state is dr.DeviceState.OPENING and db.fire(machine, "repair") == []
 
 
 def test_what_is_not_the_round_is_found_before_it_is_put_by():
@@ -204,11 +197,11 @@ def test_what_is_not_the_round_is_found_before_it_is_put_by():
     for piece in kit.parts_of(header, LONG):
         assert db.receive(machine, piece) == []
     assert db.receive(machine, last) == []  # one too many
-    assert kit.tasks(job_learned(machine)) == [OpenPackage(header, LONG)]
+    assert kit.tasks(job_learned(machine)) == [dr.OpenPackage(header, LONG)]
 
 
 def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
-    machine, header = db.device(DeviceMemory()), kit.manifest(LONG, deadline_s=60.0, grace_s=5.0)
+    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG, deadline_s=60.0, grace_s=5.0)
     db.receive(machine, kit.offer(header))
     assert header.blob.digest in machine.fetches.under_way
     assert machine.handle(fx.Timer("want"), 65.1) == []
@@ -381,9 +374,9 @@ def test_what_it_has_begun_it_ends_before_it_goes():
     told(machine, UP)
     db.work_on(machine, header)
     assert told(machine, LEAVE) == []
-    out = db.done(machine, ComputeAnswer(header, db.PACKAGE), db.SEALED)
+    out = db.done(machine, dr.ComputeAnswer(header, db.PACKAGE), db.SEALED)
     assert kit.bodies(out, m.Bye) == []
-    assert machine.state is DeviceState.UPLOADING
+    assert machine.state is dr.DeviceState.UPLOADING
     assert kit.bodies(db.fire(machine, "deadline"), m.Bye) == [m.Bye(db.ME.id)]
 
 

@@ -12,18 +12,6 @@ import pytest
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.messages import (
-    DECLINE_CAUSES,
-    Ack,
-    Batch,
-    BlobPart,
-    Close,
-    Decline,
-    Hello,
-    Shortfall,
-    Signer,
-    encode,
-)
 from edgeveil.protocol.proxy import SetAside
 from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadKept
 
@@ -41,16 +29,16 @@ def state(machine):
 
 def decline(machine, number, cause=""):
     return pb.says(
-        machine, pb.FLEET[number], pb.FLEET[number].signer.note(Decline(kit.at(), cause))
+        machine, pb.FLEET[number], pb.FLEET[number].signer.note(m.Decline(kit.at(), cause))
     )
 
 
 def batch_of(effects):
     """(header, blob) of the one batch sent to the cloud."""
-    (header,) = [h for h in kit.headers(effects) if isinstance(h, Batch)]
-    return header, b"".join(part.data for part in kit.messages(effects, BlobPart)) or effects_data(
-        effects
-    )
+    (header,) = [h for h in kit.headers(effects) if isinstance(h, m.Batch)]
+    return header, b"".join(
+        part.data for part in kit.messages(effects, m.BlobPart)
+    ) or effects_data(effects)
 
 
 def effects_data(effects):
@@ -76,11 +64,11 @@ def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
     for number in range(3):
         assert pb.to_cloud(pb.upload(machine, number)) == []
     out = pb.fire(machine, "deadline")
-    assert kit.bodies(out, Shortfall) == [Shortfall(kit.at(), 3, 0)]
+    assert kit.bodies(out, m.Shortfall) == [m.Shortfall(kit.at(), 3, 0)]
     assert kit.headers(out) == [] and state(machine) is pr.CollectionState.SHORT
     assert kit.stored(out) == [pr.UploadsDropped(kit.at())] and machine.rounds.spooled_bytes == 0
-    assert kit.bodies(pb.upload(machine, 0), Ack)[0].status == "held"
-    assert kit.bodies(pb.upload(machine, 3), Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(machine, 0), m.Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(machine, 3), m.Ack)[0].status == "closed"
 
 
 def test_a_quorum_below_the_floor_does_not_end_a_round_early():
@@ -96,8 +84,8 @@ def test_declines_are_handed_on_as_counts_by_cause():
     machine = opened()
     for number, cause in enumerate(["budget", "policy", "budget", "later"]):
         decline(machine, number, cause)
-    (short,) = kit.bodies(pb.upload(machine, 4), Shortfall)
-    assert dict(zip(DECLINE_CAUSES, short.causes, strict=True)) == {
+    (short,) = kit.bodies(pb.upload(machine, 4), m.Shortfall)
+    assert dict(zip(m.DECLINE_CAUSES, short.causes, strict=True)) == {
         "policy": 1,
         "budget": 2,
         "conditions": 0,
@@ -115,13 +103,13 @@ def test_declines_are_handed_on_as_counts_by_cause():
 def test_offline_devices_are_counted_once_all_had_their_time_to_come():
     machine = opened()
     pb.fire(machine, "deadline")
-    (unknown,) = kit.bodies(pb.fire(machine, "short"), Shortfall)
+    (unknown,) = kit.bodies(pb.fire(machine, "short"), m.Shortfall)
     assert unknown.offline == -1
     machine = opened()
     machine.online.update(device.id for device in pb.FLEET[:2])
     machine._context.all_came = True
     pb.fire(machine, "deadline")
-    (known,) = kit.bodies(pb.fire(machine, "short"), Shortfall)
+    (known,) = kit.bodies(pb.fire(machine, "short"), m.Shortfall)
     assert known.offline == len(machine.registry.admitted()) - 2 > 0
 
 
@@ -143,7 +131,7 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
     machine = opened()
     pb.fire(machine, "deadline")
     for _ in range(3):
-        assert kit.bodies(pb.fire(machine, "short"), Shortfall) == [Shortfall(kit.at(), 0, 0)]
+        assert kit.bodies(pb.fire(machine, "short"), m.Shortfall) == [m.Shortfall(kit.at(), 0, 0)]
     pb.open_round(machine, kit.manifest(pb.MODEL, kit.at(1, 2)))
     assert pb.fire(machine, "short") == []
 
@@ -182,7 +170,7 @@ def test_the_batch_says_nothing_of_who_in_what_order_or_when():
             pb.upload(machine, number)
         name = f"deadline:{kit.JOB.hex()}:1:1"
         out = machine.handle(fx.Timer(name), now_s)
-        frames.append(b"".join(encode(message) for message in pb.to_cloud(out)))
+        frames.append(b"".join(m.encode(message) for message in pb.to_cloud(out)))
     assert frames[0] == frames[1]
     for who in pb.FLEET:
         assert who.id.encode() not in frames[0] and bytes.fromhex(who.id) not in frames[0]
@@ -203,13 +191,13 @@ def test_a_batch_is_offered_until_the_cloud_holds_it():
         assert kit.timers(out) == {f"handover:{kit.JOB.hex()}:1:1": 3.0}
         out = pb.fire(machine, "handover")
         assert kit.headers(out) == [header]
-    out = pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
+    out = pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
     assert (
         kit.stored(out) == [pr.BatchDelivered(kit.at())]
         and state(machine) is pr.CollectionState.DELIVERED
     )
     assert pb.fire(machine, "handover") == []
-    assert pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))) == []
+    assert pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held"))) == []
 
 
 @pytest.mark.parametrize("push", [True, False])
@@ -220,16 +208,16 @@ def test_a_batch_is_pushed_once_if_small_enough_and_then_only_offered(push):
     out = pb.upload(machine, 5)
     header, data = batch_of(out)
     assert header.blob.parts > 1
-    assert len(kit.messages(out, BlobPart)) == (header.blob.parts if push else 0)
+    assert len(kit.messages(out, m.BlobPart)) == (header.blob.parts if push else 0)
     assert len(data) == (header.blob.size_bytes if push else 0)
     again = pb.fire(machine, "handover")
-    assert kit.headers(again) == [header] and kit.messages(again, BlobPart) == []
+    assert kit.headers(again) == [header] and kit.messages(again, m.BlobPart) == []
 
 
-@pytest.mark.parametrize("signer", [kit.PROXY, Signer("cloud", kit.signing_key(9))])
+@pytest.mark.parametrize("signer", [kit.PROXY, m.Signer("cloud", kit.signing_key(9))])
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
-    out = pb.cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
+    out = pb.cloud_says(machine, signer.note(m.Ack(header.blob.digest, "held")))
     assert len(kit.refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
 
 
@@ -253,8 +241,8 @@ def test_uploads_survive_a_restart_and_the_deadline_runs_again():
     assert (
         kit.timers(again.handle(fx.Command("started"), 0.0))[f"deadline:{kit.JOB.hex()}:1:1"] == 9.0
     )
-    assert kit.bodies(pb.upload(again, 0), Ack)[0].status == "held"
-    assert kit.bodies(pb.upload(again, 4), Ack)[0].status == "held"  # in a place of its own
+    assert kit.bodies(pb.upload(again, 0), m.Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(again, 4), m.Ack)[0].status == "held"  # in a place of its own
     header, data = batch_of(pb.fire(again, "deadline"))
     assert header.uploads == 4
     assert sorted(pieces(header, data)[0]) == sorted(sent(number, 0) for number in (0, 1, 2, 4))
@@ -266,11 +254,11 @@ def test_a_round_that_was_short_is_so_after_a_restart():
     pb.fire(machine, "deadline")
     memory.uploads = [replace(u, held=replace(u.held, digest=b"", slot=-1)) for u in memory.uploads]
     again = pb.proxy(memory, min_batch_floor=3)
-    assert kit.bodies(again.handle(fx.Command("started"), 0.0), Shortfall) == [
-        Shortfall(kit.at(), 2, 0)
+    assert kit.bodies(again.handle(fx.Command("started"), 0.0), m.Shortfall) == [
+        m.Shortfall(kit.at(), 2, 0)
     ]
-    assert kit.bodies(pb.upload(again, 3), Ack)[0].status == "closed"
-    assert kit.bodies(pb.upload(again, 0), Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(again, 3), m.Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(again, 0), m.Ack)[0].status == "held"
 
 
 def test_a_round_that_was_complete_is_handed_over_after_a_restart():
@@ -290,8 +278,8 @@ def test_while_it_is_shuffled_a_round_is_closed():
         out = pb.upload(machine, number)
     (task,) = kit.tasks(out)
     assert state(machine) is pr.CollectionState.SHUFFLING and pb.to_cloud(out) == []
-    assert kit.bodies(pb.upload(machine, 3), Ack)[0].status == "closed"
-    assert kit.bodies(pb.upload(machine, 0), Ack)[0].status == "held"
+    assert kit.bodies(pb.upload(machine, 3), m.Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(machine, 0), m.Ack)[0].status == "held"
     assert pb.fire(machine, "deadline") == pb.fire(machine, "grace") == []
     shuffled = machine.disk.perform(task, machine.shuffle)
     header, _ = batch_of(machine.handle(fx.WorkDone(task, shuffled), 0.0))
@@ -321,7 +309,7 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
         out = pb.upload(machine, number)
     (task,) = kit.tasks(out)
     shuffled = machine.disk.perform(task, machine.shuffle)
-    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
+    pb.cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "cancelled")))
     assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [
         fx.Persist(pr.RoundDropped(kit.at()))
     ]
@@ -332,14 +320,14 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
 def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
     machine, header, _ = handed_over()
     if ended_by == "ack":
-        pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held")))
+        pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
     else:
         record, data = kit.commit_of(kit.at(), [b"a"])
         pb.cloud_says(machine, kit.offer(record, data))
     again = pb.proxy(machine.memory, min_batch_floor=3)
     assert state(again) is pr.CollectionState.DELIVERED
     assert not kit.of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
-    assert kit.bodies(pb.upload(again, 4), Ack)[0].status == "closed"
+    assert kit.bodies(pb.upload(again, 4), m.Ack)[0].status == "closed"
 
 
 STALLED = 5
@@ -358,7 +346,7 @@ def answer(machine, number, who):
 
 
 def uploads(effects):
-    return [header.uploads for header in kit.headers(effects) if isinstance(header, Batch)]
+    return [header.uploads for header in kit.headers(effects) if isinstance(header, m.Batch)]
 
 
 def state_of_attendance(machine, number):
@@ -392,7 +380,7 @@ def test_it_is_tried_again_ever_more_rarely(machine):
 
 def hello(machine):
     device = pb.FLEET[STALLED]
-    pb.says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+    pb.says(machine, device, device.signer.note(m.Hello(device.id, knows=3)))
 
 
 def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
@@ -435,7 +423,7 @@ def test_with_cover_traffic_who_is_there_and_silent_is_not_waited_for_either():
     machine = pb.proxy(cover_window_s=10.0)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     for device in pb.FLEET:
-        pb.says(machine, device, device.signer.note(Hello(device.id, knows=3)))
+        pb.says(machine, device, device.signer.note(m.Hello(device.id, knows=3)))
     machine.handle(fx.Timer("hellos"), 10.0)
     graced = [play(machine, n, range(5), selected=4, quorum=2)[1] for n in range(1, 7)]
     assert graced == [True] * 3 + [False] * 3

@@ -13,27 +13,7 @@ from protocol_kit import headers
 from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Ack,
-    Blob,
-    BlobPart,
-    Bye,
-    Close,
-    Cover,
-    ExchangeId,
-    Hello,
-    Here,
-    Later,
-    Need,
-    NewSealingKey,
-    PeerKeys,
-    ReleaseStatement,
-    Roster,
-    Signer,
-    TrustMetadata,
-    Want,
-    proof_of_releases,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, JobEnded
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
 
@@ -42,7 +22,7 @@ ME = pb.FLEET[0]
 
 
 def acks(effects):
-    return [(ack.status, ack.reason) for ack in kit.bodies(effects, Ack)]
+    return [(ack.status, ack.reason) for ack in kit.bodies(effects, m.Ack)]
 
 
 def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
@@ -54,7 +34,7 @@ def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
         BroadcastPart(header.blob.digest, 0, pb.MODEL),
         KeptBroadcast(sent.header, header, pb.MODEL),
     ]
-    assert kit.bodies(out, Ack) == [Ack(header.blob.digest, "held")]
+    assert kit.bodies(out, m.Ack) == [m.Ack(header.blob.digest, "held")]
     assert pb.to_devices(out) == [sent]
     assert kit.reports(out)["round_open"] == {"round": 1, "phase": "train"}
 
@@ -78,17 +58,18 @@ def test_what_is_above_the_push_limit_is_only_offered():
     for piece in kit.parts_of(header, LONG):
         out = pb.cloud_says(machine, piece)
     assert pb.to_devices(out) == [kit.offer(header)]
-    need = Need(header.blob.digest, (3, 3, 1))
+    need = m.Need(header.blob.digest, (3, 3, 1))
     pieces = kit.parts_of(header, LONG)
-    assert kit.messages(pb.says(machine, ME, need), BlobPart) == [pieces[1], pieces[3]]
+    assert kit.messages(pb.says(machine, ME, need), m.BlobPart) == [pieces[1], pieces[3]]
     # A device that asks again while the answer is still on its way gets nothing twice.
     assert pb.says(machine, ME, need) == []
-    assert kit.messages(pb.says(machine, ME, Need(header.blob.digest, (1, 2))), BlobPart) == [
+    assert kit.messages(pb.says(machine, ME, m.Need(header.blob.digest, (1, 2))), m.BlobPart) == [
         pieces[2]
     ]
     later = fx.MessageReceived(fx.DeviceAddress(ME.signer.name), need)
     assert (
-        len(kit.messages(machine.handle(later, machine.settings.need_repeat_s + 1), BlobPart)) == 2
+        len(kit.messages(machine.handle(later, machine.settings.need_repeat_s + 1), m.BlobPart))
+        == 2
     )
 
 
@@ -114,13 +95,13 @@ def test_a_second_manifest_for_an_attempt_is_refused():
         (kit.manifest(pb.MODEL, kit.at(1, 2)), "replayed_round"),
         (kit.manifest(pb.MODEL, kit.at(1, 3), selected=2), "selected_below_floor"),
         (kit.manifest(pb.MODEL, kit.at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
-        (kit.manifest(pb.MODEL, ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
+        (kit.manifest(pb.MODEL, m.ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
     ],
 )
 def test_a_round_that_may_not_open_is_refused(header, reason):
     machine = pb.proxy(min_batch_floor=3)
     pb.open_round(machine, kit.manifest(pb.MODEL, kit.at(1, 3)))
-    pb.cloud_says(machine, kit.CLOUD.note(Close(b"E" * 16, "completed")))
+    pb.cloud_says(machine, kit.CLOUD.note(m.Close(b"E" * 16, "completed")))
     if reason != "replayed_round":
         machine = pb.proxy(machine.memory, min_batch_floor=3)  # it must survive a restart
         header = msgspec.structs.replace(header, at=_later(header.at))
@@ -131,13 +112,13 @@ def test_a_round_that_may_not_open_is_refused(header, reason):
 
 
 def _later(where):
-    return ExchangeId(where.job_id, where.exchange + 1, 1)
+    return m.ExchangeId(where.job_id, where.exchange + 1, 1)
 
 
 def test_an_older_release_cannot_replace_a_newer_one():
     machine = pb.proxy()
-    new = kit.manifest(b"new", ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
-    old = kit.manifest(b"old", ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
+    new = kit.manifest(b"new", m.ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
+    old = kit.manifest(b"old", m.ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
     pb.cloud_says(machine, kit.offer(new, b"new"))
     out = pb.cloud_says(machine, kit.offer(old, b"old"))
     assert kit.refused(out) == ["replayed_release"]
@@ -146,7 +127,7 @@ def test_an_older_release_cannot_replace_a_newer_one():
 
 @pytest.mark.parametrize(
     ("signer", "reason"),
-    [(Signer("cloud", kit.signing_key(9)), "forged"), (kit.PROXY, "unknown_signer")],
+    [(m.Signer("cloud", kit.signing_key(9)), "forged"), (kit.PROXY, "unknown_signer")],
 )
 def test_only_the_cloud_s_key_broadcasts(signer, reason):
     machine = pb.proxy()
@@ -171,7 +152,7 @@ def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
         (kit.manifest(pb.MODEL), b"other length", "bad_digest"),
         (kit.manifest(pb.MODEL), b"x" * len(pb.MODEL), "bad_digest"),
         (
-            kit.manifest(pb.MODEL, blob=Blob(b"x" * 32, 2**30, kit.PART_BYTES)),
+            kit.manifest(pb.MODEL, blob=m.Blob(b"x" * 32, 2**30, kit.PART_BYTES)),
             b"",
             "oversized_blob",
         ),
@@ -185,7 +166,7 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
 
 
 def hello(machine, who=ME):
-    return pb.says(machine, who, who.signer.note(Hello(who.id, knows=3)))
+    return pb.says(machine, who, who.signer.note(m.Hello(who.id, knows=3)))
 
 
 def test_a_late_device_gets_what_is_open_the_job_first():
@@ -193,32 +174,32 @@ def test_a_late_device_gets_what_is_open_the_job_first():
     pb.open_round(machine)
     job = kit.manifest(b"job", kit.at(0), kind="job", groups=())
     pb.cloud_says(machine, kit.offer(job, b"job"))
-    pb.cloud_says(machine, kit.CLOUD.note(Close(b"E" * 16, "completed")))
+    pb.cloud_says(machine, kit.CLOUD.note(m.Close(b"E" * 16, "completed")))
     out = hello(machine)
     assert [header.kind for header in headers(out)] == ["job", "round"]
     assert {send.to for send in kit.of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
-    assert kit.bodies(out, Close) == [Close(b"E" * 16, "completed")]
+    assert kit.bodies(out, m.Close) == [m.Close(b"E" * 16, "completed")]
 
 
 def test_wanting_a_job_gets_that_job_alone():
     machine = pb.proxy()
     pb.open_round(machine)
     for job in (kit.JOB, b"K" * 16):
-        header = kit.manifest(job, ExchangeId(job, 0, 0), kind="job", groups=())
+        header = kit.manifest(job, m.ExchangeId(job, 0, 0), kind="job", groups=())
         pb.cloud_says(machine, kit.offer(header, job))
-    out = pb.says(machine, ME, ME.signer.note(Want(kit.JOB)))
+    out = pb.says(machine, ME, ME.signer.note(m.Want(kit.JOB)))
     assert [(h.kind, h.at.job_id) for h in headers(out)] == [("job", kit.JOB)]
 
 
 @pytest.mark.parametrize(
     ("note", "reason"),
     [
-        (pb.FLEET[1].signer.note(Hello(pb.FLEET[1].id, knows=3)), "unknown_signer"),
-        (Signer(ME.id, kit.signing_key(9)).note(Hello(ME.id, knows=3)), "forged"),
-        (ME.signer.note(Hello(pb.FLEET[1].id, knows=3)), "unexpected_body"),
-        (ME.signer.note(Bye(pb.FLEET[1].id)), "unexpected_body"),
-        (ME.signer.note(Close(kit.JOB, "failed")), "unexpected_body"),
-        (kit.CLOUD.note(Close(kit.JOB, "failed")), "unknown_signer"),
+        (pb.FLEET[1].signer.note(m.Hello(pb.FLEET[1].id, knows=3)), "unknown_signer"),
+        (m.Signer(ME.id, kit.signing_key(9)).note(m.Hello(ME.id, knows=3)), "forged"),
+        (ME.signer.note(m.Hello(pb.FLEET[1].id, knows=3)), "unexpected_body"),
+        (ME.signer.note(m.Bye(pb.FLEET[1].id)), "unexpected_body"),
+        (ME.signer.note(m.Close(kit.JOB, "failed")), "unexpected_body"),
+        (kit.CLOUD.note(m.Close(kit.JOB, "failed")), "unknown_signer"),
     ],
 )
 def test_a_device_speaks_for_itself_alone(note, reason):
@@ -231,15 +212,15 @@ def test_a_device_speaks_for_itself_alone(note, reason):
 def test_asking_for_what_is_not_there_is_refused():
     machine = pb.proxy()
     pb.open_round(machine)
-    assert kit.refused(pb.says(machine, ME, Need(b"x" * 32, (0,)))) == ["unknown_blob"]
-    need = Need(kit.manifest(pb.MODEL).blob.digest, (1,))
+    assert kit.refused(pb.says(machine, ME, m.Need(b"x" * 32, (0,)))) == ["unknown_blob"]
+    need = m.Need(kit.manifest(pb.MODEL).blob.digest, (1,))
     assert kit.refused(pb.says(machine, ME, need)) == ["bad_index"]
 
 
 def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
     machine = pb.proxy()
     pb.open_round(machine)
-    note = kit.CLOUD.note(Close(kit.JOB, "completed"))
+    note = kit.CLOUD.note(m.Close(kit.JOB, "completed"))
     out = pb.cloud_says(machine, note)
     assert JobEnded(kit.JOB, note) in kit.stored(out) and RoundDropped(kit.at()) in kit.stored(out)
     assert (
@@ -256,38 +237,39 @@ def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
     machine.registry.members.update({m.id: m.key for m in map(kit.member, range(50, 90))})
     out = machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
     (header,) = headers(out)
-    assert isinstance(header, Roster) and header.blob.parts == 2
+    assert isinstance(header, m.Roster) and header.blob.parts == 2
     keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
-    pieces = kit.messages(out, BlobPart)
+    pieces = kit.messages(out, m.BlobPart)
     assert b"".join(piece.data for piece in pieces) == keys
     again = machine.handle(fx.Timer("roster"), 0.0)
-    assert headers(again) == [header] and kit.messages(again, BlobPart) == []
+    assert headers(again) == [header] and kit.messages(again, m.BlobPart) == []
     assert (
-        kit.messages(pb.cloud_says(machine, Need(header.blob.digest, (1,))), BlobPart) == pieces[1:]
+        kit.messages(pb.cloud_says(machine, m.Need(header.blob.digest, (1,))), m.BlobPart)
+        == pieces[1:]
     )
     assert kit.of(
-        pb.cloud_says(machine, kit.CLOUD.note(Ack(header.blob.digest, "held"))), fx.CancelTimer
+        pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held"))), fx.CancelTimer
     )
     assert machine.handle(fx.Timer("roster"), 0.0) == []
 
 
-RELEASES = Signer("cloud", kit.signing_key(55))
+RELEASES = m.Signer("cloud", kit.signing_key(55))
 
 
 def job_of(sequence=1_000_000, signer=kit.CLOUD, **changes):
     """Announced with the proof that the cloud makes of it."""
     header = kit.manifest(b"job", kit.at(0, 1), kind="job", sequence=sequence, **changes)
-    proof = sign(signer.key, RELEASE_AHEAD, proof_of_releases(header))
+    proof = sign(signer.key, RELEASE_AHEAD, m.proof_of_releases(header))
     return msgspec.structs.replace(header, release_proof=proof)
 
 
 def released(sequence, data_set=b""):
-    where = ExchangeId(b"R" * 16, 0, 1)
+    where = m.ExchangeId(b"R" * 16, 0, 1)
     return kit.manifest(b"release", where, kind="release", sequence=sequence, data_set=data_set)
 
 
 def stated(number):
-    return kit.CLOUD.note(ReleaseStatement(number, 0.0, (), ()))
+    return kit.CLOUD.note(m.ReleaseStatement(number, 0.0, (), ()))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +318,7 @@ def reading_trust():
     machine = pb.proxy()
     machine._trust = lambda _root, _version: ((), b"")
     machine.hold_work = True
-    (work,) = pb.cloud_says(machine, TrustMetadata((), b"newer"))
+    (work,) = pb.cloud_says(machine, m.TrustMetadata((), b"newer"))
     machine.hold_work = False
     return machine, work.task
 
@@ -346,7 +328,7 @@ def test_a_job_waits_until_the_roots_word_that_came_before_it_is_read():
     machine, task = reading_trust()
     announced = kit.offer(job_of(signer=RELEASES), b"job")
     assert pb.cloud_says(machine, announced) == []
-    keys = PeerKeys(kit.CLOUD.key.public(), kit.PROXY.key.public(), RELEASES.key.public())
+    keys = m.PeerKeys(kit.CLOUD.key.public(), kit.PROXY.key.public(), RELEASES.key.public())
     machine.handle(fx.WorkDone(task, keys), 0.0)
     assert acks(pb.cloud_says(machine, announced)) == [("held", "")]
 
@@ -365,7 +347,7 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     kept = KeptBroadcast(kit.CLOUD.header(far), far, b"release")
     machine.memory.kept[far.blob.digest] = kept
     machine.memory.statement = stated(2**62)
-    again = msgspec.structs.replace(released(7), at=ExchangeId(b"S" * 16, 0, 1))
+    again = msgspec.structs.replace(released(7), at=m.ExchangeId(b"S" * 16, 0, 1))
     assert kit.refused(pb.cloud_says(machine, stated(2**61))) == ["far_sequence"]
     assert kit.refused(pb.cloud_says(machine, stated(3))) == []
     assert kit.refused(pb.cloud_says(machine, kit.offer(job_of(4), b"job"))) == []
@@ -444,7 +426,7 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
     machine = pb.proxy()
     machine.hold_work = True
     (task,) = kit.tasks(pb.cloud_says(machine, kit.offer(kit.manifest(pb.MODEL), pb.MODEL)))
-    pb.cloud_says(machine, kit.CLOUD.note(Close(kit.JOB, "cancelled")))
+    pb.cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "cancelled")))
     out = checked(machine, task, pb.MODEL)
     assert out == [fx.Persist(BroadcastDropped(task.header.blob.digest))]
     assert machine.memory.kept == {}
@@ -453,20 +435,20 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
 def test_the_cache_has_a_bound_and_says_so():
     machine = pb.proxy(cache_bytes=3 * len(LONG))
     for job in (b"1", b"2"):
-        header = kit.manifest(LONG + job, ExchangeId(job * 16, 0, 0), kind="job")
+        header = kit.manifest(LONG + job, m.ExchangeId(job * 16, 0, 0), kind="job")
         pb.cloud_says(machine, kit.offer(header))
         for piece in kit.parts_of(header, LONG + job):
             out = pb.cloud_says(machine, piece)
         assert acks(out) == [("held", "")]
     used = machine.broadcasts.cached_bytes
-    third = kit.manifest(LONG, ExchangeId(b"3" * 16, 0, 0), kind="job")
+    third = kit.manifest(LONG, m.ExchangeId(b"3" * 16, 0, 0), kind="job")
     out = pb.cloud_says(machine, kit.offer(third))
     assert kit.refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
     assert machine.broadcasts.cached_bytes == used and machine.broadcasts.arriving == {}
 
 
 def hello_of_greeting(machine, who, now_s=0.0):
-    return pb.says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
+    return pb.says(machine, who, who.signer.note(m.Hello(who.id, knows=3)), now_s)
 
 
 def crowd(machine, count):
@@ -486,10 +468,10 @@ def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
         waiting.sort(key=lambda item: item[:2])
         now_s, number, who = waiting.pop(0)
         out = hello_of_greeting(machine, who, now_s)
-        if kit.bodies(out, Ack):
+        if kit.bodies(out, m.Ack):
             heard.append(now_s)
             continue
-        (later,) = kit.bodies(out, Later)
+        (later,) = kit.bodies(out, m.Later)
         assert later.delay_s > 0 and who.id not in machine.online
         waiting.append((now_s + later.delay_s, number, who))
     assert len(heard) == 40 and heard == sorted(heard)
@@ -501,18 +483,18 @@ def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
 def test_a_forged_hello_takes_nobody_s_place():
     machine = pb.proxy(hellos_per_s=1.0)
     for _ in range(5):
-        forged = pb.FLEET[1].signer.note(Hello(pb.FLEET[0].id, knows=3))
+        forged = pb.FLEET[1].signer.note(m.Hello(pb.FLEET[0].id, knows=3))
         assert kit.refused(pb.says(machine, pb.FLEET[0], forged)) == ["unknown_signer"]
-    assert kit.bodies(hello_of_greeting(machine, pb.FLEET[0]), Ack)
+    assert kit.bodies(hello_of_greeting(machine, pb.FLEET[0]), m.Ack)
 
 
 @pytest.mark.parametrize("window_s", [0.0, 7.0])
 def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
     machine = pb.proxy(cover_window_s=window_s)
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    assert kit.bodies(out, Cover) == ([Cover(window_s)] if window_s else [])
+    assert kit.bodies(out, m.Cover) == ([m.Cover(window_s)] if window_s else [])
     greeted = hello_of_greeting(machine, pb.FLEET[0])
-    assert kit.bodies(greeted, Cover) == ([Cover(window_s)] if window_s else [])
+    assert kit.bodies(greeted, m.Cover) == ([m.Cover(window_s)] if window_s else [])
     if window_s:
         notes = kit.of(greeted, fx.Send)
         assert [send.to for send in notes[:2]] == [fx.DeviceAddress(pb.FLEET[0].id)] * 2
@@ -523,15 +505,15 @@ def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
     machine = pb.proxy()
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     hello_of_greeting(machine, pb.FLEET[0])
-    pb.says(machine, pb.FLEET[0], pb.FLEET[0].signer.note(Bye(pb.FLEET[0].id)))
+    pb.says(machine, pb.FLEET[0], pb.FLEET[0].signer.note(m.Bye(pb.FLEET[0].id)))
     pb.open_round(machine)
-    assert kit.bodies(pb.upload(machine, 0), Here) == []  # all are still coming
+    assert kit.bodies(pb.upload(machine, 0), m.Here) == []  # all are still coming
     machine.handle(fx.Timer("hellos"), 60.0)
     out = pb.upload(machine, 0)
     assert kit.of(out, fx.Send)[-1].to == fx.DeviceAddress(pb.FLEET[0].id)
-    assert kit.bodies(out, Here) == [Here(0.0)]
+    assert kit.bodies(out, m.Here) == [m.Here(0.0)]
     hello_of_greeting(machine, pb.FLEET[0], 60.0)
-    assert kit.bodies(pb.upload(machine, 0), Here) == []
+    assert kit.bodies(pb.upload(machine, 0), m.Here) == []
 
 
 def last_delay_s(machine, loud):
@@ -544,7 +526,7 @@ def last_delay_s(machine, loud):
         for who in loud:
             for _ in range(20):
                 hello_of_greeting(machine, who, now_s)
-    (later,) = kit.bodies(hello_of_greeting(machine, honest, now_s), Later)
+    (later,) = kit.bodies(hello_of_greeting(machine, honest, now_s), m.Later)
     return later.delay_s
 
 
@@ -567,11 +549,11 @@ def test_a_new_sealing_key_is_kept_once_and_others_come_once_a_minute():
     machine, who, other = pb.proxy(), pb.FLEET[0], pb.FLEET[1]
 
     def new_key(number, by=who):
-        return by.signer.note(NewSealingKey(by.id, bytes([number] * 32), number))
+        return by.signer.note(m.NewSealingKey(by.id, bytes([number] * 32), number))
 
     outs = [pb.says(machine, who, new_key(200)) for _ in range(100)]
     assert [len(kit.stored(out)) for out in outs] == [1] + [0] * 99
-    assert all(len(kit.bodies(out, Ack)) == 1 for out in outs)
+    assert all(len(kit.bodies(out, m.Ack)) == 1 for out in outs)
     outs = [pb.says(machine, who, new_key(n), n / 2) for n in range(1, 118)]
     assert [kit.refused(out) for out in outs] == [["new_key_too_often"]] * 117
     assert len(kit.stored(pb.says(machine, other, new_key(1, other), 59.0))) == 1

@@ -23,32 +23,13 @@ from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.messages import (
-    Ack,
-    Batch,
-    BlobPart,
-    Close,
-    ExchangeId,
-    Hello,
-    Manifest,
-    MaskedGroup,
-    MaskSums,
-    Note,
-    Offer,
-    RoundKey,
-    Unmask,
-    Upload,
-    decode_body,
-    decode_header,
-    encode_inner,
-)
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import MISFIT, CollectionState, SumMasks
 from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors, seal_seed
 from edgeveil.protocol.tensors import mask_checks, mask_sums
 from edgeveil.protocol.transfer import describe
 
-MASKED = (MaskedGroup(0, 10, 40), MaskedGroup(1, 4, 33))
+MASKED = (m.MaskedGroup(0, 10, 40), m.MaskedGroup(1, 4, 33))
 UPLOADS = 5
 
 
@@ -61,33 +42,33 @@ def machine(tmp_path: Path) -> RealProxy:
     return RealProxy(tmp_path)
 
 
-def masked_round(where: ExchangeId | None = None, **changes: Any) -> Manifest:
+def masked_round(where: m.ExchangeId | None = None, **changes: Any) -> m.Manifest:
     plain = {"selected": UPLOADS, "quorum": UPLOADS, "masked": MASKED}
     return kit.manifest(MODEL + repr(where or kit.at()).encode(), where, **(plain | changes))
 
 
-def begin(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
+def begin(machine: ProxyMachine, header: m.Manifest | None = None) -> list[fx.Effect]:
     header = header or masked_round()
     return cloud_says(machine, kit.offer(header, MODEL + repr(header.at).encode()))
 
 
-def key_of(machine: ProxyMachine, where: ExchangeId) -> bytes:
+def key_of(machine: ProxyMachine, where: m.ExchangeId) -> bytes:
     """The round's key."""
     key = machine.masks._context.memory.round_key(where)
     return key.public().to_bytes() if key else b""
 
 
-def told_key(machine: ProxyMachine, where: ExchangeId | None = None) -> bytes:
+def told_key(machine: ProxyMachine, where: m.ExchangeId | None = None) -> bytes:
     """The round's key, as a device that says hello is told it."""
     device = FLEET[5]
-    out = says(machine, device, device.signer.note(Hello(device.id, knows=3)))
-    keys = {body.at: body.key for body in kit.bodies(out, RoundKey)}
+    out = says(machine, device, device.signer.note(m.Hello(device.id, knows=3)))
+    keys = {body.at: body.key for body in kit.bodies(out, m.RoundKey)}
     return keys.get(where or kit.at(), b"")
 
 
 def masked_upload(
-    machine: ProxyMachine, number: int, header: Manifest | None = None, **changes: Any
-) -> tuple[Upload, bytes]:
+    machine: ProxyMachine, number: int, header: m.Manifest | None = None, **changes: Any
+) -> tuple[m.Upload, bytes]:
     header = header or masked_round()
     fill = changes.pop("fill", number + 1)
     upload, data = kit.upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
@@ -96,38 +77,38 @@ def masked_upload(
 
 
 def upload(
-    machine: ProxyMachine, number: int, header: Manifest | None = None, **changes: Any
+    machine: ProxyMachine, number: int, header: m.Manifest | None = None, **changes: Any
 ) -> list[fx.Effect]:
     made, data = masked_upload(machine, number, header, **changes)
     return says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
 
 
-def handed_over(machine: RealProxy, header: Manifest | None = None, first: int = 1) -> Batch:
+def handed_over(machine: RealProxy, header: m.Manifest | None = None, first: int = 1) -> m.Batch:
     """All of five devices have uploaded; `first` fills the first one's."""
     header = header or masked_round()
     begin(machine, header)
     for number in range(UPLOADS):
         out = upload(machine, number, header, fill=first + number)
-    (batch,) = [h for h in kit.headers(out) if isinstance(h, Batch)]
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
     return batch
 
 
-def question(of_: Batch, places: Iterable[int] = range(UPLOADS), **changes: Any) -> Unmask:
-    plain = Unmask(of_.at, of_.blob.digest, choice(list(places), UPLOADS))
+def question(of_: m.Batch, places: Iterable[int] = range(UPLOADS), **changes: Any) -> m.Unmask:
+    plain = m.Unmask(of_.at, of_.blob.digest, choice(list(places), UPLOADS))
     return structs.replace(plain, **changes)
 
 
-def ask(machine: ProxyMachine, asked: Unmask) -> list[fx.Effect]:
+def ask(machine: ProxyMachine, asked: m.Unmask) -> list[fx.Effect]:
     return cloud_says(machine, kit.CLOUD.note(asked))
 
 
-def answer_of(effects: list[fx.Effect]) -> tuple[MaskSums, bytes] | None:
-    offers = [e for e in to_cloud(effects) if isinstance(e, Offer)]
-    found = [(decode_header(o.header), o.data) for o in offers]
-    sums = [(header, data) for header, data in found if isinstance(header, MaskSums)]
+def answer_of(effects: list[fx.Effect]) -> tuple[m.MaskSums, bytes] | None:
+    offers = [e for e in to_cloud(effects) if isinstance(e, m.Offer)]
+    found = [(m.decode_header(o.header), o.data) for o in offers]
+    sums = [(header, data) for header, data in found if isinstance(header, m.MaskSums)]
     if not sums:
         return None
-    parts = [m for m in kit.messages(effects, BlobPart) if m.blob == sums[-1][0].blob.digest]
+    parts = [m for m in kit.messages(effects, m.BlobPart) if m.blob == sums[-1][0].blob.digest]
     return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
 
 
@@ -141,12 +122,12 @@ def why_not(effects: list[fx.Effect]) -> str:
     """The cloud's question is refused, to its face, and nothing was made durable."""
     assert answer_of(effects) is None
     assert kit.stored(effects) == []
-    (told,) = [b for b in kit.bodies(effects, Ack) if b.status == "refused"]
+    (told,) = [b for b in kit.bodies(effects, m.Ack) if b.status == "refused"]
     assert kit.refused(effects) == [told.reason]
     return told.reason
 
 
-def expected(chosen: Iterable[int], where: ExchangeId | None = None) -> bytes:
+def expected(chosen: Iterable[int], where: m.ExchangeId | None = None) -> bytes:
     """The sums for these places of a batch, whose shuffle turned the devices round."""
     vectors = masked_vectors(where or kit.at(), kit.GROUPS, MASKED)
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
@@ -155,9 +136,9 @@ def expected(chosen: Iterable[int], where: ExchangeId | None = None) -> bytes:
 def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) -> None:
     out = begin(machine)
     told = to_devices(out)
-    kinds = [decode_body(m.body) if isinstance(m, Note) else m for m in told]
-    (key,) = [k for k in kinds if isinstance(k, RoundKey)]
-    offers = [place for place, kind in enumerate(kinds) if isinstance(kind, Offer)]
+    kinds = [m.decode_body(m.body) if isinstance(m, m.Note) else m for m in told]
+    (key,) = [k for k in kinds if isinstance(k, m.RoundKey)]
+    offers = [place for place, kind in enumerate(kinds) if isinstance(kind, m.Offer)]
     assert key.at == kit.at()
     assert kinds.index(key) < min(offers)
     assert told_key(machine) == key.key == told_key(machine.restarted())
@@ -166,14 +147,14 @@ def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) 
 @pytest.mark.parametrize(
     "masked",
     [
-        (MaskedGroup(3, 1, 40),),
-        (MaskedGroup(1, 4, 33), MaskedGroup(0, 10, 40)),
-        (MaskedGroup(2, 9, 40),),
+        (m.MaskedGroup(3, 1, 40),),
+        (m.MaskedGroup(1, 4, 33), m.MaskedGroup(0, 10, 40)),
+        (m.MaskedGroup(2, 9, 40),),
     ],
     ids=["no such group", "order", "size"],
 )
 def test_a_broadcast_whose_masks_make_no_sense_is_refused(
-    machine: RealProxy, masked: tuple[MaskedGroup, ...]
+    machine: RealProxy, masked: tuple[m.MaskedGroup, ...]
 ) -> None:
     out = begin(machine, masked_round(masked=masked))
     assert kit.refused(out) == ["malformed_masks"]
@@ -200,7 +181,7 @@ def test_an_upload_that_could_not_be_summed_is_refused(
     out = upload(machine, 0, **changes)
     assert kit.refused(out) == [reason]
     assert kit.stored(out) == []
-    (told,) = kit.bodies(out, Ack)
+    (told,) = kit.bodies(out, m.Ack)
     assert (told.status, told.reason) == ("refused", reason)
     assert not machine.rounds.collections[kit.at()].uploads
 
@@ -218,7 +199,7 @@ def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: R
     found = answer_of(out)
     assert found is not None
     assert found[0].at == kit.at()
-    assert found[0].question == hashlib.sha256(encode_inner(question(batch, (0, 2, 3)))).digest()
+    assert found[0].question == hashlib.sha256(m.encode_inner(question(batch, (0, 2, 3)))).digest()
     assert found[1] == expected((0, 2, 3))
     assert found[1] != expected((0, 1, 2))
 
@@ -302,7 +283,7 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> N
         upload(machine, number)
     upload(machine, 3, groups=(2,), seed=b"")
     (batch,) = [
-        h for h in kit.headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, Batch)
+        h for h in kit.headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, m.Batch)
     ]
     assert batch.counts == (3, 3, 5)
     assert why_not(ask(machine, question(batch))) == "malformed_choice"
@@ -346,9 +327,9 @@ def left(machine: RealProxy) -> tuple[list[bytes], list[OpeningKey | None], byte
     return seeds, keys, (machine.folder / "spool.sqlite").read_bytes()
 
 
-def commit(machine: RealProxy, batch: Batch) -> list[fx.Effect]:
+def commit(machine: RealProxy, batch: m.Batch) -> list[fx.Effect]:
     record, data = kit.commit_of(batch.at, [b"x"])
-    cloud_says(machine, kit.CLOUD.note(Ack(batch.blob.digest, "held")))
+    cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "held")))
     return cloud_says(machine, kit.offer(record, data))
 
 
@@ -376,7 +357,7 @@ def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
 ) -> None:
     """A cloud whose job is paused knows of no batch, and may have kept what is under its masks."""
     batch = handed_over(machine)
-    out = cloud_says(machine, kit.CLOUD.note(Ack(batch.blob.digest, "closed")))
+    out = cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "closed")))
     assert kit.stored(out) == []
     assert [e.name for e in kit.of(out, fx.CancelTimer)] == [f"handover:{kit.JOB.hex()}:1:1"]
     assert machine.rounds.collections[kit.at()].state is CollectionState.HANDING_OVER
@@ -392,7 +373,7 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
     machine = RealProxy(tmp_path, ended_kept=1)
     ask(machine, question(handed_over(machine)))
     for job in (kit.JOB, b"K" * 16):
-        cloud_says(machine, kit.CLOUD.note(Close(job, "completed")))
+        cloud_says(machine, kit.CLOUD.note(m.Close(job, "completed")))
     seeds, keys, _ = left(machine)
     assert seeds == []
     assert keys == []
@@ -446,7 +427,7 @@ def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     out = says(machine, me, me.signer.note(question(batch)))
     assert answer_of(out) is None
     forged = structs.replace(kit.CLOUD.note(question(batch)).body, signature=bytes(64))
-    assert kit.refused(cloud_says(machine, Note(forged))) == ["forged"]
+    assert kit.refused(cloud_says(machine, m.Note(forged))) == ["forged"]
     assert not machine.masks._context.memory.unmasked
 
 

@@ -18,17 +18,8 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey
 from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol import sealed as sl
+from edgeveil.protocol import tensors as tn
 from edgeveil.protocol.messages import SEALED_SEED_BYTES, ExchangeId, Group, Manifest, MaskedGroup
-from edgeveil.protocol.tensors import (
-    MaskChecks,
-    exact_sums,
-    mask_checks,
-    mask_sums,
-    masked_segment,
-    opened_vector,
-    packed_vectors,
-    unpacked_vectors,
-)
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
 CLOUD = OpeningKey.generate()
@@ -236,7 +227,9 @@ def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int)
 def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
     """A device's padded segments, as the cloud opens them."""
     return [
-        masked_segment(of, numbers, seed(number), CHECK).ljust(GROUPS[of.group].padded_bytes, b"\0")
+        tn.masked_segment(of, numbers, seed(number), CHECK).ljust(
+            GROUPS[of.group].padded_bytes, b"\0"
+        )
         for of, numbers in zip(VECTORS, plain, strict=True)
     ]
 
@@ -250,48 +243,48 @@ def plains(count: int = 4) -> list[list[np.ndarray]]:
 
 
 def totals(uploads: list[list[np.ndarray]]) -> list[object]:
-    found = unpacked_vectors(VECTORS, bytes(sum(one.ring.byte_count for one in VECTORS)))
+    found = tn.unpacked_vectors(VECTORS, bytes(sum(one.ring.byte_count for one in VECTORS)))
     for number, plain in enumerate(uploads):
         for total, of, padded in zip(found, VECTORS, sent(number, plain), strict=True):
-            total.add(opened_vector(of, padded))
-    return unpacked_vectors(VECTORS, packed_vectors(found))  # type: ignore[return-value]
+            total.add(tn.opened_vector(of, padded))
+    return tn.unpacked_vectors(VECTORS, tn.packed_vectors(found))  # type: ignore[return-value]
 
 
 def test_cloud_and_proxy_come_to_the_exact_sums() -> None:
     uploads = plains()
-    masks = mask_sums(VECTORS, [seed(number) for number in range(4)])
-    found = exact_sums(VECTORS, totals(uploads), masks, CHECK)  # type: ignore[arg-type]
+    masks = tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
+    found = tn.exact_sums(VECTORS, totals(uploads), masks, CHECK)  # type: ignore[arg-type]
     for at_, name in enumerate(("layer0", "layer1")):
         expected = sum(upload[at_].ravel() for upload in uploads)
         assert found[name].tolist() == expected.tolist()
 
 
 def test_sums_with_other_masks_are_refused() -> None:
-    summed, good = totals(plains()), mask_sums(VECTORS, [seed(number) for number in range(4)])
+    summed, good = totals(plains()), tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
     others = ([0, 1], [1, 2, 3], [0, 1, 2, 3, 3])
-    wrong = [mask_sums(VECTORS, list(map(seed, chosen))) for chosen in others]
+    wrong = [tn.mask_sums(VECTORS, list(map(seed, chosen))) for chosen in others]
     flipped = bytearray(good)
     flipped[0] ^= 1
     wrong += [bytes(flipped), good[:-1], good + b"\0", b""]
     for masks in wrong:
         with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-            exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
+            tn.exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-        exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
+        tn.exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
 
 
 def test_padding_that_holds_something_is_refused() -> None:
     padded = sent(0, plains()[0])[0]
     with pytest.raises(ProtocolError, match="bad_padding"):
-        opened_vector(VECTORS[0], padded[:-1] + b"\x01")
+        tn.opened_vector(VECTORS[0], padded[:-1] + b"\x01")
 
 
 def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
     """A device draws a seed for each attempt; even one that did not would not show its numbers."""
     again = sl.masked_vectors(at(1, 2), GROUPS, MASKED)
     numbers = np.zeros(VECTORS[0].ring.count, np.int64)
-    first = masked_segment(VECTORS[0], numbers, seed(0), CHECK)
-    second = masked_segment(again[0], numbers, seed(0), CHECK)
+    first = tn.masked_segment(VECTORS[0], numbers, seed(0), CHECK)
+    second = tn.masked_segment(again[0], numbers, seed(0), CHECK)
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 5
     assert JOB in VECTORS[0].use
 
@@ -302,12 +295,12 @@ DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
 def packed(number: int, plain: list[np.ndarray], check: sl.RoundCheck = DISCLOSED) -> list[bytes]:
     """A device's vectors, as the cloud opens them."""
     pairs = zip(VECTORS, plain, strict=True)
-    return [masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
+    return [tn.masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
 
 
 def fits(sealed_seed: int, vectors: list[bytes]) -> bool:
     """Whether cloud and proxy come to the same checks, the proxy by the seed that was sealed."""
-    return MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == mask_checks(
+    return tn.MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == tn.mask_checks(
         VECTORS, [seed(sealed_seed)], DISCLOSED
     )
 
@@ -338,27 +331,27 @@ def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(
     """So a sum of uploads that fit has the check of its sum, with certainty."""
     rng = np.random.default_rng(number)
     made = [rng.bytes(one.ring.packed_bytes) for one in VECTORS]
-    asked = mask_checks(VECTORS, [seed(0)], DISCLOSED)
+    asked = tn.mask_checks(VECTORS, [seed(0)], DISCLOSED)
     forged = [raw + check.to_bytes(8) for raw in made]
-    found = MaskChecks(VECTORS, DISCLOSED).of_masked(forged)
+    found = tn.MaskChecks(VECTORS, DISCLOSED).of_masked(forged)
     fitting = []
     for at_, raw in enumerate(made):
         of = slice(8 * at_, 8 * at_ + 8)
         short = int.from_bytes(found[of]) - int.from_bytes(asked[of])
         fitting.append(raw + ((check + short) % 2**64).to_bytes(8))
     assert fits(0, fitting)
-    vectors = [opened_vector(of, raw) for of, raw in zip(VECTORS, fitting, strict=True)]
+    vectors = [tn.opened_vector(of, raw) for of, raw in zip(VECTORS, fitting, strict=True)]
     for honest in plains(3):
         for total, of, raw in zip(vectors, VECTORS, packed(1, honest), strict=True):
-            total.add(opened_vector(of, raw))
-    masks = mask_sums(VECTORS, [seed(0), seed(1), seed(1), seed(1)])
-    assert exact_sums(VECTORS, vectors, masks, DISCLOSED)
+            total.add(tn.opened_vector(of, raw))
+    masks = tn.mask_sums(VECTORS, [seed(0), seed(1), seed(1), seed(1)])
+    assert tn.exact_sums(VECTORS, vectors, masks, DISCLOSED)
 
 
 def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
     """Those would tell which of a device's numbers wrapped around under its mask."""
     for number in range(50):
-        checks = mask_checks(VECTORS, [seed(number)], DISCLOSED)
+        checks = tn.mask_checks(VECTORS, [seed(number)], DISCLOSED)
         for at_, one in enumerate(VECTORS):
             assert int.from_bytes(checks[8 * at_ : 8 * at_ + 8]) < 2**one.ring.bits
 
@@ -368,7 +361,7 @@ def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> N
     of, plain = VECTORS[0], plains(1)[0]
     other = sl.RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
     ours, theirs = (Factors(one.key, of.use, of.ring) for one in (DISCLOSED, other))
-    (vector,) = [opened_vector(of, packed(0, plain)[0])]
+    (vector,) = [tn.opened_vector(of, packed(0, plain)[0])]
     answer = theirs.check_of_mask(seed(0))
     told = theirs.form(vector.numbers) - vector.check - answer  # the form of x by the difference
     numbers = plain[0].astype(np.int64).view(np.uint64).ravel()
