@@ -189,17 +189,6 @@ def test_a_file_that_is_cut_off_is_named(name, kept, tmp_path):
     assert raised.value.fix
 
 
-@pytest.mark.parametrize("name", [name for name in IN_FILES if name != "images"])
-@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n" + bytes(99), b"PK\x03\x04" + bytes(99)])
-def test_a_file_of_another_format_is_named(name, content, tmp_path):
-    origin = MAKERS[name](tmp_path)
-    for path in files_of(origin):
-        path.write_bytes(content)
-    with pytest.raises(DataError) as raised:
-        SOURCES[name].read(origin)
-    assert str(tmp_path) in raised.value.where
-
-
 @pytest.mark.parametrize("name", ["csv", "images"])
 def test_what_is_cut_off_in_the_middle_of_a_record_drops_that_record_alone(name, tmp_path):
     origin = MAKERS[name](tmp_path)

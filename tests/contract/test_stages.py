@@ -34,7 +34,6 @@ def built(name):
 
 ALL = {name: built(name) for name in STAGES}
 NOISY = [name for name, stage in ALL.items() if stage.protects]
-PLAIN = [name for name in ALL if name not in NOISY]
 
 
 @pytest.fixture(params=list(STAGES))
@@ -100,11 +99,6 @@ def test_noise_that_protects_is_drawn_anew_and_without_records_too(noisy):
         drawn = [flat(built(noisy).apply(task(seed, count), some())) for seed in range(3)]
         assert not np.array_equal(drawn[0], drawn[1])
         assert not np.array_equal(drawn[1], drawn[2])
-
-
-@pytest.mark.parametrize("plain", PLAIN)
-def test_what_adds_no_noise_applies_no_chance(plain):
-    assert same(*(built(plain).apply(task(seed), some()) for seed in (0, 1)))
 
 
 def test_it_has_a_price_exactly_where_it_protects(name):
@@ -189,9 +183,3 @@ def test_two_stages_work_together_or_are_refused_with_the_reason(names, unproven
         return
     with pytest.raises(ConfigError, match=expected):
         job(names, accept_unproven=unproven)
-
-
-@pytest.mark.parametrize("noisy", NOISY)
-def test_noise_is_not_added_to_a_method_that_has_its_own(noisy):
-    with pytest.raises(ConfigError, match="adds noise of its own"):
-        job([noisy], method="dp_sgd")

@@ -9,7 +9,6 @@ from itertools import count
 
 import pytest
 
-from edgeveil.protocol.cloud import RosterMark
 from edgeveil_cloud.store import EVENTS_KEPT, Store
 from edgeveil_cloud.store_tables import (
     TRANSITIONS,
@@ -70,11 +69,6 @@ def test_a_submitted_job_is_read_back_whole(store):
     assert (job.started_at, job.ended_at, job.ended) == (None, None, False)
 
 
-def test_the_same_job_twice_is_two_jobs(store):
-    assert submitted(store) != submitted(store)
-    assert len(store.jobs()) == 2
-
-
 def test_the_queue_has_an_end(store):
     for _ in range(2):
         store.submit_job("a", b"", DIGEST, queue_limit=2)
@@ -122,21 +116,6 @@ def test_a_job_moves_as_the_table_says_and_an_illegal_move_changes_nothing(store
         assert len(store.events_after(0)) == seq
 
 
-def test_a_move_that_was_made_already_is_done(store):
-    job = running(store)
-    paused = store.set_status(job, "paused", "why")
-    seq = len(store.events_after(0))
-    assert store.set_status(job, "paused", "why") == paused
-    assert len(store.events_after(0)) == seq
-
-
-def test_the_start_of_a_job_is_kept_when_it_resumes(store):
-    job = running(store)
-    started = store.job(job).started_at
-    assert started is not None
-    assert store.set_status(job, "running").started_at == started
-
-
 def test_a_paused_job_waits_for_nobody_and_keeps_what_it_needs(store):
     job, other = running(store), submitted(store)
     store.commit_exchange(job, exchange(1), b"state")
@@ -166,28 +145,12 @@ def test_only_a_paused_job_is_resumed(store, path):
     assert store.job(job) == before
 
 
-def test_a_paused_job_can_be_cancelled(store):
-    job = running(store)
-    store.put_round_key(job, 1, 1, KEY)
-    store.set_status(job, "paused", "why")
-    assert store.cancel(job).ended
-    assert store.round_key(job, 1, 1) is None
-
-
 def test_attempts_go_on_behind_the_last_key(store):
     job = running(store)
     assert store.next_attempt(job, 1) == 1
     for attempt in (1, 2, 3):
         store.put_round_key(job, 1, attempt, KEY)
     assert (store.next_attempt(job, 1), store.next_attempt(job, 2)) == (4, 1)
-
-
-def test_counts_are_those_of_the_rows(store):
-    assert (store.counts().enrolled, dict(store.counts().jobs)) == (0, {})
-    store.set_enrolled([bytes([k]) * 32 for k in range(5)])
-    running(store), submitted(store), submitted(store)
-    assert store.counts().enrolled == 5
-    assert dict(store.counts().jobs) == {"running": 1, "queued": 2}
 
 
 def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
@@ -265,11 +228,6 @@ def test_a_failure_in_the_middle_of_a_commit_undoes_all_of_it(store):
     assert store.round_key(job, 1, 1) == KEY
 
 
-def test_an_accepted_hash_has_32_bytes(store):
-    with pytest.raises(StoreError, match="32"):
-        store.commit_exchange(running(store), exchange(1), b"", [], [b"short"])
-
-
 def test_round_keys_live_until_their_commit(store):
     job = running(store)
     store.put_round_key(job, 1, 1, KEY)
@@ -317,15 +275,6 @@ def test_enrolled_keys_are_a_set_in_the_order_of_their_bytes(store):
     assert store.enrolled() == (keys[1], b"n" * 32)
     store.set_enrolled([])
     assert store.enrolled() == ()
-
-
-def test_a_release_is_kept_and_replaced(store):
-    job = submitted(store)
-    assert store.release(job) is None
-    store.put_release(job, b"onnx", b"tensors")
-    store.put_release(job, b"onnx 2", b"tensors 2")
-    release = store.release(job)
-    assert (release.onnx, release.safetensors) == (b"onnx 2", b"tensors 2")
 
 
 def test_threads_share_a_store(store):
@@ -384,12 +333,3 @@ def test_devices_are_counted_by_cell(store):
     north, south = store.devices()
     assert (north.cell, north.enrolled, north.expires_s) == ("north", 2, 5000.0)
     assert (south.cell, south.enrolled) == ("south", 0)
-
-
-def test_news_of_all_grows_with_what_was_stored(store):
-    before = store.news_of_all
-    job = submitted(store)
-    assert store.news_of_all > before
-    before = store.news_of_all
-    store.job(job)
-    assert store.news_of_all == before

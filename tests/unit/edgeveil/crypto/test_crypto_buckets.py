@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -40,15 +39,6 @@ def test_a_bucket_is_the_published_hash_of_the_key() -> None:
     # SHA-256("edgeveil/v1/bucket" ‖ NUL ‖ 00000020 ‖ key) begins with 3fd1.
     found = [bucket_of(SealingKey(bytes(range(32))), level) for level in LEVELS]
     assert found == [0x3FD1 >> shift for shift in (14, 12, 10, 8, 6, 4, 2, 0)]
-
-
-def test_levels_nest() -> None:
-    for _ in range(100):
-        key = SealingKey(os.urandom(32))
-        places = [bucket_of(key, level) for level in LEVELS]
-        for place, level in zip(places, LEVELS, strict=True):
-            assert 0 <= place < level
-        assert all(a == b >> 2 for a, b in pairwise(places))
 
 
 def level_of(recipients: int) -> int:
@@ -118,11 +108,6 @@ def test_who_crowds_the_finest_bucket_is_left_out_of_it_and_harms_nobody_elsewhe
     assert kept.count(bytes(32)) == CAPACITY
     assert [one for one in kept if one != bytes(32)] == others
     assert bucket_level([SealingKey(one) for one in kept]) > 1
-
-
-def test_few_are_never_left_out() -> None:
-    crowd = [bytes(32)] * CAPACITY
-    assert fitting(crowd) == crowd
 
 
 @given(st.lists(st.integers(0, 40), min_size=65, max_size=300))

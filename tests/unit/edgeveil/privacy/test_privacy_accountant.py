@@ -90,11 +90,6 @@ def test_noise_on_a_coarse_grid_is_not_priced():
         epsilon([gaussian_event("c", 2**12, 1.0, 10, grid_bits=12)], 1e-5)
 
 
-def test_nothing_released_costs_nothing():
-    assert epsilon([], 1e-5).epsilon == 0.0
-    assert epsilon([], 1e-5).proven
-
-
 def test_units_are_not_mixed():
     device = UnprotectedEvent(what="u", unit="device")
     with pytest.raises(PrivacyError, match="units"):

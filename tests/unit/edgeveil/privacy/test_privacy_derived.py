@@ -24,7 +24,7 @@ from edgeveil.privacy.gaussian_mechanism import (
 )
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event, softmax_laplace
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.sampler import SeededRandom, discrete_gaussian, discrete_laplace, os_random
+from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 from edgeveil.privacy.selection_mechanism import (
     exponential_mechanism,
     selection_event,
@@ -118,12 +118,6 @@ def test_noise_that_is_bound_to_no_sum_is_refused(draw):
     with pytest.raises(PrivacyError, match="bound to the sum"):
         draw(100, (3,), stream())
     assert draw(100, (3,), bound(stream(), "law", TOTAL)).shape == (3,)
-
-
-def test_streams_that_are_not_derived_stay_as_they_are():
-    seeded = SeededRandom(1)
-    assert bound(seeded, "law", TOTAL) is seeded
-    assert bound(os_random, "law", TOTAL) is os_random
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,6 @@ def test_many_different_releases_are_composed_too():
     assert true_epsilon(0.5, fewer, DELTA) < priced < true_epsilon(0.5, more, DELTA)
 
 
-def test_only_gaussians_and_only_pure_events_keep_their_closed_forms():
-    assert epsilon([pure("1/3")] * 3, DELTA).epsilon == math.nextafter(1.0, 2.0)
-    assert epsilon([pure("1/3")] * 3, DELTA).delta == 0.0
-    closed = epsilon([gauss(0.5)], DELTA).epsilon
-    assert closed == pytest.approx(true_epsilon(0.5, [], DELTA), rel=1e-7)
-
-
 def test_the_discreteness_of_the_noise_is_charged_in_a_mixture_too():
     def costs(bits):
         event = gaussian_event("g", 2**bits, 1.0, 10**8, grid_bits=bits)
@@ -151,9 +144,3 @@ def test_without_the_library_the_price_is_valid_and_looser(monkeypatch, delta):
     assert basic == pytest.approx(sum(parts), rel=1e-12)
     # At a δ below the slack of the numbers there is nothing to gain.
     assert with_library < 0.8 * basic if delta == 1e-5 else with_library == basic
-
-
-def test_a_pure_sum_too_large_to_compose_is_added():
-    events = [gauss(0.3), pure(900)]
-    alone = epsilon(events[:1], DELTA).epsilon
-    assert epsilon(events, DELTA).epsilon == pytest.approx(900 + alone)

@@ -11,7 +11,6 @@ from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.moments import ORDERS, added, delta_at, log_moments
-from edgeveil.privacy.selection_mechanism import selection_event
 
 
 def gauss(mu):
@@ -60,8 +59,3 @@ def test_delta_is_within_the_closed_form_and_never_below_the_true_one(mus, epsil
         # exp(-(ε-ρ)²/4ρ), the looser bound's minimum over real orders, which ours miss by a 16th.
         closed = math.exp(-((epsilon - rho) ** 2) / (4 * rho))
         assert found <= closed ** (1 - 1 / 256) * (1 + 1e-6)
-
-
-def test_all_pure_events_count_alike():
-    chosen = selection_event("s", 3, 1, Fraction(1, 2))
-    assert delta([chosen, gauss(0.3)], 2.0) == delta([pure(Fraction(1, 2)), gauss(0.3)], 2.0)

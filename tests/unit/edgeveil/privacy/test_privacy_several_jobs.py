@@ -201,17 +201,6 @@ def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(
     }
 
 
-def test_a_place_is_free_again_when_a_job_has_ended(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
-    ledger.open_job(request("j1"), limits(1))
-    with pytest.raises(PrivacyError, match="takes part in 1 jobs already") as caught:
-        ledger.open_job(request("j3"), limits(1))
-    assert caught.value.where == "policy.max_jobs"
-    ledger.open_job(request("j1"), limits(1))  # it has its own
-    ledger.close_job("j1")
-    ledger.open_job(request("j3"), limits(1))
-
-
 def test_threads_read_what_others_write(tmp_path: Path) -> None:
     """A link is taken in once, whoever sees it first."""
     ledger = Ledger(tmp_path / "ledger.sqlite", "digits")

@@ -89,13 +89,6 @@ def test_too_coarse_parts_are_priced_by_moments() -> None:
     assert epsilon([finer], DELTA).epsilon < (found.if_colluding or 0) < math.inf
 
 
-def test_a_job_without_shared_noise_has_one_price() -> None:
-    found = epsilon([event()], DELTA)
-    assert found.if_colluding is None
-    assert set(found.plain) == {"epsilon", "delta", "unit", "status"}
-    assert found.collusion_epsilon == found.epsilon
-
-
 def test_of_a_devices_update_one_record_costs_twice_in_both() -> None:
     update = shared_gaussian(replace(event(), unit="device"), 9)
     record = for_one_record(update)
