@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from edgeveil.protocol.cloud import RosterMark
 from edgeveil_cloud.store import EVENTS_KEPT, Store
 from edgeveil_cloud.store_tables import (
     TRANSITIONS,
