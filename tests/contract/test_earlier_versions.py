@@ -21,6 +21,7 @@ import pytest
 from edgeveil.config.cloud import CloudSite
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.proxy import ProxySite
+from edgeveil.config.site_files import Site
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
@@ -32,7 +33,7 @@ from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, DeviceStore, split_fact
 from edgeveil_proxy.registry import Registry
 from edgeveil_proxy.spool import Spool
-from edgeveil_tools.site.state_backup import BackedUp, restore
+from edgeveil_tools.site.state_backup import restore
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
 VERSIONS = sorted(FOLDER.iterdir(), key=lambda folder: int(folder.name.removeprefix("v")))
@@ -55,7 +56,7 @@ def facts(version: Path) -> dict:
     return json.loads((version / "facts.json").read_text())
 
 
-def put_back(site: BackedUp, version: Path, role: str, folder: Path) -> Path:
+def put_back(site: Site, version: Path, role: str, folder: Path) -> Path:
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
     restore(site, archive, nothing_since=True)

@@ -19,11 +19,10 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import OwnFolder
 from edgeveil_tools.lifeline import Lifeline
-from edgeveil_tools.local.children import sweep
+from edgeveil_tools.local.children import PREFIX, sweep
 from tests.fuzz.table import target
 
 MEMORY = Path("/dev/shm")
-PREFIX = "edgeveil-fuzz-"
 _ROOT = Path(__file__).parents[2]  # where the children find `tests`
 
 _LOOKED = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+)")
@@ -196,7 +195,7 @@ def _memory_folder() -> Iterator[Path]:
     """
     place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     with _making:  # a folder that is not locked yet would look left behind
-        sweep(place, PREFIX)
+        sweep(place)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         own = OwnFolder(folder)
     with own:
