@@ -21,7 +21,6 @@ import pytest
 from edgeveil.config.cloud import CloudSite
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.proxy import ProxySite
-from edgeveil.config.site_files import Site
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
@@ -56,7 +55,7 @@ def facts(version: Path) -> dict:
     return json.loads((version / "facts.json").read_text())
 
 
-def put_back(site: Site, version: Path, role: str, folder: Path) -> Path:
+def put_back(site: object, version: Path, role: str, folder: Path) -> Path:
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
     restore(site, archive, nothing_since=True)
