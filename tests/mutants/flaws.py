@@ -1434,8 +1434,8 @@ MUTANTS = (
         name="whole-numbers-past-what-floats-tell-apart",
         decides="form",
         where="edgeveil.data.encoding:cell_text",
-        find="_rounded(value)",
-        put="str(value)",
+        find="isinstance(value, int) and abs(value) >= _WHOLE",
+        put="False",
         killed_by="tests/unit/edgeveil/data/test_encoding.py::test_no_cell_of_a_column_changes_the_text_of_another",
     ),
     Mutant(
