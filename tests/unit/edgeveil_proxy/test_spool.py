@@ -146,16 +146,6 @@ def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(path: Path) -> Non
     spool.close()
 
 
-def test_of_a_round_that_was_short_it_is_known_who_answered(path: Path) -> None:
-    spool = Spool(path)
-    sk.keep(spool)
-    sk.upload(spool, 0)
-    spool.store(pr.UploadsDropped(sk.at()))
-    assert [(u.device, u.held.slot) for u in sk.reopened(path).uploads] == [(sk.DEVICES[0], -1)]
-    assert sk.names(path) == {"kept"}
-    spool.close()
-
-
 def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Path) -> None:
     spool = Spool(path)
     sk.keep(spool, "job", sk.at(0))
@@ -190,21 +180,6 @@ def test_a_record_that_comes_after_the_next_round_leaves_that_round_its_key(path
     assert loaded is not None and loaded.to_bytes() == opening.to_bytes()
     sk.keep_commit(spool, sk.at(2))
     assert sk.reopened(path).round_key(sk.at(2)) is None
-    spool.close()
-
-
-def test_releases_of_two_data_sets_stay_until_one_is_replaced(path: Path) -> None:
-    spool = Spool(path)
-    first = sk.keep(spool, "release", sk.at(0, 5), data_set=b"A" * 16)
-    sk.keep(spool, "release", sk.at(0, 7, job=sk.OTHER), data_set=b"B" * 16)
-    memory = sk.reopened(path)
-    assert sk.kinds(memory) == [(sk.JOB, "release", 0), (sk.OTHER, "release", 0)]
-    tags = [kept.header.data_set for kept in memory.kept.values()]  # type: ignore[union-attr]
-    assert tags == [b"A" * 16, b"B" * 16]
-    spool.store(br.ReleaseReplaced(first.header.blob.digest))
-    sk.keep(spool, "release", sk.at(0, 9), data_set=b"A" * 16)
-    assert sk.kinds(sk.reopened(path)) == [(sk.OTHER, "release", 0), (sk.JOB, "release", 0)]
-    assert len(list(path.with_suffix("").iterdir())) == 2  # nothing of what was replaced
     spool.close()
 
 

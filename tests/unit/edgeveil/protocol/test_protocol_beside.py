@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import replace
 
 import cloud_bench
-import msgspec
 import protocol_kit as kit
 import pytest
 from cloud_bench import OTHER, both_waiting
@@ -227,10 +226,6 @@ def upload(fill: int = 1) -> m.Upload:
     return m.Upload(kit.at(), (0,), tr.describe(bytes((fill,)) * size_bytes, kit.PART_BYTES))
 
 
-def replace_at(header: m.Upload, job: bytes) -> m.Upload:
-    return msgspec.structs.replace(header, at=kit.at(job=job))
-
-
 def put_offer(machine, header, who=FLEET[0]):
     return says(machine, who, replaced(kit.offer(header, signer=who.signer), beside=True))
 
@@ -291,27 +286,6 @@ def test_nobody_says_that_anothers_upload_lies_there():
     other = FLEET[1].signer.note(m.BlobPut(header.blob.digest))
     assert says(machine, FLEET[1], other) == []
     assert kit.refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
-
-
-def test_a_device_puts_uploads_of_two_jobs_at_once():
-    machine, mine = large_round()
-    machine.hold_work = False
-    groups = (m.Group("layer0", tr.LEAST_BYTES),)
-    model = b"sealed model too"
-    cloud_says(machine, kit.offer(kit.manifest(model, kit.at(job=OTHER), groups=groups), model))
-    machine.hold_work = True
-    theirs = replace_at(upload(2), OTHER)
-    takes = {}
-    for header in (mine, theirs):
-        (grant,) = kit.tasks(put_offer(machine, header))
-        machine.handle(fx.WorkDone(grant, tr.PutGranted(header.blob.digest.hex(), URL)), 0.0)
-    for header in (mine, theirs):
-        put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
-        (takes[header.at],) = kit.tasks(says(machine, FLEET[0], put))
-        assert takes[header.at].at == header.at
-    for task in takes.values():
-        out = machine.handle(fx.WorkDone(task, tr.PutTaken()), 0.0)
-        assert [ack.blob for ack in kit.bodies(out, m.Ack)] == [task.blob.digest]
 
 
 def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
@@ -376,26 +350,6 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
             out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
             (again,) = to_cloud(out)
             assert again.beside == (left > 0) and m.decode_header(again.header).at.job_id == job
-
-
-def test_each_jobs_broadcast_is_shown_by_its_own_course():
-    machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
-    headers, shown = {}, {}
-    for job in (kit.JOB, OTHER):
-        cloud_bench.start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
-        headers[job], out = cloud_bench.seal(machine, cj.SealJob(job), tr.LEAST_BYTES)
-        (sent,) = kit.messages(out, m.Offer)
-        assert sent.beside and not kit.messages(out, m.BlobPart)
-        need = m.Need(headers[job].blob.digest, (0,), True)
-        (shown[job],) = kit.tasks(cloud_bench.receive(machine, need))
-        assert shown[job].blob == headers[job].blob
-    # One that is held meanwhile takes its bytes back; the other is told of all the same.
-    cloud_bench.receive(machine, cloud_bench.ack(headers[kit.JOB]))
-    assert len(shown[kit.JOB].data) == 0 and len(shown[OTHER].data) == tr.LEAST_BYTES
-    (told_,) = kit.bodies(cloud_bench.done(machine, shown[OTHER], tr.BlobShown(URL)), m.BlobAt)
-    assert told_.blob == headers[OTHER].blob.digest
-    cloud_bench.receive(machine, cloud_bench.ack(headers[OTHER]))
-    cloud_bench.done(machine, shown[kit.JOB], tr.BlobShown(URL))
 
 
 def beside_batch(job: bytes):

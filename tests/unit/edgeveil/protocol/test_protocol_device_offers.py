@@ -98,17 +98,6 @@ def test_a_newer_round_takes_the_place_of_the_one_at_work():
     ) == [dr.ComputeAnswer(new, db.PACKAGE, closes_s=60.0)]
 
 
-def test_fetches_that_never_end_do_not_stop_later_rounds():
-    """Each round's commit is announced and its parts are lost: the next round clears them."""
-    machine = db.device()
-    for number in range(1, 12):
-        db.upload(machine, kit.manifest(db.MODEL, kit.at(number)))
-        record, _ = kit.commit_of(kit.at(number), [b"%d %d" % (number, i) for i in range(100)])
-        db.receive(machine, kit.offer(record))
-    out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(12)), db.MODEL))
-    assert kit.refused(out) == [] and len(kit.tasks(out)) == 1
-
-
 def release(sequence, job=kit.JOB):
     return kit.manifest(
         b"final %d" % sequence, m.ExchangeId(job, 0, 0), kind="release", sequence=sequence
@@ -186,18 +175,6 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
         out = db.receive(machine, piece)
     assert kit.tasks(out) == [dr.OpenPackage(header, LONG)]
     assert machine.state is dr.DeviceState.OPENING and db.fire(machine, "repair") == []
-
-
-def test_what_is_not_the_round_is_found_before_it_is_put_by():
-    machine, header = at_its_job()
-    *wrong, last = kit.parts_of(header, LONG[::-1])
-    for piece in wrong:
-        assert db.receive(machine, piece) == []
-    assert kit.refused(db.receive(machine, last)) == ["bad_digest"]
-    for piece in kit.parts_of(header, LONG):
-        assert db.receive(machine, piece) == []
-    assert db.receive(machine, last) == []  # one too many
-    assert kit.tasks(job_learned(machine)) == [dr.OpenPackage(header, LONG)]
 
 
 def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():

@@ -82,30 +82,6 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert db.fire(machine, "resend") == []
 
 
-def test_a_large_upload_is_offered_and_its_parts_are_pulled():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.work_on(machine, header)
-    data = bytes(range(250)) * 20
-    out = db.done(
-        machine,
-        dr.ComputeAnswer(header, db.PACKAGE),
-        dr.SealedAnswer((0,), (5000,), data, (b"m" * 32,)),
-    )
-    (offered,) = kit.messages(out, m.Offer)
-    assert offered.data == b"" and kit.messages(out, m.BlobPart) == []
-    blob = m.decode_header(offered.header).blob
-    pulled = kit.messages(
-        db.receive(machine, m.Need(blob.digest, tuple(range(blob.parts)))), m.BlobPart
-    )
-    assert b"".join(piece.data for piece in pulled) == data
-    assert kit.messages(db.receive(machine, m.Need(blob.digest, (2, 0, 0))), m.BlobPart) == [
-        pulled[0],
-        pulled[2],
-    ]
-    assert kit.refused(db.receive(machine, m.Need(blob.digest, (blob.parts,)))) == ["bad_index"]
-    assert db.receive(machine, m.Need(b"x" * 32, (0,))) == []
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -48,16 +48,6 @@ def came(machine, pieces=None):
     return [effect for part in given for effect in receive(machine, part)]
 
 
-def test_who_finds_no_stanza_asks_for_nothing_more():
-    machine = device()
-    looked(machine)
-    assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)) == []
-    assert machine.state is dr.DeviceState.IDLE
-    assert machine.fetches.under_way == {}
-    assert needs(fire(machine, "repair")) == []
-    assert kit.tasks(receive(machine, kit.offer(HEADER))) == []
-
-
 def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
     machine = device()
     looked(machine)
@@ -375,20 +365,6 @@ def came_of_records(machine, piece: m.Blob, data: bytes):
     return [effect for one in transfer.parts(piece, data) for effect in receive(machine, one)]
 
 
-@pytest.mark.parametrize("mark", [MINE, ABSENT])
-def test_a_device_asks_at_once_for_its_piece_and_is_told_by_it(mark):
-    machine = answered(mark)
-    commit, data = record()
-    piece = transfer.piece_for(commit, [mark])
-    (asked,) = kit.messages(receive(machine, kit.offer(commit)), m.Need)
-    assert asked == m.Need(piece.digest, tuple(range(piece.parts)))
-    out = came_of_records(machine, piece, piece_bytes(commit, data, piece))
-    outcome = "counted" if mark is MINE else "missing"
-    assert kit.stored(out) == [OutboxDrop(at(), outcome)]
-    assert kit.reports(out)["counted"]["counted"] == int(mark is MINE)
-    assert machine.fetches.under_way == {}
-
-
 def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
     machine = answered()
     commit, data = record()
@@ -404,16 +380,6 @@ def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
     assert kit.stored(came_of_records(machine, piece, mine)) == [OutboxDrop(at(), "counted")]
 
 
-def test_of_several_segments_a_device_asks_for_the_whole():
-    marks = sorted(MARKS)[::80]
-    machine = answered(*marks)
-    commit, data = record()
-    (asked,) = kit.messages(receive(machine, kit.offer(commit)), m.Need)
-    assert asked.blob == commit.blob.digest
-    out = [e for part in kit.parts_of(commit, data) for e in receive(machine, part)]
-    assert kit.reports(out)["counted"]["counted"] == len(marks) == 3
-
-
 def test_the_last_record_of_a_job_is_taken_after_its_end():
     machine = answered()
     commit, data = record()
@@ -422,25 +388,6 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
     piece = transfer.piece_for(commit, [MINE])
     out = came_of_records(machine, piece, piece_bytes(commit, data, piece))
     assert kit.stored(out) == [LateRecord(at(), "counted")]
-
-
-class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """As devices of before read it."""
-
-    at: m.ExchangeId
-    accepted: m.Count
-    blob: m.Blob
-
-
-def test_a_device_of_before_reads_the_whole_record():
-    commit, data = record()
-    read = msgspec.msgpack.decode(kit.offer(commit).header.payload, type=EarlierCommit)
-    assert read == EarlierCommit(commit.at, len(MARKS), transfer.describe(data, PART_BYTES))
-    machine = proxy()
-    brought_of_records(machine, commit, data)
-    asked = m.Need(read.blob.digest, tuple(range(read.blob.parts)))
-    told = kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
-    assert b"".join(part.data for part in told) == data
 
 
 def brought_of_records(machine, commit, data):

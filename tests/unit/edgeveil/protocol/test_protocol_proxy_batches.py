@@ -12,7 +12,6 @@ import pytest
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.proxy import SetAside
 from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadKept
 
 
@@ -394,50 +393,6 @@ def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
     assert play(machine, 10, range(5)) == (5, True)
 
 
-def test_one_that_comes_again_and_again_and_never_answers_costs_one_grace(machine):
-    graced = []
-    for number in (4, 5, 6):
-        hello(machine)
-        graced.append(play(machine, number, range(5))[1])
-    assert graced == [True, False, False]
-
-
-def test_a_device_in_a_cool_down_is_not_waited_for_from_then_on():
-    machine = pb.proxy()
-    opened_of_attendance(machine, 1)
-    answer(machine, 1, range(5))
-    assert state_of_attendance(machine, 1) is CollectionState.GRACE
-    out = machine.handle(fx.Command(SetAside(pb.FLEET[STALLED].id)), 0.0)
-    assert uploads(out) == [5]
-    assert play(machine, 2, range(5)) == (5, False)
-    assert uploads(_all_but_last(machine)) == [6]
-
-
-def _all_but_last(machine):
-    """Round 3: the device is back, and all others are waited for."""
-    opened_of_attendance(machine, 3)
-    return answer(machine, 3, [STALLED, *range(5)])
-
-
-def test_with_cover_traffic_who_is_there_and_silent_is_not_waited_for_either():
-    machine = pb.proxy(cover_window_s=10.0)
-    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    for device in pb.FLEET:
-        pb.says(machine, device, device.signer.note(m.Hello(device.id, knows=3)))
-    machine.handle(fx.Timer("hellos"), 10.0)
-    graced = [play(machine, n, range(5), selected=4, quorum=2)[1] for n in range(1, 7)]
-    assert graced == [True] * 3 + [False] * 3
-
-
-def test_who_is_revoked_is_forgotten(machine):
-    device = pb.FLEET[STALLED].id
-    key = machine.registry.members.pop(device)
-    machine.handle(fx.Command("roster_changed"), 0.0)
-    machine.registry.members[device] = key
-    machine.handle(fx.Command("roster_changed"), 0.0)
-    assert play(machine, 4, range(5)) == (5, True)
-
-
 def came(there, **settings):
     """The proxy has come, and these devices have said hello in time."""
     machine = pb.proxy(cover_window_s=10.0, **settings)
@@ -518,26 +473,6 @@ def test_while_devices_have_yet_to_say_hello_nothing_is_over():
         assert batches(pb.upload(machine, number)) == []
     (batch,) = batches(pb.upload(machine, 5))
     assert batch.uploads == 6
-
-
-def test_a_new_link_to_the_devices_gives_them_that_time_again():
-    machine = came(range(4))
-    machine.handle(fx.PeerConnected(fx.AllDevices()), 20.0)
-    pb.open_round(machine, kit.manifest(pb.MODEL, selected=4, quorum=4, min_batch=3))
-    for number in range(4):
-        pb.upload(machine, number)
-    assert state(machine) is CollectionState.COLLECTING
-    (batch,) = batches(machine.handle(fx.Timer("hellos"), 24.0))
-    assert batch.uploads == 4
-
-
-def test_who_was_told_to_come_later_has_that_time():
-    machine = pb.proxy(cover_window_s=10.0, hellos_per_s=1.0)
-    machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    (later,) = [b for n in range(2) for b in kit.bodies(hello_of_cover(machine, n), m.Later)]
-    out = machine.handle(fx.Timer("hellos"), later.delay_s - 0.5)
-    assert kit.timers(out)["hellos"] > 0.5
-    assert kit.timers(machine.handle(fx.Timer("hellos"), later.delay_s + 0.5)) == {}
 
 
 def test_a_job_whose_largest_dummies_would_fill_the_spool_is_refused_before_its_first_round():

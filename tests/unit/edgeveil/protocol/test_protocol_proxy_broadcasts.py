@@ -136,16 +136,6 @@ def test_only_the_cloud_s_key_broadcasts(signer, reason):
     assert machine.memory.kept == {} and machine.rounds.collections == {}
 
 
-def test_a_device_cannot_broadcast_even_with_the_cloud_s_own_manifest():
-    machine = pb.proxy()
-    assert kit.refused(pb.says(machine, ME, kit.offer(kit.manifest(pb.MODEL), pb.MODEL))) == [
-        "unknown_signer"
-    ]
-    forged = kit.offer(kit.manifest(pb.MODEL), pb.MODEL, ME.signer)
-    assert kit.refused(pb.says(machine, ME, forged)) == ["unexpected_header"]
-    assert machine.rounds.collections == {}
-
-
 @pytest.mark.parametrize(
     ("header", "data", "reason"),
     [
@@ -163,22 +153,6 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
     machine = pb.proxy()
     assert kit.refused(pb.cloud_says(machine, kit.offer(header, data))) == [reason]
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
-
-
-def hello(machine, who=ME):
-    return pb.says(machine, who, who.signer.note(m.Hello(who.id, knows=3)))
-
-
-def test_a_late_device_gets_what_is_open_the_job_first():
-    machine = pb.proxy()
-    pb.open_round(machine)
-    job = kit.manifest(b"job", kit.at(0), kind="job", groups=())
-    pb.cloud_says(machine, kit.offer(job, b"job"))
-    pb.cloud_says(machine, kit.CLOUD.note(m.Close(b"E" * 16, "completed")))
-    out = hello(machine)
-    assert [header.kind for header in headers(out)] == ["job", "round"]
-    assert {send.to for send in kit.of(out, fx.Send)} == {fx.DeviceAddress(ME.id)}
-    assert kit.bodies(out, m.Close) == [m.Close(b"E" * 16, "completed")]
 
 
 def test_wanting_a_job_gets_that_job_alone():
@@ -456,28 +430,6 @@ def crowd(machine, count):
     many = [kit.member(1000 + number) for number in range(count)]
     machine.registry.members.update({who.id: who.key for who in many})
     return many
-
-
-def test_hellos_beyond_the_pace_are_told_when_to_come_and_heard_then():
-    machine = pb.proxy(hellos_per_s=5.0)
-    waiting = [(0.0, number, who) for number, who in enumerate(crowd(machine, 40))]
-    heard = []
-    for _ in range(400):
-        if not waiting:
-            break
-        waiting.sort(key=lambda item: item[:2])
-        now_s, number, who = waiting.pop(0)
-        out = hello_of_greeting(machine, who, now_s)
-        if kit.bodies(out, m.Ack):
-            heard.append(now_s)
-            continue
-        (later,) = kit.bodies(out, m.Later)
-        assert later.delay_s > 0 and who.id not in machine.online
-        waiting.append((now_s + later.delay_s, number, who))
-    assert len(heard) == 40 and heard == sorted(heard)
-    for start_s in range(15):
-        assert sum(start_s <= when_s < start_s + 1 for when_s in heard) <= 10
-    assert heard[-1] < 20
 
 
 def test_a_forged_hello_takes_nobody_s_place():

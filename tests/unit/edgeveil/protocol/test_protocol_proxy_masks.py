@@ -108,7 +108,7 @@ def answer_of(effects: list[fx.Effect]) -> tuple[m.MaskSums, bytes] | None:
     sums = [(header, data) for header, data in found if isinstance(header, m.MaskSums)]
     if not sums:
         return None
-    parts = [m for m in kit.messages(effects, m.BlobPart) if m.blob == sums[-1][0].blob.digest]
+    parts = [p for p in kit.messages(effects, m.BlobPart) if p.blob == sums[-1][0].blob.digest]
     return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
 
 
@@ -136,29 +136,12 @@ def expected(chosen: Iterable[int], where: m.ExchangeId | None = None) -> bytes:
 def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) -> None:
     out = begin(machine)
     told = to_devices(out)
-    kinds = [m.decode_body(m.body) if isinstance(m, m.Note) else m for m in told]
+    kinds = [m.decode_body(one.body) if isinstance(one, m.Note) else one for one in told]
     (key,) = [k for k in kinds if isinstance(k, m.RoundKey)]
     offers = [place for place, kind in enumerate(kinds) if isinstance(kind, m.Offer)]
     assert key.at == kit.at()
     assert kinds.index(key) < min(offers)
     assert told_key(machine) == key.key == told_key(machine.restarted())
-
-
-@pytest.mark.parametrize(
-    "masked",
-    [
-        (m.MaskedGroup(3, 1, 40),),
-        (m.MaskedGroup(1, 4, 33), m.MaskedGroup(0, 10, 40)),
-        (m.MaskedGroup(2, 9, 40),),
-    ],
-    ids=["no such group", "order", "size"],
-)
-def test_a_broadcast_whose_masks_make_no_sense_is_refused(
-    machine: RealProxy, masked: tuple[m.MaskedGroup, ...]
-) -> None:
-    out = begin(machine, masked_round(masked=masked))
-    assert kit.refused(out) == ["malformed_masks"]
-    assert to_devices(out) == []
 
 
 @pytest.mark.parametrize(
@@ -209,19 +192,6 @@ def test_the_choice_is_durable_before_the_work_begins(machine: RealProxy) -> Non
     kinds = [type(effect) for effect in ask(machine, question(batch))]
     assert kinds.index(fx.Persist) < kinds.index(fx.Work) < kinds.index(fx.Send)
     assert kinds.count(fx.Persist) == 1
-
-
-def test_segments_of_masked_groups_and_seeds_stand_in_one_order(machine: RealProxy) -> None:
-    batch = handed_over(machine)
-    kept = machine.masks._context.memory.batches[batch.at]
-    data, sizes, start = bytes(kept.data[0 : len(kept.data)]), kit.SEALED_BYTES, 0
-    order = []
-    for group in MASKED:
-        width = sizes[group.group]
-        order.append([data[start + width * n] - 1 for n in range(UPLOADS)])
-        start += width * UPLOADS
-    assert order[0] == order[1] == list(reversed(range(UPLOADS)))
-    assert [one.to_bytes() for one in kept.seeds] == [seed(n).to_bytes() for n in order[0]]
 
 
 def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine: RealProxy) -> None:
@@ -275,22 +245,6 @@ def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path: Path) -> None
     batch = handed_over(machine)
     assert why_not(ask(machine, question(batch, (0, 1, 2)))) == "choice_below_floor"
     assert given(ask(machine, question(batch, (0, 1, 2, 4)))) == expected((0, 1, 2, 4))
-
-
-def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> None:
-    begin(machine)
-    for number in range(3):
-        upload(machine, number)
-    upload(machine, 3, groups=(2,), seed=b"")
-    (batch,) = [
-        h for h in kit.headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, m.Batch)
-    ]
-    assert batch.counts == (3, 3, 5)
-    assert why_not(ask(machine, question(batch))) == "malformed_choice"
-    kept = question(batch, chosen=b"\x07")
-    assert given(ask(machine, kept)) == mask_sums(
-        masked_vectors(kit.at(), kit.GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
-    )
 
 
 def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None:

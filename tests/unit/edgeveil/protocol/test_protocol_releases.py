@@ -98,24 +98,6 @@ def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
     ]
 
 
-def test_a_release_for_other_data_is_passed_over_and_stands_before_nothing():
-    machine, mine, others = device(data_set=A), release(5, data_set=A), release(9, data_set=B)
-    out = receive(machine, kit.offer(others, bytes_of(others)))
-    assert not kit.tasks(out)
-    assert dv.ReportDue(others) in kit.stored(out)  # a dummy: the proxy is not told whose it is
-    before = kit.manifest(MODEL, sequence=4)
-    assert kit.refused(receive(machine, kit.offer(before, MODEL))) == []
-    assert kit.tasks(receive(machine, kit.offer(mine, bytes_of(mine)))) == [
-        OpenPackage(mine, bytes_of(mine))
-    ]
-    done(machine, OpenPackage(mine, bytes_of(mine)), OpenedPackage(PACKAGE))
-    out = done(machine, dv.InstallRelease(mine, PACKAGE), dv.Installation())
-    assert machine.memory.release_sequence == 5
-    assert dv.ReportDue(mine) in kit.stored(out)  # what there is to tell goes before a dummy
-    assert not kit.stored(receive(machine, kit.offer(others, bytes_of(others))))
-    assert kit.refused(receive(machine, kit.offer(release(4, data_set=A)))) == ["replayed_release"]
-
-
 def test_a_newer_statement_is_applied_and_an_older_one_refused():
     machine = device()
     newer = m.ReleaseStatement(5, 100.0, (7,), (8,))

@@ -11,7 +11,6 @@ import pytest
 from cloud_bench import cloud, done, receive, waiting
 from msgspec import structs
 from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud
-from proxy_bench import fire as ring
 from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed
@@ -159,39 +158,6 @@ def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
     assert "stream_failed" in kit.reports(out)
     upload(machine, 2)
     assert [index for index, _, _ in machine.waiting[-1].uploads] == [0, 1]
-
-
-def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> None:
-    machine = opened(tmp_path, header_of(min_batch=5))
-    for number in range(4):
-        for arrived in told(upload(machine, number)):
-            front = arrived
-    out = ring(machine, "deadline")
-    assert kit.bodies(out, m.Shortfall) == [m.Shortfall(kit.at(), 4, 0)]
-    assert kit.headers(out) == []
-    assert kit.refused(cloud_says(machine, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
-
-
-def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
-    tmp_path: Path,
-) -> None:
-    machine = opened(tmp_path)
-    for number in range(4):
-        for arrived in told(upload(machine, number)):
-            front = arrived
-    again = machine.restarted()
-    (anew,) = told(again.handle(fx.Command("started"), 0.0))
-    assert anew.blob.digest != front.blob.digest
-    assert len(pulled(again, anew.blob)) == 3 * UPLOAD_BYTES // kit.PART_BYTES * kit.PART_BYTES
-    assert kit.refused(cloud_says(again, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
-    for number in (4, 5):
-        out = upload(again, number)
-    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
-    assert batch.stream == anew.blob.digest
-    last = again.restarted()
-    offers = last.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
-    assert batch in kit.headers(offers)
-    assert pulled(last, batch.blob) == pulled(again, batch.blob)
 
 
 NAME = b"n" * 32
