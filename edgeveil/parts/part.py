@@ -145,6 +145,7 @@ class BlockPart(Part):
 
 GONE = {
     "features": {"patches": "feature map 'patches' is gone; use pictures, which learns more"},
+    "methods": {name: f"method '{name}' is gone; use dp_sgd" for name in ("gep", "rgp")},
     "models": {"low_rank_head": "model 'low_rank_head' is gone; use mlp on the job's features"},
 }
 """Names of parts of earlier versions, by family, with what to use instead."""

@@ -30,7 +30,7 @@ SUMS = [
     *((name, {"rounds": 2}) for name in METHODS if METHODS[name].shares and name != "fm"),
 ]
 FEATURES = 96
-STEPPING = {"dp_sgd": {}, "gep": {}, "rgp": {}, "pso_dp_sgd": {}}
+STEPPING = ("dp_sgd", "pso_dp_sgd")
 
 
 def random(*numbers):
@@ -97,8 +97,7 @@ def stepping(name):
         SETTING, epsilon=200.0, input_shape=shape, classes=2, network=network, summed=0
     )
     method = METHODS[name]
-    options = {"rounds": 2, "local_steps": 6, "sampling_rate": 0.5, "learning_rate": 1e-3}
-    parameters = method.made(**{**options, **STEPPING[name]})
+    parameters = method.made(rounds=2, local_steps=6, sampling_rate=0.5, learning_rate=1e-3)
     zeros = {w.name: np.zeros(w.shape, np.float32) for w in network.weights}
     return method.device(parameters, setting), parameters, setting, zeros
 

@@ -8,35 +8,13 @@ Noise hides a record only if the others' part of the sum stays the same to the l
 gradients are computed in blocks of one fixed shape, each record at a place drawn by its own random
 bits, the rest zeros; and each is scaled to norm C and rounded toward zero to steps of C·2⁻¹⁶, so
 that sums are exact (`docs/privacy.md`, "Gradients of records").
-
-Gradients seen through low-rank carriers (`rgp`; Yu, Zhang, Chen, Yin and Liu 2021), proven.
-
-W is written as L·R + (W − L·R), L (p, r) and R (r, q) orthonormal, with ∂L = ∂W·Rᵀ and ∂R = Lᵀ·∂W.
-A record's ∂L and ∂R of all matrices and its other gradients are clipped together and noised as in
-`dp_sgd`; the step is ∂L·R + L·∂R − L·Lᵀ·∂L·R. Noise then has r·(p + q) values, not p·q. Carriers
-are the main directions of W's change since the public first weights, by one power iteration, which
-is free.
-
-Deviations: discrete noise; a matrix of which nothing would be saved keeps its gradient; ∂L and ∂R
-are computed from ∂W, which costs the memory that the text saves.
-
-Gradients split in a public subspace and a rest (`gep`; Yu, Zhang, Chen and Liu 2021), proven.
-
-B (k, d), orthonormal, spans the main directions of gradients of public auxiliary records. A
-record's gradient g is seen as its embedding B·g, clipped to C₁, and its residual g − Bᵀ·B·g,
-clipped to C₂. Each over its clip and √2 they make one vector of norm 1, priced as in `dp_sgd`.
-
-Deviations: discrete noise; one subspace of all weights, by a singular value decomposition once a
-round (the text: one per group of layers, by power iteration); random auxiliary records.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice, repeat
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -46,7 +24,7 @@ from pydantic import Field
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.method_context import MethodContext, MethodParameters, network_of, size_of
+from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
@@ -169,7 +147,7 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
 # Noised local steps, as `dp_sgd` takes them and other methods build on them.
 #
 # Every step draws one noised sum over a fresh Poisson sample of the device's records. What a record
-# adds to it is a vector of bounded norm: its gradient, or what a `View` sees of its gradient.
+# adds to it is a vector of bounded norm.
 
 NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer than the noise
 
@@ -177,7 +155,7 @@ NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer tha
 class DpSgdParameters(MethodParameters):
     """The `train` block of the methods with noised local steps; all of it is public."""
 
-    method: Literal["dp_sgd", "rgp", "gep", "pso_dp_sgd"] = "dp_sgd"
+    method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
     """Which method; `edgeveil methods` tells of each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
@@ -233,21 +211,6 @@ class NoisedSums:
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
 
 
-class View:
-    """What each record adds to a sum, clipped to L2 `norm`, and the way back. Here: the
-    gradients."""
-
-    def __init__(self, norm: float) -> None:
-        self.norm = norm
-
-    def seen(self, gradients: Parts) -> Parts:
-        """Rows (n, …) of gradients of n records, each a function of its own gradient alone."""
-        return gradients
-
-    def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        return total
-
-
 class NoisedSgd:
     """SGD by noised sums; `weights` are torch tensors and change in place."""
 
@@ -256,7 +219,7 @@ class NoisedSgd:
     ) -> None:
         self._sums, self._gradients = sums, record_gradients(task.network)
         batch = parameters.sampling_rate * setting.nominal_records  # public, unlike the sample's
-        self._rate = parameters.learning_rate / batch
+        self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
 
     def weights(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
         import torch
@@ -264,14 +227,14 @@ class NoisedSgd:
         processor = self._sums.processor
         return {name: torch.tensor(array, device=processor) for name, array in values.items()}
 
-    def take(self, weights: Mapping[str, torch.Tensor], view: View) -> None:
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
         import torch
 
         def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
             found = self._gradients(weights, x, y)
-            return view.seen([found[name].flatten(1) for name in weights])
+            return [found[name].flatten(1) for name in weights]
 
-        change = self._rate * view.back(self._sums.draw(rows, view.norm))
+        change = self._rate * self._sums.draw(rows, self._clip_norm)
         step = torch.as_tensor(change.astype(np.float32)).to(self._sums.processor)
         parts = torch.split(step, [value.numel() for value in weights.values()])
         for value, part in zip(weights.values(), parts, strict=True):
@@ -283,23 +246,16 @@ def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
 
 
 class DpSgd:
-    """Trainer by noised sums alone; subclasses choose their view of the gradients."""
+    """Trainer by noised sums alone."""
 
     def __init__(self, parameters: Any, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
-
-    @property
-    def coordinates(self) -> int:
-        return size_of(self.setting)
-
-    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
-        return repeat(View(self.parameters.clip_norm))
 
     @cached_property
     def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
-        return noised_steps(p, self.setting, p.local_steps, self.coordinates)
+        return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         return (self.event,)
@@ -308,201 +264,19 @@ class DpSgd:
         """Weights after the noised steps, minus the global ones. Needs torch."""
         sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.setting)
         weights = sgd.weights(start)
-        for view in islice(self.views(task, weights), self.parameters.local_steps):
-            sgd.take(weights, view)
+        for _ in range(self.parameters.local_steps):
+            sgd.take(weights)
         return update_to(weights, task)
 
 
-Float64 = NDArray[np.float64]
-Shape = tuple[int, ...]
-START_SEED = 0  # of the power iteration, public
-
-
-RANK = 4  # r: columns of L and rows of R
-
-
-class Rgp(DpSgd):
-    @property
-    def coordinates(self) -> int:
-        shapes = [weight.shape for weight in network_of(self.setting).weights]
-        return seen_size(shapes, RANK)
-
-    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
-        p, first = self.parameters, task.network.initial()
-        while True:
-            changes = [value.cpu().numpy() - first[name] for name, value in weights.items()]
-            yield Carriers(changes, RANK, p.clip_norm)
-
-
-class Carriers(View):
-    """The view of gradients through the carriers of `changes`, one for each weight in order."""
-
-    def __init__(self, changes: Sequence[NDArray[np.floating]], rank: int, norm: float) -> None:
-        super().__init__(norm)
-        self._pairs = [carriers(change, rank) for change in changes]
-        self._sizes = [seen_size([change.shape], rank) for change in changes]
-
-    def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        import torch
-
-        parts = []
-        for gradient, pair in zip(gradients, self._pairs, strict=True):
-            if pair is None:
-                parts.append(gradient)
-                continue
-            left, right = (torch.as_tensor(half).to(gradient) for half in pair)
-            whole = gradient.reshape(-1, left.shape[0], right.shape[1])
-            parts += [(whole @ right.T).flatten(1), (left.T @ whole).flatten(1)]
-        return parts
-
-    def back(self, total: Float64) -> Float64:
-        parts = []
-        pieces = np.split(total, np.cumsum(self._sizes)[:-1])
-        for piece, pair in zip(pieces, self._pairs, strict=True):
-            if pair is None:
-                parts.append(piece)
-                continue
-            left, right = pair
-            of_left = piece[: left.size].reshape(left.shape)
-            of_right = piece[left.size :].reshape(right.shape)
-            across = of_left @ right
-            parts.append((across + left @ (of_right - left.T @ across)).ravel())
-        return np.concatenate(parts)
-
-
-def seen_size(shapes: Sequence[Shape], rank: int) -> int:
-    """How many values a noised sum has, for weights of these shapes."""
-    total = 0
-    for shape in shapes:
-        rows, columns = as_matrix(shape)
-        total += rank * (rows + columns) if worth(shape, rank) else rows * columns
-    return total
-
-
-def as_matrix(shape: Shape) -> tuple[int, int]:
-    """The matrix that a weight of this shape is taken for: (first, all others)."""
-    first = shape[0] if shape else 1
-    return first, int(np.prod(shape[1:]))
-
-
-def worth(shape: Shape, rank: int) -> bool:
-    """Whether carriers of this rank have fewer values than the weight."""
-    rows, columns = as_matrix(shape)
-    return rank * (rows + columns) < rows * columns
-
-
-def carriers(change: NDArray[np.floating], rank: int) -> tuple[Float64, Float64] | None:
-    """L and R of a weight's `change`, of random directions while it is 0; None: not worth it."""
-    if not worth(change.shape, rank):
-        return None
-    delta = np.asarray(change, np.float64).reshape(as_matrix(change.shape))
-    chance = np.random.default_rng(START_SEED)
-    right = chance.standard_normal((rank, delta.shape[1]))
-    left = delta @ right.T if delta.any() else chance.standard_normal((len(delta), rank))
-    left = np.linalg.qr(left)[0]
-    right = left.T @ delta if delta.any() else right
-    return left, np.linalg.qr(right.T)[0].T
-
-
-AUXILIARY = 64  # random records, whose gradients span the subspace
-
-
-RESIDUAL_CLIP = 0.2  # C₂: the L2 norm that the rest of one record's gradient is clipped to
-SUBSPACE = 16  # k: directions of the subspace
-
-
-class Gep(DpSgd):
-    @property
-    def coordinates(self) -> int:
-        return size_of(self.setting) + SUBSPACE
-
-    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
-        p = self.parameters
-        found = anchors(task.network, weights, AUXILIARY)
-        return repeat(Embedding(found, SUBSPACE, p.clip_norm, RESIDUAL_CLIP))
-
-
-class Embedding(View):
-    """The view of gradients in the span of `anchors` (m, d) and outside it."""
-
-    def __init__(
-        self, anchors: torch.Tensor, subspace: int, clip_norm: float, residual_clip: float
-    ) -> None:
-        import torch
-
-        super().__init__(1.0)
-        _, _, rows = torch.linalg.svd(anchors.cpu(), full_matrices=False)
-        self.basis: torch.Tensor = rows[:subspace].to(anchors.device)
-        self._clips = clip_norm * math.sqrt(2), residual_clip * math.sqrt(2)
-
-    def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        import torch
-
-        whole = torch.cat(gradients, 1)
-        inside = whole @ self.basis.T
-        parts = inside, whole - inside @ self.basis
-        return [
-            part / (part.norm(dim=1, keepdim=True) * math.sqrt(2)).clamp(min=clip)
-            for part, clip in zip(parts, self._clips, strict=True)
-        ]
-
-    def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        inside = total[: len(self.basis)] * self._clips[0]
-        basis = self.basis.cpu().numpy().astype(np.float64)
-        return inside @ basis + total[len(self.basis) :] * self._clips[1]
-
-
-def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
-    """Gradients (count, d) of public random records: uniform values, labels in turn; 0 where not
-    finite, which has no singular values."""
-    import torch
-
-    chance = np.random.default_rng(START_SEED)
-    records = chance.uniform(0, network.input_scale, (count, *network.input_shape))
-    device = next(iter(weights.values())).device
-    x = torch.as_tensor(records.astype(np.float32)).to(device)
-    y = torch.as_tensor(np.arange(count) % network.classes).to(device)
-    found = record_gradients(network)(weights, x, y)
-    whole = torch.cat([found[name].flatten(1) for name in weights], 1)
-    return whole.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-PARTS = (
-    trainer_part(
-        name="dp_sgd",
-        summary="SGD with a clip per record, Poisson sampling and Gaussian noise in every local"
-        " step.",
-        parameters=DpSgdParameters,
-        trainer=DpSgd,
-        source="Abadi et al. 2016, alg. 1",
-        needs="model",
-        reveals="weights after noised steps",
-        privacy="proven",
-        example="train: {method: dp_sgd, clip_norm: 1}",
-    ),
-    trainer_part(
-        name="rgp",
-        summary="Noised SGD on low-rank carriers of the weights: less noise in all, fewer"
-        " directions.",
-        settled={"rank": RANK},
-        parameters=DpSgdParameters,
-        trainer=Rgp,
-        source="Yu, Zhang, Chen, Yin, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
-        needs="model",
-        reveals="weights after noised steps",
-        privacy="proven",
-        example="train: {method: rgp, clip_norm: 1}",
-    ),
-    trainer_part(
-        name="gep",
-        summary="Noised SGD on gradients split in a public subspace and a rest, each with a clip.",
-        settled={"auxiliary": AUXILIARY, "residual_clip": RESIDUAL_CLIP, "subspace": SUBSPACE},
-        parameters=DpSgdParameters,
-        trainer=Gep,
-        source="Yu, Zhang, Chen, Liu 2021; a comparison of Zhang, Wu and Dong (PSO-DP)",
-        needs="model",
-        reveals="weights after noised steps",
-        privacy="proven",
-        example="train: {method: gep, clip_norm: 1}",
-    ),
+PART = trainer_part(
+    name="dp_sgd",
+    summary="SGD with a clip per record, Poisson sampling and Gaussian noise in every local step.",
+    parameters=DpSgdParameters,
+    trainer=DpSgd,
+    source="Abadi et al. 2016, alg. 1",
+    needs="model",
+    reveals="weights after noised steps",
+    privacy="proven",
+    example="train: {method: dp_sgd, clip_norm: 1}",
 )

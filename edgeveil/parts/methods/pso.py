@@ -32,7 +32,6 @@ from edgeveil.parts.methods.dp_sgd import (
     DpSgdParameters,
     NoisedSgd,
     NoisedSums,
-    View,
     noised_steps,
     record_losses,
     update_to,
@@ -192,14 +191,14 @@ class PsoDpSgd(DpSgd):
         self, task: Task, start: Mapping[str, NDArray[np.float32]], sums: NoisedSums
     ) -> NDArray[np.float64]:
         p = self.parameters
-        sgd, view = NoisedSgd(task, sums, p, self.setting), View(p.clip_norm)
+        sgd = NoisedSgd(task, sums, p, self.setting)
         swarm = Swarm(flat(start), task.random_bytes, adaptive=p.search == "adaptive")
         for _ in range(MOVES):
             swarm.move()
             for k, position in enumerate(swarm.positions):
                 weights = sgd.weights(shaped(task.weights, position))
                 for _ in range(p.local_steps):
-                    sgd.take(weights, view)
+                    sgd.take(weights)
                 swarm.positions[k] = flat(task.weights) + flat(update_to(weights, task))
             swarm.judge(self._fitness(task, swarm.positions, sums))
         return swarm.best

@@ -20,8 +20,6 @@ from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.dp_sgd import (
     DpSgd,
     DpSgdParameters,
-    Gep,
-    Rgp,
 )
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
 from edgeveil.parts.methods.pate import (
@@ -86,8 +84,6 @@ Sample = Callable[[int, float], NDArray[np.int64]]
 
 def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
     swarm = DpSgdParameters(method="pso_dp_sgd", **_ONE_STEP, search="adaptive")
-    gep = DpSgdParameters(method="gep", **_ONE_STEP)
-    rgp = DpSgdParameters(method="rgp", **_ONE_STEP)
     few = max(1, jobs // 20)
     return (
         noise_only_attack(values),
@@ -97,8 +93,6 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
         many_steps_attack(min(9 * jobs, 12_000)),
         output_attack(min(2 * jobs, 30_000)),
         steps_attack("pso_dp_sgd", PsoDpSgd(swarm, SETTING), swarm, few),
-        steps_attack("gep", Gep(gep, SETTING), gep, few),
-        steps_attack("rgp", Rgp(rgp, SETTING), rgp, few),
         swarm_update_attack(few),
         noised_attack(jobs),
         two_values_attack(jobs),
@@ -171,9 +165,7 @@ def output_attack(runs: int) -> Attack:
     return past("output_perturbation", "one round", runs, heard, edge, claim)
 
 
-def steps_attack(
-    name: str, trainer: PsoDpSgd | Gep | Rgp, parameters: DpSgdParameters, runs: int
-) -> Attack:
+def steps_attack(name: str, trainer: PsoDpSgd, parameters: DpSgdParameters, runs: int) -> Attack:
     """One noised step, of the best particle where there are several."""
     event, step = trainer.event, _step(parameters)
 

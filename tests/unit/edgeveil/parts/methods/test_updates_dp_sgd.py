@@ -15,7 +15,6 @@ from edgeveil.parts.methods.dp_sgd import (
     DpSgdParameters,
     NoisedSgd,
     NoisedSums,
-    View,
     in_places,
     to_steps,
 )
@@ -56,8 +55,8 @@ def summed(network, records, weights, chosen, clip_norm, places=None):
     random = lambda count: bytes(places[i] for i in chosen)  # noqa: E731
     task = Task(ROUND, network, weights, records, {}, random, "cpu")
     sums = QuietSums(task, chosen)
-    steps = NoisedSgd(task, sums, DpSgdParameters(), SETTING)
-    steps.take(steps.weights(weights), View(clip_norm))
+    steps = NoisedSgd(task, sums, DpSgdParameters(clip_norm=clip_norm), SETTING)
+    steps.take(steps.weights(weights))
     return sums.total
 
 

@@ -78,7 +78,7 @@ def plan_of(tmp_path, model, method="sgd"):
     return load_plan(path)
 
 
-@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "gep", "pso_dp_fl"])
+@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "pso_dp_fl"])
 def test_a_sound_model_passes(tmp_path, method):
     check_own_model(plan_of(tmp_path, "Sound", method))
 
@@ -92,7 +92,7 @@ def test_a_sound_model_passes(tmp_path, method):
         ("Branching", "sgd", "other values as an ONNX graph"),
         ("Together", "dp_sgd", "'dp_sgd' needs"),
         ("Together", "pso_dp_sgd", "'pso_dp_sgd' needs"),
-        ("Strict", "rgp", "'rgp' needs: one is no batch"),
+        ("Strict", "pso_dp_sgd", "'pso_dp_sgd' needs: one is no batch"),
     ],
 )
 def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
@@ -105,7 +105,7 @@ def test_a_batch_may_do_what_a_record_cannot(tmp_path):
     check_own_model(plan_of(tmp_path, "Together", "sgd"))
 
 
-@pytest.mark.parametrize("method", ["dp_sgd", "pso_dp_sgd", "gep", "rgp"])
+@pytest.mark.parametrize("method", ["dp_sgd", "pso_dp_sgd"])
 def test_a_device_makes_the_module_before_gradients_of_records_are_taken(tmp_path, method):
     """A device has the job from the wire: its first use of the code is the training itself."""
     plan = plan_of(tmp_path, "Sound", method)

@@ -166,7 +166,7 @@ def test_of_rank_0_the_head_alone_is_trained():
     assert torch.equal(found, net.base.logits(tensors(net.whole), x))
 
 
-@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "gep", "pso_dp_sgd"])
+@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "pso_dp_sgd"])
 def test_training_moves_adapters_and_never_a_frozen_weight(method):
     net = adapted(hidden=(8,))
     before = {name: array.copy() for name, array in net.frozen.items()}
