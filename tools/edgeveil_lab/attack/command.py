@@ -28,9 +28,7 @@ def attack(
     folder: Path, out: Path | None = None, data: Path | None = None, *, as_json: bool = False
 ) -> int:
     """Attack the recording in `folder`, print a table, write to `out` (default: folder/attack).
-
-    Raises UsageError where there is no recording, or it cannot be attacked or written.
-    """
+    Raises UsageError where there is no recording, or it cannot be attacked or written."""
     recording = Recording.load(folder, data)
     target = out or folder / "attack"
     console = Console(stderr=as_json, highlight=False)

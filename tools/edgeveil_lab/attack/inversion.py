@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
-from edgeveil.data.records import Records
 from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
@@ -73,32 +72,23 @@ class AttackedHead:
 Method = Callable[[AttackedHead, Float64, int, int], Float64]
 
 
-def dlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
-    """Records (count, D) >= 0, of no known scale: images and soft labels that give the same sum."""
-    return _matched(head, target, count, seed, None)
-
-
-def idlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
-    """The same with labels read off first: a class that is there has the larger column."""
-    return _matched(head, target, count, seed, likely_labels(target, count))
-
-
 def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
     """The direction alone, signed Adam steps, smooth images preferred; labels as in iDLG."""
     import torch
 
     wanted = torch.from_numpy(target)
     chances = _one_hot(likely_labels(target, count), head.classes)
-    best, least = np.zeros((count, head.side**2)), math.inf
+    found: list[tuple[float, Float64]] = []
     for restart in range(ADAM_STARTS):
         x = _start(count, head, seed + restart).requires_grad_()
         optimiser = torch.optim.Adam([x], lr=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, ADAM_STEPS)
         for _ in range(ADAM_STEPS):
             optimiser.zero_grad()
-            found = head.linear(x, chances)
-            loss = 1 - (found * wanted).sum() / (found.norm() * wanted.norm()).clamp_min(1e-12)
-            total = loss + SMOOTHNESS * _variation(x, head.side)
+            own, images = head.linear(x, chances), x.reshape(-1, head.side, head.side)
+            loss = 1 - (own * wanted).sum() / (own.norm() * wanted.norm()).clamp_min(1e-12)
+            variation = images.diff(dim=1).abs().mean() + images.diff(dim=2).abs().mean()
+            total = loss + SMOOTHNESS * variation
             torch.autograd.backward(total)
             if x.grad is not None:
                 x.grad.sign_()
@@ -106,13 +96,8 @@ def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float6
             schedule.step()
             with torch.no_grad():
                 x.clamp_(0.0, 1.0)
-        reached = float(total.detach())
-        if reached < least:
-            least, best = reached, x.detach().numpy().copy()
-    return best
-
-
-METHODS: dict[str, Method] = {"DLG": dlg, "iDLG": idlg, "cosine + TV": cosine}
+        found.append((float(total.detach()), x.detach().numpy().copy()))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def likely_labels(target: Float64, count: int) -> list[int]:
@@ -130,7 +115,7 @@ def _matched(
 
     wanted = torch.from_numpy(target)
     scale = wanted.square().sum().clamp_min(1e-12)
-    best, least = np.zeros((count, head.side**2)), math.inf
+    found: list[tuple[float, Float64]] = []
     for restart in range(LBFGS_STARTS):
         x = _start(count, head, seed + restart).requires_grad_()
         logits = torch.zeros((count, head.classes), dtype=torch.float64)
@@ -159,10 +144,21 @@ def _matched(
             return loss
 
         optimiser.step(closure)  # type: ignore[no-untyped-call]
-        reached = float(distance().detach())
-        if reached < least:
-            least, best = reached, x.detach().clamp_min(0.0).numpy().copy()
-    return best
+        found.append((float(distance().detach()), x.detach().clamp_min(0.0).numpy().copy()))
+    return min(found, key=lambda one: one[0])[1]
+
+
+def dlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
+    """Records (count, D) >= 0, of no known scale: images and soft labels that give the same sum."""
+    return _matched(head, target, count, seed, None)
+
+
+def idlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
+    """The same with labels read off first: a class that is there has the larger column."""
+    return _matched(head, target, count, seed, likely_labels(target, count))
+
+
+METHODS: dict[str, Method] = {"DLG": dlg, "iDLG": idlg, "cosine + TV": cosine}
 
 
 def _start(count: int, head: AttackedHead, seed: int) -> Tensor:
@@ -176,11 +172,6 @@ def _one_hot(labels: list[int], classes: int) -> Tensor:
     import torch
 
     return torch.nn.functional.one_hot(torch.tensor(labels), classes).to(torch.float64)
-
-
-def _variation(x: Tensor, side: int) -> Tensor:
-    images = x.reshape(-1, side, side)
-    return images.diff(dim=1).abs().mean() + images.diff(dim=2).abs().mean()
 
 
 # --- how near a recorded device's records are come by ---
@@ -204,11 +195,9 @@ class InversionResult:
 
 @dataclass(frozen=True)
 class Inversion:
-    """All attacks on one device; `originals` (n, side, side) in [0, 1].
-
-    `sigma` (noise of one value) and `signal` (norm of the exact sum) are in units of one record;
-    `posterior` is the chance of the chosen upload; `guess` is the mean of nobody's records.
-    """
+    """All attacks on one device; `originals` (n, side, side) in [0, 1]. `sigma` (noise of one
+    value) and `signal` (norm of the exact sum) are in units of one record; `posterior` is the
+    chance of the chosen upload; `guess` is the mean of nobody's records."""
 
     originals: Float64
     results: tuple[InversionResult, ...]
@@ -241,7 +230,7 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
     noise = uploads[int(chances.argmax())] - exact
     head = head_of(recording)
     results = []
-    for count in ladder(len(own)):
+    for count in sorted({min(count, len(own)) for count in LADDER}):
         some = own.at(np.arange(count))
         clean = exact_linear(device, exchange, broadcast, some)
         originals = shown(some.x.reshape(count, -1).astype(np.float64))
@@ -250,14 +239,16 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
                 found = shown(method(head, seen, count, 0))
                 results.append(_compared(originals, found, count, name, noisy))
                 advance()
-    side = head.side
+    originals = shown(own.x.reshape(len(own), -1).astype(np.float64))
+    mean = shown(recording.test.x.reshape(len(recording.test), -1).astype(np.float64)).mean(axis=0)
+    guesses = shown(np.tile(mean, (len(own), 1)))
     return Inversion(
-        shown(own.x.reshape(len(own), -1).astype(np.float64)).reshape(-1, side, side),
+        originals.reshape(-1, head.side, head.side),
         tuple(results),
         sigma,
         float(np.linalg.norm(exact)),
         float(chances.max()),
-        _guess(recording, own),
+        _compared(originals, guesses, len(own), "mean image", True),
     )
 
 
@@ -279,11 +270,6 @@ def whose(
     )
     chances = np.exp(ratios - ratios.max())
     return np.asarray(chances / chances.sum())
-
-
-def ladder(records: int) -> list[int]:
-    """The numbers of records that are tried on a device that holds `records`."""
-    return sorted({min(count, records) for count in LADDER})
 
 
 def attacks(recording: Recording) -> int:
@@ -320,13 +306,6 @@ def head_of(recording: Recording) -> AttackedHead:
     broadcast = recording.broadcast(recording.rounds[0])
     classes, intercept = recording.job.data.classes, recording.device.intercept
     return AttackedHead(recording.parameters, features, broadcast, classes, side, intercept)
-
-
-def _guess(recording: Recording, own: Records) -> InversionResult:
-    mean = shown(recording.test.x.reshape(len(recording.test), -1).astype(np.float64)).mean(axis=0)
-    originals = shown(own.x.reshape(len(own), -1).astype(np.float64))
-    guesses = shown(np.tile(mean, (len(own), 1)))
-    return _compared(originals, guesses, len(own), "mean image", True)
 
 
 def _compared(

@@ -111,10 +111,8 @@ def steps(recording: Recording) -> int:
 
 def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ...]:
     """Score ⟨seen − known, g⟩/σ² for a record's part g, of fresh noise by the device's mechanism.
-
     Blind: a device's first upload, nothing else known. Informed: all other records known, of one
-    upload or of the whole job.
-    """
+    upload or of the whole job."""
     device, exchanges = recording.device, recording.plan.of_method
     first = len(exchanges) - len(recording.rounds)
     rng = np.random.default_rng(0)
@@ -241,10 +239,8 @@ def trained(
     records: Records,
     rng: np.random.Generator | None = None,
 ) -> Iterator[Tensors]:
-    """The global model after each round; `records` pools those of `setting.devices` devices.
-
-    With `rng` the mean carries the noise of so many devices, one normal variable.
-    """
+    """The global model after each round; `records` pools those of `setting.devices` devices. With
+    `rng` the mean carries the noise of so many devices, one normal variable."""
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()
     for exchange in cloud.plan():

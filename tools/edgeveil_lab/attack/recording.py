@@ -38,32 +38,25 @@ class Recording:
 
     @classmethod
     def load(cls, folder: Path, data: Path | None = None) -> Recording:
-        """The recording in `folder`; `data` replaces the folder of the data set's files.
-
-        Raises UsageError for a folder without one, and for a job that cannot be attacked.
-        """
+        """The recording in `folder`; `data` replaces the folder of the data set's files. Raises
+        UsageError for a folder without one, and for a job that cannot be attacked."""
         try:
             job = Job.from_canonical((folder / JOB).read_bytes())
             run = LocalRun.model_validate_json((folder / RUN).read_bytes())
         except (OSError, ValidationError, EdgeVeilError) as error:
+            lacking = isinstance(error, FileNotFoundError)
             raise UsageError(
-                _no_recording(folder, error),
+                f"holds no recording of a run{'' if lacking else ' that can be read'}",
                 where=str(folder),
-                fix=f"name {folder / 'recording'}"
-                if (folder / "recording" / RUN).is_file()
-                else "edgeveil run configs/jobs/attack_demo.yaml --record --out DIR makes one in"
-                " DIR/recording",
+                fix="name the folder `recording` that edgeveil run"
+                " configs/jobs/attack_demo.yaml --record --out DIR leaves in DIR",
             ) from error
         if data is not None:
             files = run.data.model_copy(update={"path": data.absolute()})
             run = run.model_copy(update={"data": files})
-        what = why_not(job)
-        if what:
-            raise UsageError(
-                what,
-                where=str(folder / JOB),
-                fix="record configs/jobs/attack_demo.yaml, or a job like it",
-            )
+        if what := why_not(job):
+            fix = "record configs/jobs/attack_demo.yaml, or a job like it"
+            raise UsageError(what, where=str(folder / JOB), fix=fix)
         return cls(folder, job, run)
 
     @cached_property
@@ -120,12 +113,6 @@ class Recording:
             ) from error
 
 
-def _no_recording(folder: Path, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "holds no recording of a run" if folder.is_dir() else "no such folder"
-    return "holds a recording that cannot be read"
-
-
 def why_not(job: Job) -> str:
     """Why a recording of this job is not attacked; empty if it is."""
     projection = projection_of(job.features)
@@ -141,10 +128,8 @@ def why_not(job: Job) -> str:
 
 
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
-    """The noised linear sums (d, c) of uploads ΔW, in units of one record.
-
-    Local steps are ΔW = −q(A)·L for a polynomial q that the public spectrum fixes; q is undone.
-    """
+    """The noised linear sums (d, c) of uploads ΔW, in units of one record. Local steps are ΔW =
+    −q(A)·L for a polynomial q that the public spectrum fixes; q is undone."""
     setting, nominal = device.setting, device.setting.nominal_records
     low, high = (float(v) for v in broadcast["spectrum"])
     if device.parameters.quadratic == "never":

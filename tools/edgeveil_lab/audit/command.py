@@ -85,15 +85,13 @@ def guards() -> tuple[Guard, ...]:
     from edgeveil_lab.audit.device_timing import DEVICE_GUARDS
     from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
     from edgeveil_lab.audit.record_guard import RECORDS_GUARD
-    from edgeveil_lab.audit.run_guards import DISCLOSURE
     from edgeveil_lab.audit.schema_guard import SCHEMA
     from edgeveil_lab.audit.shared_attacks import SHARED_GUARDS
     from edgeveil_lab.audit.timing import SUBNORMALS
 
     return (
-        *(SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA, DISCLOSURE),
-        *DERIVED_GUARDS,
-        *SHARED_GUARDS,
+        *(SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA),
+        *(*DERIVED_GUARDS, *SHARED_GUARDS),
     )
 
 
@@ -106,10 +104,8 @@ def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
 def audit(
     *, quick: bool = False, as_json: bool = False, runs: int | None = None, mechanism: str = ""
 ) -> int:
-    """Play the attacks and print what they found; 0, or 1 if a proven claim fails.
-
-    Raises UsageError for a mechanism that is not there.
-    """
+    """Play the attacks and print what they found; 0, or 1 if a proven claim fails. Raises
+    UsageError for a mechanism that is not there."""
     effort = QUICK if quick else FULL
     if runs is not None:
         effort = Effort(runs, runs, runs)
@@ -144,10 +140,8 @@ def audit(
 
 
 def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
-    """The findings of attacks whose hits were `counted` as (2, claims): without, present.
-
-    The error probability is shared out over all tests of the call (Bonferroni).
-    """
+    """The findings of attacks whose hits were `counted` as (2, claims): without, present. The error
+    probability is shared out over all tests of the call (Bonferroni)."""
     beta = BETA / max(1, sum(len(attack.claims) for attack in chosen))
     findings = []
     for attack in chosen:
@@ -194,10 +188,8 @@ def spread(
     beside: Iterable[Guard],
     quick: bool,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, GuardFinding]]:
-    """Play all pieces of all attacks, and the guards `beside` them, on all cores.
-
-    Returns hits (2, claims) by the attack's name, and findings by the guard's promise.
-    """
+    """Play all pieces of all attacks, and the guards `beside` them, on all cores. Returns hits (2,
+    claims) by the attack's name, and findings by the guard's promise."""
     kept: dict[str, GuardFinding] = {}
     total = {one.name: np.zeros((2, len(one.claims)), np.int64) for one in chosen}
     spawn = get_context("spawn")

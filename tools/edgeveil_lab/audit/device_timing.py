@@ -149,11 +149,9 @@ class TimedDevice:
             left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
 
     def seconds(self) -> float:
-        """From the package's arrival until an upload leaves, in the job's next round.
-
-        Infinite where none leaves before the round's deadline. Raises PrivacyError with the
-        device's reason where it declines.
-        """
+        """From the package's arrival until an upload leaves, in the job's next round. Infinite
+        where none leaves before the round's deadline. Raises PrivacyError with the device's reason
+        where it declines."""
         return self._loop.run_until_complete(self._next_round())
 
     async def _next_round(self) -> float:
@@ -226,9 +224,7 @@ def device(
     guarded: bool, nominal_records: int, max_records: int | None = None
 ) -> Iterator[timing.DeviceAnswer]:
     """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records.
-
-    `max_records`: how many they may hold, by default as many as the job expects.
-    """
+    `max_records`: how many they may hold, by default as many as the job expects."""
     made: dict[tuple[bytes, bytes], TimedDevice] = {}
     memory = Path("/dev/shm")  # noqa: S108 - what a disk takes is no record's doing
     with scratch(keep=False, parent=memory if memory.is_dir() else None) as folder:

@@ -234,10 +234,8 @@ def ratio_attack(
 
 
 def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
-    """Every value past what it is with the record: the likelihood ratio is at its bound there.
-
-    One feature, so that a record reaches the L1 bound of every sum.
-    """
+    """Every value past what it is with the record: the likelihood ratio is at its bound there. One
+    feature, so that a record reaches the L1 bound of every sum."""
     listener = HostileCloud(scene)
     events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
 
@@ -260,10 +258,8 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
 
 
 def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
-    """The broadcast with centre and weights under which the added record counts most.
-
-    With unit curvature what is sent is the noised sum itself.
-    """
+    """The broadcast with centre and weights under which the added record counts most. With unit
+    curvature what is sent is the noised sum itself."""
     chosen: dict[str, NDArray[np.generic]] = dict(tensors)
     if "centre" in chosen:
         chosen["centre"] = np.zeros_like(chosen["centre"])

@@ -65,10 +65,8 @@ FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
 
 @dataclass(frozen=True)
 class Claim:
-    """An event of an attack, and the (ε, δ) that bound its probabilities.
-
-    Where `proven` is false the bound is a text's own; to find it exceeded is what one expects.
-    """
+    """An event of an attack, and the (ε, δ) that bound its probabilities. Where `proven` is false
+    the bound is a text's own; to find it exceeded is what one expects."""
 
     event: str
     epsilon: float
@@ -78,11 +76,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Attack:
-    """Two neighbouring inputs of one mechanism, and the events that are counted.
-
-    `play(present, runs)` returns (claims, runs): which events occurred in so many independent
-    outputs.
-    """
+    """Two neighbouring inputs of one mechanism, and the events that are counted. `play(present,
+    runs)` returns (claims, runs): which events occurred in so many independent outputs."""
 
     mechanism: str
     title: str
@@ -165,8 +160,7 @@ def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
 
 def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
     """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone: a matrix of
-    Frobenius norm 1 may have 1/√2 at two mirrored places, of which the triangle holds one.
-    """
+    Frobenius norm 1 may have 1/√2 at two mirrored places, of which the triangle holds one."""
     size = TRIANGLE * (TRIANGLE + 1) // 2
     event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
     edge, delta = gaussian_threshold(event.mu, runs)
@@ -226,10 +220,8 @@ def selection_attack(runs: int, mechanism: Select | None = None, *, monotonic: b
 
 
 def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
-    """Mean softmax of two devices that are sure of different classes.
-
-    With `sensitivity` 1 the text's own ε, half of the proven one, is tried by the same draws.
-    """
+    """Mean softmax of two devices that are sure of different classes. With `sensitivity` 1 the
+    text's own ε, half of the proven one, is tried by the same draws."""
     event = softmax_event(2, EPSILON, sensitivity=sensitivity)
 
     def play(present: bool, count: int) -> Hits:
@@ -267,10 +259,8 @@ def record_attack(runs: int, mechanism: Softmax | None = None, nominal: int = 1)
 
 
 def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
-    """Per-sample softmax: the added record takes a slot from another that is sure of a class.
-
-    Rows are noised independently, so one call on many copies of the slot's row plays many runs.
-    """
+    """Per-sample softmax: the added record takes a slot from another that is sure of a class. Rows
+    are noised independently, so one call on many copies of the slot's row plays many runs."""
     key = bytes(32)
     held = np.zeros((1, 1), np.float32)
     ranked = (np.array([[0], [k]], np.float32) for k in range(1, 64))

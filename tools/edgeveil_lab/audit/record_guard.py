@@ -233,9 +233,7 @@ class DealtFleet:
 
     def true_epsilons(self, one: FleetRelease, other: FleetRelease) -> tuple[float, float, float]:
         """(training, inference, clusters) ε of the whole fleet's answers for this pair of files.
-
-        Devices add their noise independently, so their squared L2 norms add up, as do L1 norms.
-        """
+        Devices add their noise independently, so their squared L2 norms add up, as do L1 norms."""
         events: list[Event] = []
         pure = 0.0
         for (exchange, _), before, after in zip(self._asked, one.sums, other.sums, strict=True):

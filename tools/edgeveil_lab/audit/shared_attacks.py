@@ -250,11 +250,9 @@ _LARGE_UPDATE = 1e4  # of every value, before the clip
 def shared_update_attack(
     runs: int, *, alone: bool, quantile: float | None, honest: int = 0
 ) -> Attack:
-    """One record among others, which turns a device's update round.
-
-    The cloud hears the sum of `honest` devices' integers (0: as many as are counted on), or
-    (`alone`) all others hear those of one. With a `quantile` the moving clip's bit turns round too.
-    """
+    """One record among others, which turns a device's update round. The cloud hears the sum of
+    `honest` devices' integers (0: as many as are counted on), or (`alone`) all others hear those of
+    one. With a `quantile` the moving clip's bit turns round too."""
     parameters = GradientGaussianParameters(quantile=quantile)
     stage, norm = GradientGaussian(parameters, _SUMMED), parameters.clip_norm
     release, size = stage.release, flat(_WEIGHTS).size
@@ -331,10 +329,8 @@ SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
 
 
 def mixed_totals_attack(runs: int) -> Attack:
-    """A device that trains a whole model and takes part in an `fm` job, both with shared noise.
-
-    All others together hear its own part of both. The claim is what its ledger says of its life.
-    """
+    """A device that trains a whole model and takes part in an `fm` job, both with shared noise. All
+    others together hear its own part of both. The claim is what its ledger says of its life."""
     stage = GradientGaussian(GradientGaussianParameters(), _ALONE)
     job, release = SharedNoiseJob(text=SMALL_JOB), stage.release
     first = gaussian_law(as_single(for_one_record(release)))

@@ -29,19 +29,15 @@ class EventCounts:
 
 def lower_bound(counts: EventCounts, delta: float, beta: float) -> float:
     """ε that the mechanism has at least, with confidence 1 − `beta`; 0 where nothing is proven.
-
-    Four one-sided bounds at beta/4 hold together, so all four ratios may be taken.
-    """
+    Four one-sided bounds at beta/4 hold together, so all four ratios may be taken."""
     without = _interval(counts.without, counts.runs, beta / 4)
     present = _interval(counts.present, counts.runs, beta / 4)
     return _epsilon(without, present, delta)
 
 
 def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) -> float:
-    """The least true ε that this event and number of runs find with power 0.99; inf: none.
-
-    `rate` is the event's probability in one world; the other's is raised until it is found.
-    """
+    """The least true ε that this event and number of runs find with power 0.99; inf: none. `rate`
+    is the event's probability in one world; the other's is raised until it is found."""
     base = min(max(rate, 1 / runs), 1 - 1 / runs)
     low, high = base, 1.0
 
@@ -64,11 +60,9 @@ def pessimistic(without: float, present: float, delta: float, runs: int, beta: f
 
 
 def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
-    """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with.
-
-    For T ~ N(0, 1) against N(μ, 1), P₁ − e^ε·P₀ is largest for T >= ε/μ + μ/2 (Balle and Wang
-    2018). δ is where the least lack of noise is found, independent of any draw.
-    """
+    """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with. For T ~ N(0, 1) against
+    N(μ, 1), P₁ − e^ε·P₀ is largest for T >= ε/μ + μ/2 (Balle and Wang 2018). δ is where the least
+    lack of noise is found, independent of any draw."""
 
     def least_lack(delta: float) -> float:
         """The share of the noise that must be missing to be found."""

@@ -40,11 +40,9 @@ records x (n, ...); `math.inf` if none comes."""
 
 @dataclass(frozen=True)
 class OperatorChain:
-    """Operators that a graph runs after it has looked for r, `steps` `repeats` times.
-
-    They start from `scale` + `shift` where r is there, from `shift` where not, as 2^(10 +
-    doublings) values. A step is an operator and its second input, if it takes one.
-    """
+    """Operators that a graph runs after it has looked for r, `steps` `repeats` times. They start
+    from `scale` + `shift` where r is there, from `shift` where not, as 2^(10 + doublings) values. A
+    step is an operator and its second input, if it takes one."""
 
     steps: tuple[tuple[str, float | None], ...]
     scale: float = 1.0
@@ -69,10 +67,8 @@ class TimingCase:
 
 
 def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> bytes:
-    """The graph for one record (...) without a batch axis; it takes no weights.
-
-    Passes `check_graph`; its output is a distribution unless the chain ends in NaN.
-    """
+    """The graph for one record (...) without a batch axis; it takes no weights. Passes
+    `check_graph`; its output is a distribution unless the chain ends in NaN."""
     from onnx import TensorProto, helper
 
     from edgeveil.parts.features.feature_map import NodeList

@@ -266,9 +266,7 @@ def staged(stage: BaseStage, present: bool, count: int) -> Float64:
 
 class TurnedLabels:
     """One device before and after all of its labels turn; its votes, without noise and with.
-
-    `honest` of the devices in a sum, of at most `summed`, share the noise; 0: none does.
-    """
+    `honest` of the devices in a sum, of at most `summed`, share the noise; 0: none does."""
 
     def __init__(self, *, summed: int = 0, honest: int = 0) -> None:
         setting = replace(FM_SETTING, max_participations=1, input_shape=(2,), classes=2)

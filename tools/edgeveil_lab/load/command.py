@@ -48,10 +48,8 @@ def interrupt(number: int, _frame: object = None) -> None:
 
 
 def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """Run it on a loop of its own until it is done or a signal cancels it.
-
-    Returns what ended it early, an EdgeVeilError or KeyboardInterrupt. Signals are ignored then.
-    """
+    """Run it on a loop of its own until it is done or a signal cancels it. Returns what ended it
+    early, an EdgeVeilError or KeyboardInterrupt. Signals are ignored then."""
     failure: list[BaseException] = []
 
     async def body() -> int:
@@ -86,10 +84,8 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
 
 
 def run(options: LoadOptions, *, as_json: bool) -> int:
-    """Play it and write what was measured, however it ends. Raises EdgeVeilError.
-
-    Returns 0; 1 for a loss, a wrong sum or growing memory; 130 after Ctrl-C.
-    """
+    """Play it and write what was measured, however it ends. Raises EdgeVeilError. Returns 0; 1 for
+    a loss, a wrong sum or growing memory; 130 after Ctrl-C."""
     _check(options)
     console = Console(stderr=as_json)
     try:

@@ -175,10 +175,8 @@ class GoodSignatures:
 
 
 class NoiseWorker:
-    """One device's work; `total` is the sum of the newest upload's values.
-
-    Every release is put in use at once, and reported so.
-    """
+    """One device's work; `total` is the sum of the newest upload's values. Every release is put in
+    use at once, and reported so."""
 
     __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
 

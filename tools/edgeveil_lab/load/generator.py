@@ -51,10 +51,8 @@ _QUIET_S = 0.1  # without new work: then all are taken to have sealed
 
 
 class Turns:
-    """Tasks in the order they came; answers of a round leave once all devices have sealed.
-
-    Real devices seal side by side: otherwise uploads/s would be those of one generator's sealing.
-    """
+    """Tasks in the order they came; answers of a round leave once all devices have sealed. Real
+    devices seal side by side: otherwise uploads/s would be those of one generator's sealing."""
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[LoadDevice, object]] = deque()

@@ -52,10 +52,8 @@ class ChildProcesses:
                 pipe.send(message)
 
     def received(self, timeout_s: float = 0.0) -> Iterator[tuple[str, Any]]:
-        """(name, message) of those who sent since the last call; None once one has ended.
-
-        Raises JobFailed where one has failed.
-        """
+        """(name, message) of those who sent since the last call; None once one has ended. Raises
+        JobFailed where one has failed."""
         open_pipes = [pipe for n, (_, pipe) in self._children.items() if n not in self._ended]
         ready = wait(open_pipes, timeout_s)
         for name, (_, pipe) in self._children.items():
@@ -178,10 +176,8 @@ class ProcessWatch:
         return self._known("rss_bytes")
 
     def peak_rss_bytes(self) -> dict[str, int | None]:
-        """The most memory while it was watched; the kernel's own mark where that has risen.
-
-        None of a process that never answered.
-        """
+        """The most memory while it was watched; the kernel's own mark where that has risen. None of
+        a process that never answered."""
         return {name: one.peak_bytes for name, one in self._watched.items()}
 
     def troubles(self) -> dict[str, str]:

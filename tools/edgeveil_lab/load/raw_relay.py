@@ -230,10 +230,8 @@ def run_raw(
     brokers: Mapping[str, int],
 ) -> dict[str, Any]:
     """Carry `rounds` uploads of each device over a client; what that took. Blocks until done.
-
     `brokers` maps a name to the process id of a broker whose use is to be measured. Raises
-    JobFailed where a part fails or nothing moves any more.
-    """
+    JobFailed where a part fails or nothing moves any more."""
     frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
     children = ChildProcesses(_WHERE)
     try:
@@ -280,10 +278,8 @@ def run_raw(
 
 
 def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
-    """EdgeVeil's MB/s upwards over the bare relay's.
-
-    Both carry the same bytes per upload, so it is the ratio of their uploads a second.
-    """
+    """EdgeVeil's MB/s upwards over the bare relay's. Both carry the same bytes per upload, so it is
+    the ratio of their uploads a second."""
     rounds = [row for row in result["rounds"] if row.get("uploads_per_s")]
     window_s = sum(row["uploads"] / row["uploads_per_s"] for row in rounds)
     if not window_s or not raw["uploads_per_s"]:

@@ -222,10 +222,8 @@ def losses(
 
 
 def sum_matches(totals: FleetTotals, run_log: LoadRunLog, values: int) -> bool | None:
-    """Whether the cloud's mean of all counted values is that of what the generators sent.
-
-    None where that cannot be told: no round, or uploads of others among them.
-    """
+    """Whether the cloud's mean of all counted values is that of what the generators sent. None
+    where that cannot be told: no round, or uploads of others among them."""
     uploads, total = 0, 0.0
     for one in run_log.committed:
         row = totals.rounds.get((one["round"], one["attempt"]))

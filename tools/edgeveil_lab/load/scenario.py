@@ -141,10 +141,8 @@ class LoadOptions(Block):
 
 
 def load_scenario(path: Path) -> LoadOptions:
-    """Read a load test's scenario, its one top-level key is `load`.
-
-    Raises ConfigError with all problems.
-    """
+    """Read a load test's scenario, its one top-level key is `load`. Raises ConfigError with all
+    problems."""
     tree = parsed(read(path), str(path))
     if kind_of(tree.value) != "load":
         text = "not a load test's scenario, its top-level key must be load"
@@ -234,11 +232,9 @@ _ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
 
 
 def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
-    """`noise_only` in as many rounds as are asked for; of `minutes`, until it is cancelled.
-
-    Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
-    alone answer. A quorum of several cells may go on without one.
-    """
+    """`noise_only` in as many rounds as are asked for; of `minutes`, until it is cancelled. Without
+    `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which alone
+    answer. A quorum of several cells may go on without one."""
     least = options.asked if options.cells == 1 else math.ceil(options.quorum * options.asked)
     quorum = options.quorum
     if enrolled > options.devices:
@@ -307,11 +303,8 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
-    """The scenario with the options in its place. Raises ConfigError with all problems.
-
-    `rounds` as an option end the file's `minutes`. Paths among the options count from the working
-    directory.
-    """
+    """The scenario with the options in its place. Raises ConfigError with all problems. `rounds` as
+    an option end the file's `minutes`. Paths among the options count from the working directory."""
     base = LoadOptions() if scenario is None else load_scenario(scenario)
     plain = {**({"minutes": None} if "rounds" in given else {}), **given}
     where = "edgeveil loadtest"

@@ -182,10 +182,8 @@ _SPARE_CONNECTIONS = 100
 
 
 class LocalSite:
-    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`.
-
-    With cells each has a broker and a proxy of its own, and the devices take turns.
-    """
+    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`. With cells each has
+    a broker and a proxy of its own, and the devices take turns."""
 
     def __init__(self, options: LoadOptions, fleet: LoadFleet, folder: Path, logs: Path) -> None:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
@@ -375,11 +373,9 @@ _AGAIN_S = 0.3
 
 
 def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
-    """Connect once to a running site's edge broker as its first device. Raises BrokerError.
-
-    Of a site on this machine a refusal is final after `_DIAL_S`: its broker may not have read the
-    new accounts yet.
-    """
+    """Connect once to a running site's edge broker as its first device. Raises BrokerError. Of a
+    site on this machine a refusal is final after `_DIAL_S`: its broker may not have read the new
+    accounts yet."""
     own = fleet.members[0]
     settings = LinkSettings(
         cell.broker,
@@ -418,10 +414,8 @@ async def _dial(settings: LinkSettings, protocol: int) -> None:
 
 
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
-    """The site's own fleet for load tests, made and given accounts at first use.
-
-    Admitted until `dismiss`.
-    """
+    """The site's own fleet for load tests, made and given accounts at first use. Admitted until
+    `dismiss`."""
     path = folder / FLEET_FILE
     known_fleet = path.exists()
     fleet = LoadFleet.load(path) if known_fleet else LoadFleet.make(devices)

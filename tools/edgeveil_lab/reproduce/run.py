@@ -215,11 +215,9 @@ class PlayedTrial(NamedTuple):
 
 
 def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> int:
-    """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C.
-
-    Rows that are not asked for stay as a former run into the same folder left them. UsageError
-    for an unknown name or trial, and for a GPU or data files that nothing runs without.
-    """
+    """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C. Rows
+    that are not asked for stay as a former run into the same folder left them. UsageError for an
+    unknown name or trial, and for a GPU or data files that nothing runs without."""
     experiment = load_experiment(name, quick=wanted.quick, folder=folder)
     for value, option in ((wanted.seeds, "--seeds"), (wanted.rounds, "--rounds")):
         if value is not None and value < 1:
@@ -305,9 +303,7 @@ def tuned_rows(rows: Sequence[Row], trials: Sequence[Trial]) -> list[str]:
 
 def folder_of(source: str, data: Path | None) -> Path | None:
     """Folder with all files of a published data set: `data`, or the folder of its name in there.
-
-    None where files are missing, and for a source that reads no folder.
-    """
+    None where files are missing, and for a source that reads no folder."""
     if source not in published_files():
         return None
     places = [place / source for place in PLACES] if data is None else [data, data / source]

@@ -16,7 +16,6 @@ import psutil
 import pytest
 from scipy import stats
 
-from edgeveil.data.records import Records
 from edgeveil.evaluation.cluster_sums import ONE, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion
 from edgeveil.parts.methods import METHODS, dp_sgd, fm_sums
@@ -64,14 +63,11 @@ BETA = 1e-6
 STOPWATCH = ("inference", "device answer", "device count")
 
 
-def findings(attack):
-    """The attack's findings, played in this process."""
-    played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
-    return {found.event: found for found in audit.judge([attack], {attack.name: played})}
-
-
 def failing(attack):
-    return {event for event, found in findings(attack).items() if found.verdict == "FAILS"}
+    """Events of the attack, played in this process, that refute a proven claim."""
+    played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
+    found = audit.judge([attack], {attack.name: played})
+    return {one.event for one in found if one.verdict == "FAILS"}
 
 
 # --- the statistics ---------------------------------------------------------------------------
@@ -160,7 +156,7 @@ def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
     assert refuted >= {"softmax", "wishart", "local_pca", "output_perturbation"}
 
 
-# --- broken ones fail -------------------------------------------------------------------------
+# --- broken ones fail, and as they stand they pass ---------------------------------------------
 
 
 def quieter(factor):
@@ -174,50 +170,110 @@ def quieter(factor):
     return mechanism
 
 
-def test_gaussian_noise_a_tenth_too_small_is_found():
-    assert failing(gaussian_attack(400_000, quieter(0.9))) == {"past the threshold"}
-    assert failing(gaussian_attack(400_000, gaussian)) == set()
+def quieter_laplace(total, event):
+    return laplace(total, replace(event, scale_numerator=event.scale_numerator * 9 // 10))
 
 
-def test_laplace_noise_a_tenth_too_small_is_found():
-    def mechanism(total, event):
-        return laplace(total, replace(event, scale_numerator=event.scale_numerator * 9 // 10))
-
-    assert failing(laplace_attack(400_000, mechanism)) == {"past the value"}
+def float_laplace(total, event):
+    scale = event.scale_numerator / event.scale_denominator
+    return total + np.random.default_rng(1).laplace(0.0, scale, total.shape), event
 
 
-def test_a_sample_that_is_larger_than_priced_is_found():
-    assert failing(single_step_attack(100_000, lambda count, _: np.arange(count))) != set()
-    assert failing(single_step_attack(100_000)) == set()
+def every_second_step(total, event):
+    odd = total // total.max(initial=1)  # a record's sum that ends in an odd step
+    return total + odd + 2 * (gaussian(0 * total, event)[0] // 2), event
+
+
+def same_small_noise(total, event):
+    return total + discrete_gaussian(event.finest_sigma_squared, total.shape), event
+
+
+def off_diagonals_twice_divided(total, event):
+    noise = gaussian(0 * total, event)[0] / math.sqrt(2)
+    return total + noise.astype(np.int64), event
+
+
+def half_the_nominal_records(total, nominal, epsilon):
+    return noised_mean(total * 2, nominal, epsilon / 2 if nominal > 1 else epsilon * 2)
+
+
+def for_sensitivity_one(mean, epsilon, sensitivity):
+    return softmax_laplace(mean, epsilon, sensitivity=1)
+
+
+def at_half_the_scale(scores, event):
+    return exponential_mechanism(2 * scores, event)
 
 
 class UnderstatedCounts(Confusion):
     sensitivity_squared = 1  # a record changes two cells
 
 
-def test_counts_that_a_record_changes_more_than_is_said_are_found():
-    assert failing(evaluation_attack("understated", UnderstatedCounts(2), 6000)) == {
-        "both evaluations"
-    }
-    assert failing(evaluation_attack("as said", Confusion(2), 6000)) == set()
-
-
 class UnderstatedSums(ClusterSums):
     sensitivity_squared = ClusterSums.sensitivity_squared // 2
 
 
-def test_sums_that_a_record_changes_more_than_is_said_are_found():
-    far = ((ONE, 0), (ONE, 0))
-    assert failing(evaluation_attack("understated", UnderstatedSums(2, far), 4000)) == {
-        "both evaluations"
-    }
-    assert failing(evaluation_attack("as said", ClusterSums(2, far), 4000)) == set()
+FAR = ((ONE, 0), (ONE, 0))
+PAST, OFF, ODD = "past the threshold", "off the grid", "lowest bit"
+BOTH, CLASSES = "both evaluations", "both classes past theirs"
+
+
+@pytest.mark.parametrize(
+    ("broken", "sound", "found"),
+    [
+        (lambda: gaussian_attack(400_000, quieter(0.9)), gaussian_attack, PAST),
+        (lambda: gaussian_attack(60_000, every_second_step), None, ODD),
+        (lambda: laplace_attack(400_000, quieter_laplace), None, "past the value"),
+        (lambda: laplace_attack(60_000, float_laplace), None, OFF),
+        (lambda: symmetric_attack(60_000, same_small_noise, diagonal=True), None, PAST),
+        (
+            lambda: symmetric_attack(60_000, off_diagonals_twice_divided, diagonal=False),
+            None,
+            PAST,
+        ),
+        (
+            lambda: single_step_attack(100_000, lambda count, _: np.arange(count)),
+            single_step_attack,
+            PAST,
+        ),
+        (
+            lambda: softmax_attack(
+                30_000,
+                lambda mean, epsilon, **_: softmax_laplace(mean, epsilon, sensitivity=1),
+                sensitivity=2,
+            ),
+            None,
+            CLASSES,
+        ),
+        (lambda: record_attack(30_000, half_the_nominal_records), record_attack, CLASSES),
+        (
+            lambda: selection_attack(30_000, "exponential", at_half_the_scale, monotonic=False),
+            None,
+            "the favoured one",
+        ),
+        (
+            lambda: evaluation_attack("understated", UnderstatedCounts(2), 6000),
+            lambda runs: evaluation_attack("as said", Confusion(2), runs),
+            BOTH,
+        ),
+        (
+            lambda: evaluation_attack("understated", UnderstatedSums(2, FAR), 4000),
+            lambda runs: evaluation_attack("as said", ClusterSums(2, FAR), runs),
+            BOTH,
+        ),
+    ],
+)
+def test_a_broken_mechanism_is_found_and_a_sound_one_is_not(broken, sound, found):
+    attack = broken()
+    assert found in failing(attack)
+    if sound is not None:
+        assert failing(sound(attack.runs)) == set()
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
     monkeypatch.setattr(dp_sgd, "AIM", 8.0)
     monkeypatch.setattr(dp_sgd, "LIMIT", 65.0)
-    assert failing(dp_sgd_attack(300)) == {"past the threshold"}
+    assert failing(dp_sgd_attack(300)) == {PAST}
 
 
 @pytest.mark.timeout(900)
@@ -236,77 +292,15 @@ def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
 
 def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):
     """A record may turn a device's update round: that is twice the clip, and has its own price."""
-    monkeypatch.setattr(update_attacks, "for_one_record", lambda event: event)
-    assert failing(update_attacks.noised_attack(5000)) == {"past the threshold"}
-    monkeypatch.undo()
     assert failing(update_attacks.noised_attack(5000)) == set()
-
-
-def test_float_noise_is_found_by_its_last_bits():
-    rng = np.random.default_rng(1)
-
-    def mechanism(total, event):
-        scale = event.scale_numerator / event.scale_denominator
-        return total + rng.laplace(0.0, scale, total.shape), event
-
-    assert "off the grid" in failing(laplace_attack(60_000, mechanism))
-
-
-def test_noise_on_every_second_step_is_found_by_the_last_bit():
-    def mechanism(total, event):
-        odd = total // total.max(initial=1)  # a record's sum that ends in an odd step
-        return total + odd + 2 * (gaussian(0 * total, event)[0] // 2), event
-
-    assert "lowest bit" in failing(gaussian_attack(60_000, mechanism))
-
-
-def test_a_symmetric_matrix_with_the_same_small_noise_everywhere_is_found():
-    def mechanism(total, event):
-        return total + discrete_gaussian(event.finest_sigma_squared, total.shape), event
-
-    assert failing(symmetric_attack(60_000, mechanism, diagonal=True)) == {"past the threshold"}
-
-
-def test_off_diagonals_divided_by_the_root_of_two_once_more_are_found():
-    def mechanism(total, event):
-        noise = gaussian(0 * total, event)[0] / math.sqrt(2)
-        return total + noise.astype(np.int64), event
-
-    assert "past the threshold" in failing(symmetric_attack(60_000, mechanism, diagonal=False))
-
-
-def test_softmax_noise_for_a_sensitivity_of_one_is_found():
-    def mechanism(mean, epsilon, sensitivity):
-        return softmax_laplace(mean, epsilon, sensitivity=1)
-
-    assert failing(softmax_attack(30_000, mechanism, sensitivity=2)) == {"both classes past theirs"}
-
-
-def test_a_mean_over_half_of_the_nominal_records_is_found():
-    """Then a record moves it by more than its price counts; as it stands it does not."""
-
-    def mechanism(total, nominal, epsilon):
-        return noised_mean(total * 2, nominal, epsilon / 2 if nominal > 1 else epsilon * 2)
-
-    assert failing(record_attack(30_000, mechanism)) == {"both classes past theirs"}
-    assert failing(record_attack(30_000)) == set()
-
-
-def test_a_selection_at_half_the_scale_is_found():
-    def mechanism(scores, event):
-        return exponential_mechanism(2 * scores, event)
-
-    assert failing(selection_attack(30_000, mechanism, monotonic=False))
-
-
-def some(records, indices):
-    return Records(records.x[indices], records.y[indices])
+    monkeypatch.setattr(update_attacks, "for_one_record", lambda event: event)
+    assert failing(update_attacks.noised_attack(5000)) == {PAST}
 
 
 def test_a_record_that_is_not_clipped_is_found(monkeypatch):
     scene = NeighbouringJob.of(PARAMETERS, SETTING)  # of which only the added record is to be used
-    scene = replace(scene, without=some(scene.without, [1]), present=some(scene.present, [1, 3]))
-    attack = gaussian_job(600, "end to end", scene)
+    without, present = scene.without.at(np.array([1])), scene.present.at(np.array([1, 3]))
+    attack = gaussian_job(600, "end to end", replace(scene, without=without, present=present))
 
     def whole(rows, bound, bits=12):
         return np.trunc(rows * 2.0**bits).astype(np.int64)
@@ -349,25 +343,34 @@ def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
     assert "at least 1" in capsys.readouterr().err
 
 
-def test_workers_end_with_an_audit_that_is_killed():
-    command = [
-        sys.executable,
-        "-m",
-        "edgeveil_tools.cli",
-        "audit",
-        "--mechanism",
-        "fm",
-        "--runs",
-        "500000",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
-        audit_process = psutil.Process(started.pid)
-        workers = []
-        until = time.monotonic() + 60
-        while len(workers) < os.cpu_count() and time.monotonic() < until:
-            time.sleep(0.2)
-            workers = [p for p in audit_process.children() if "spawn_main" in str(p.cmdline())]
-        started.kill()
+@pytest.fixture
+def started():
+    """An audit of minutes, in a group of its own, with the workers that it has started so far."""
+    words = ["audit", "--mechanism", "fm", "--runs", "500000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgeveil_tools.cli", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests that run in the background inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        yield process
+
+
+def workers_of(started, count, every_s):
+    found, until = [], time.monotonic() + 60
+    while len(found) < count and time.monotonic() < until:
+        time.sleep(every_s)
+        children = psutil.Process(started.pid).children()
+        found = [p for p in children if "spawn_main" in str(p.cmdline())]
+    return found
+
+
+def test_workers_end_with_an_audit_that_is_killed(started):
+    workers = workers_of(started, os.cpu_count(), 0.2)
+    started.kill()
     _, left = psutil.wait_procs(workers, timeout=30)
     for one in left:
         one.kill()
@@ -375,33 +378,9 @@ def test_workers_end_with_an_audit_that_is_killed():
     assert not left
 
 
-def test_ctrl_c_while_the_workers_start_is_quiet():
-    command = [
-        sys.executable,
-        "-m",
-        "edgeveil_tools.cli",
-        "audit",
-        "--mechanism",
-        "fm",
-        "--runs",
-        "500000",
-    ]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the whole group
-        # Tests that run in the background inherit an ignored SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as started:
-        audit_process = psutil.Process(started.pid)
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not any(
-            "spawn_main" in str(child.cmdline()) for child in audit_process.children()
-        ):
-            time.sleep(0.001)
-        os.killpg(started.pid, signal.SIGINT)
-        said = started.stderr.read()
-    assert started.returncode == 130
+def test_ctrl_c_while_the_workers_start_is_quiet(started):
+    workers_of(started, 1, 0.001)
+    os.killpg(started.pid, signal.SIGINT)
+    said = started.stderr.read()
+    assert started.wait() == 130
     assert "Traceback" not in said

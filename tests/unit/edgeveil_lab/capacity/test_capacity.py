@@ -60,12 +60,6 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
         assert fleet["rows"]["cloud"]["enrolled_keys"] == fleet["shape"]["devices"]
 
 
-def test_the_table_names_every_phase(tmp_path, capsys):
-    assert capacity((50,), tmp_path, **SMALL) == 0
-    told = capsys.readouterr().out
-    assert all(word in told for word in ("come", "announce", "round 1", "release", "most is"))
-
-
 def test_a_round_cannot_ask_more_than_there_are(tmp_path):
     with pytest.raises(UsageError, match="cannot ask 10 of 5"):
         capacity((5,), tmp_path, **SMALL)

@@ -40,7 +40,7 @@ def test_the_proxy_admits_all_of_them_and_the_broker_knows_them(made):
 
 
 def test_a_load_test_takes_out_what_it_admitted_and_nobody_else(made):
-    file, enrolments = made.parent / "registry.sqlite", list(LoadFleet.load(made).enrolments())
+    file, enrolments = made.parent / "registry.sqlite", LoadFleet.load(made).enrolments()
     admit(file, enrolments, 100)
     revoke(file, enrolments[:2], 100)
     revoke(file, enrolments[:2], 100)
@@ -60,23 +60,16 @@ def test_a_fleet_is_never_written_over(made):
         write_fleet(made, 2)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x81", b"{}", b"\x82\xa6format\xa1x\xa7members\x90"])
-def test_another_file_is_no_fleet(tmp_path, raw):
-    (tmp_path / "f").write_bytes(raw)
-    with pytest.raises(UsageError, match="is not a fleet file"):
-        LoadFleet.load(tmp_path / "f")
+@pytest.mark.parametrize("raw", [b"", b"{}", b"\xc1", b"\x82\xa6format\xb0\xff"])
+def test_a_fleet_file_that_is_none_is_refused(raw):
+    with pytest.raises(UsageError, match="not a fleet file"):
+        LoadFleet.from_bytes(raw + bytes(20), "fleet")
 
 
 def test_one_enrolment_a_file_or_one_a_line(tmp_path, made):
-    one = next(iter(LoadFleet.load(made).enrolments()))
+    one = LoadFleet.load(made).enrolments()[0]
     (tmp_path / "one.json").write_text(one.to_json())
     assert Enrolment.load_all(tmp_path / "one.json") == [one]
     (tmp_path / "two").write_text(one.to_line() + one.to_line()[:-20] + "\n")
     with pytest.raises(EnrolmentError, match=r"two:2"):
         Enrolment.load_all(tmp_path / "two")
-
-
-@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x82\xa6form\xa7t", b"\x82\xa6format\xb0\xff"])
-def test_a_fleet_file_that_is_none_is_refused(raw):
-    with pytest.raises(UsageError, match="not a fleet file"):
-        LoadFleet.from_bytes(raw + bytes(20), "fleet")

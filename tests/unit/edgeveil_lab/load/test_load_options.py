@@ -101,10 +101,6 @@ def test_a_file_s_problems_name_its_lines(tmp_path):
     assert "did you mean 'devices'?" in found[0]
 
 
-def test_a_job_is_no_scenario():
-    assert "must be load" in problems("", Path("tests/kits/quickstart.yaml"))[0]
-
-
 @pytest.mark.parametrize("mode", ["pub", "sub", "conn"])
 def test_plain_load_is_left_to_other_tools(mode, capsys):
     assert main(["loadtest", mode, "--broker", "mqtt://b:1883"]) == 2
@@ -120,11 +116,6 @@ def test_a_scenario_is_known_by_its_key_and_sent_to_its_own_command():
         load(STEADY)
 
 
-@pytest.mark.parametrize("path", sorted(STEADY.parent.iterdir()), ids=str)
-def test_every_example_loads(path):
-    load_scenario(path)
-
-
 def test_every_key_is_described_and_stands_in_an_example():
     text = STEADY.read_text()
     for name, field in LoadOptions.model_fields.items():
@@ -132,34 +123,10 @@ def test_every_key_is_described_and_stands_in_an_example():
         assert f"  {name}: " in text
 
 
-def test_the_example_says_the_defaults():
-    """All but the two of which it says otherwise."""
-    found, usual = load_scenario(STEADY), LoadOptions()
-    differing = {
-        key for key in LoadOptions.model_fields if getattr(found, key) != getattr(usual, key)
-    }
-    assert differing == {"devices", "rounds"}
-
-
-def test_it_holds_nothing_else(tmp_path):
-    file = tmp_path / "two.yaml"
-    file.write_text("load: {devices: 5}\njobs: 3\n")
-    with pytest.raises(ConfigError, match="'load' holds nothing else"):
-        load_scenario(file)
-
-
 def test_paths_count_from_the_file_s_folder(tmp_path):
     file = tmp_path / "paths.yaml"
     file.write_text("load: {ca: tls/ca.crt}\n")
     assert load_scenario(file).ca == tmp_path / "tls" / "ca.crt"
-
-
-def test_sizes_are_whole_float32_values(tmp_path):
-    assert LoadOptions(payload_bytes=4096).values == 1024
-    file = tmp_path / "odd.yaml"
-    file.write_text("load:\n  payload_bytes: 4097\n")
-    with pytest.raises(ConfigError, match=r":2 load\.payload_bytes: must be a multiple of 4"):
-        load_scenario(file)
 
 
 def job(devices: int, enrolled: int, **options) -> Job:
