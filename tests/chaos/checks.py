@@ -316,10 +316,8 @@ _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 
 def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
-    """The tensor behind each mark, from the ledgers of the devices that sealed it.
-
-    Raises EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt.
-    """
+    """The tensor behind each mark, from the ledgers of the devices that sealed it. Raises
+    EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt."""
     uploads: dict[bytes, Upload] = {}
     for device in found.devices:
         for receipt in device.receipts:

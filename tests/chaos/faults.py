@@ -67,10 +67,8 @@ def broker_of(link: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """`at_s`: seconds after the site is up. `target`: a process, a link or a broker.
-
-    `amount`: seconds that a packet waits (`delay`), share of the publications that are hit.
-    """
+    """`at_s`: seconds after the site is up. `target`: a process, a link or a broker. `amount`:
+    seconds that a packet waits (`delay`), share of the publications that are hit."""
 
     at_s: float
     kind: Kind
@@ -97,10 +95,8 @@ class Fault:
 def schedule(
     seed: int, kills: int, targets: FaultTargets, every_s: float = 1.5
 ) -> tuple[Fault, ...]:
-    """All faults, by time: `kills` kills, about `every_s` apart, and half as many others.
-
-    Every kind of fault is among them; no two of one kind on one target overlap.
-    """
+    """All faults, by time: `kills` kills, about `every_s` apart, and half as many others. Every
+    kind of fault is among them; no two of one kind on one target overlap."""
     rng = random.Random(seed)
     found = _kills(rng, kills, targets.of("kill"), every_s)
     end_s = max((fault.at_s for fault in found), default=every_s)

@@ -27,11 +27,9 @@ _ENDED_HERE = ("broker", "disk")  # a relay ends its faults itself
 
 
 class Director:
-    """Brings each fault at its time and takes it back, on a thread for each.
-
-    `now_s` counts from the moment that the schedule counts from. Faults of one kind on one target
-    are brought in order: a broker has come back before it is stopped again.
-    """
+    """Brings each fault at its time and takes it back, on a thread for each. `now_s` counts from
+    the moment that the schedule counts from. Faults of one kind on one target are brought in order:
+    a broker has come back before it is stopped again."""
 
     def __init__(
         self, site: ChaosSite, faults: Sequence[Fault], now_s: Callable[[], float]
@@ -77,11 +75,9 @@ class Director:
 
 
 class CloudJobs:
-    """The jobs of one cloud, over its HTTP control, which may be away at any moment.
-
-    `known` is read anew at every look: the answer to a submission may be lost. Paused jobs are
-    resumed; while `feeding` a new one follows the last.
-    """
+    """The jobs of one cloud, over its HTTP control, which may be away at any moment. `known` is
+    read anew at every look: the answer to a submission may be lost. Paused jobs are resumed; while
+    `feeding` a new one follows the last."""
 
     def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
         self._connect, self._yaml = connect, job_yaml
@@ -135,10 +131,8 @@ _TOUCHES = {  # by kind of fault, counters of the relays
 
 
 class ChaosRun:
-    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line.
-
-    `engine`: of workers that open batches; None: no workers.
-    """
+    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line. `engine`:
+    of workers that open batches; None: no workers."""
 
     def __init__(
         self,
@@ -164,10 +158,8 @@ class ChaosRun:
         self._said: tuple[str, float] = ("", 0.0)
 
     def run(self) -> None:
-        """Until everything has come back, or nothing moves any more (`stalled`).
-
-        Raises BrokerError, or JobFailed where the site did not even start.
-        """
+        """Until everything has come back, or nothing moves any more (`stalled`). Raises
+        BrokerError, or JobFailed where the site did not even start."""
         self.site.start()
         self._until(self._all_online, START_S, "the site did not start")
         self.site.tap()

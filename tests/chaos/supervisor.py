@@ -70,10 +70,8 @@ class _Supervised:
 
 
 class Supervisor:
-    """Starts processes and keeps them running until `stop`. Logs go to `folder/<name>.log`.
-
-    Output goes through a pipe, so that a full disk of a process does not silence it.
-    """
+    """Starts processes and keeps them running until `stop`. Logs go to `folder/<name>.log`. Output
+    goes through a pipe, so that a full disk of a process does not silence it."""
 
     def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
         self._folder, self._now_s = folder, now_s
@@ -101,10 +99,8 @@ class Supervisor:
             kept.send(signal.SIGKILL)
 
     def fill(self, name: str, full: bool) -> None:
-        """Let writes of this process and its successors fail as on a full disk, or no more.
-
-        A limit on the size of files: `EFBIG` stands for `ENOSPC`.
-        """
+        """Let writes of this process and its successors fail as on a full disk, or no more. A limit
+        on the size of files: `EFBIG` stands for `ENOSPC`."""
         kept = self._all[name]
         with self._lock:
             kept.full = full

@@ -110,10 +110,7 @@ class TimedDevice:
         site = EdgeSite.model_validate_json(json.dumps(made))
         DeviceIdentity.load_or_create(site.state_dir)
         self._device = build(
-            site,
-            link=self._join,
-            say=self._said.append,
-            compute=self._remote if guarded else None,
+            site, link=self._join, say=self._said.append, compute=self._remote if guarded else None
         )
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]

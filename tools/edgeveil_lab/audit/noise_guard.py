@@ -176,9 +176,6 @@ DERIVED_GUARDS = (
         other_sums,
     ),
     Guard(
-        "sampler",
-        "a draw ends for every word",
-        "a walk step by step from a guess",
-        endless_words,
+        "sampler", "a draw ends for every word", "a walk step by step from a guess", endless_words
     ),
 )

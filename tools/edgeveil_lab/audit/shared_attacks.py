@@ -30,12 +30,7 @@ from edgeveil.parts.methods.pca_residual import PcaResidualParameters
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import (
-    Event,
-    as_single,
-    as_summed,
-    for_one_record,
-)
+from edgeveil.privacy.events import Event, as_single, as_summed, for_one_record
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger

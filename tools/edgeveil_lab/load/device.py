@@ -181,11 +181,7 @@ class NoiseWorker:
     __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
 
     def __init__(
-        self,
-        shared: SharedWork,
-        opening: OpeningKey,
-        device: str,
-        sealing: sealed.Sealing = sealed,
+        self, shared: SharedWork, opening: OpeningKey, device: str, sealing: sealed.Sealing = sealed
     ) -> None:
         self._shared, self._opening, self._device = shared, opening, device
         self._sealing = sealing

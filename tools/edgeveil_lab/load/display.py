@@ -146,10 +146,7 @@ class LoadView(LiveDisplay):
     """Shows samples, entries of the result's `series` with what `SampleSeries.take` adds."""
 
     def __init__(
-        self,
-        options: LoadOptions,
-        console: Console,
-        now_s: Callable[[], float] = time.monotonic,
+        self, options: LoadOptions, console: Console, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(console)
         self._options, self._now_s = options, now_s

@@ -50,11 +50,7 @@ from edgeveil_lab.audit.statistics import (
     gaussian_threshold,
     lower_bound,
 )
-from edgeveil_lab.audit.update_attacks import (
-    dp_sgd_attack,
-    many_steps_attack,
-    single_step_attack,
-)
+from edgeveil_lab.audit.update_attacks import dp_sgd_attack, many_steps_attack, single_step_attack
 from edgeveil_tools.cli import main
 
 pytestmark = pytest.mark.slow
@@ -226,11 +222,7 @@ BOTH, CLASSES = "both evaluations", "both classes past theirs"
         (lambda: laplace_attack(400_000, quieter_laplace), None, "past the value"),
         (lambda: laplace_attack(60_000, float_laplace), None, OFF),
         (lambda: symmetric_attack(60_000, same_small_noise, diagonal=True), None, PAST),
-        (
-            lambda: symmetric_attack(60_000, off_diagonals_twice_divided, diagonal=False),
-            None,
-            PAST,
-        ),
+        (lambda: symmetric_attack(60_000, off_diagonals_twice_divided, diagonal=False), None, PAST),
         (
             lambda: single_step_attack(100_000, lambda count, _: np.arange(count)),
             single_step_attack,

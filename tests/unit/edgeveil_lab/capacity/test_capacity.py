@@ -54,9 +54,8 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert told == json.loads((tmp_path / "capacity.json").read_text())
     assert [fleet["shape"]["devices"] for fleet in told["fleets"]] == [50, 100]
     for fleet in told["fleets"]:
-        assert {one["waits_for"]["who"] for one in fleet["phases"].values()} <= {
-            *("cloud", "proxy", "edge broker's line"),
-        }
+        who = {one["waits_for"]["who"] for one in fleet["phases"].values()}
+        assert who <= {"cloud", "proxy", "edge broker's line"}
         assert fleet["rows"]["cloud"]["enrolled_keys"] == fleet["shape"]["devices"]
 
 
