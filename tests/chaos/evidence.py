@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -108,15 +108,7 @@ def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Eviden
     return Evidence(
         jobs=tuple(stored_jobs(folder / CLOUD_STORE)),
         devices=tuple(
-            replace(
-                device_facts(
-                    plan.edge_state(number),
-                    number,
-                    number <= plan.devices - plan.infer_only,
-                    plan.cell_of(number),
-                ),
-                wrong_masks=number in wrong_masks,
-            )
+            device_facts(plan, number, number in wrong_masks)
             for number in range(1, plan.devices + 1)
         ),
         logs=texts,
@@ -166,8 +158,8 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
     return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 
 
-def device_facts(state: Path, number: int, trains: bool, cell: str = "") -> DeviceFacts:
-    faults: list[str] = []
+def device_facts(plan: SitePlan, number: int, wrong_masks: bool) -> DeviceFacts:
+    state, faults = plan.edge_state(number), list[str]()
     receipts: Sequence[UploadReceipt] = ()
     links: tuple[tuple[str, int], ...] = ()
     ledger: dict[str, JobAccount] = {}
@@ -180,15 +172,24 @@ def device_facts(state: Path, number: int, trains: bool, cell: str = "") -> Devi
         for account in read_ledger(state / LEDGER_FILE).accounts.values():
             ledger |= account
         with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
-            found = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
-            links = tuple(found.fetchall())
+            said = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
+            links = tuple(said.fetchall())
             releases = tapped_releases(db)
         held = ReleaseStore(state / "releases").current()
         release = None if held is None else (str(held.meta.get("job_id")), held.digest)
     except (EdgeVeilError, sqlite3.Error) as error:
         faults.append(str(error))
     return DeviceFacts(
-        number, trains, tuple(receipts), links, ledger, release, releases, tuple(faults), cell
+        number,
+        number <= plan.devices - plan.infer_only,
+        tuple(receipts),
+        links,
+        ledger,
+        release,
+        releases,
+        tuple(faults),
+        plan.cell_of(number),
+        wrong_masks,
     )
 
 
