@@ -6,6 +6,7 @@ the true μ, or ε, of the fleet's answers; it may not exceed what the job print
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import struct
@@ -46,6 +47,7 @@ from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triang
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
+from edgeveil_lab.audit.mechanism_attacks import gaussian_law
 
 # --- files of every form that owners have ---
 
@@ -77,38 +79,36 @@ def made_up(count: int = RECORDS) -> RecordTable:
 
 
 def _npz(place: Path, table: RecordTable) -> dict[str, Any]:
-    np.savez(place.with_suffix(".npz"), x=table.x, y=table.y)
-    return {"source": "npz", "path": str(place.with_suffix(".npz"))}
+    np.savez(f"{place}.npz", x=table.x, y=table.y)
+    return {"source": "npz", "path": f"{place}.npz"}
+
+
+def _columns(table: RecordTable) -> dict[str, list[int | None]]:
+    flat = table.x.reshape(len(table.x), SIDE * SIDE).T
+    pixels = [[None if math.isnan(v) else int(v) for v in column] for column in flat]
+    return {**{f"v{k}": column for k, column in enumerate(pixels)}, "label": table.y.tolist()}
 
 
 def _csv(place: Path, table: RecordTable) -> dict[str, Any]:
-    names = [f"v{k}" for k in range(SIDE * SIDE)] + ["label"]
-    rows = ([*map(_cell, row.ravel()), str(y)] for row, y in zip(table.x, table.y, strict=True))
-    place.with_suffix(".csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
-    return {"source": "csv", "path": str(place.with_suffix(".csv")), "header": True}
-
-
-def _cell(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:g}"
+    columns = _columns(table)
+    with Path(f"{place}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+    return {"source": "csv", "path": f"{place}.csv", "header": True}
 
 
 def _parquet(place: Path, table: RecordTable) -> dict[str, Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    flat = table.x.reshape(len(table.x), SIDE * SIDE)
-    columns = {f"v{k}": [None if math.isnan(v) else int(v) for v in flat[:, k]] for k in range(16)}
-    written = pa.table({**columns, "label": table.y})
-    parquet.write_table(written, place.with_suffix(".parquet"))
-    return {"source": "parquet", "path": str(place.with_suffix(".parquet"))}
+    parquet.write_table(pa.table(_columns(table)), f"{place}.parquet")
+    return {"source": "parquet", "path": f"{place}.parquet"}
 
 
 def _idx(place: Path, table: RecordTable) -> dict[str, Any]:
     for name, array in (("x", np.nan_to_num(table.x)), ("y", table.y)):
         header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-        place.with_suffix(f".{name}").write_bytes(header + array.astype(np.uint8).tobytes())
-    paths = {"path": place.with_suffix(".x"), "labels_path": place.with_suffix(".y")}
-    return {"source": "idx", **{key: str(path) for key, path in paths.items()}}
+        Path(f"{place}.{name}").write_bytes(header + array.astype(np.uint8).tobytes())
+    return {"source": "idx", "path": f"{place}.x", "labels_path": f"{place}.y"}
 
 
 def _images(place: Path, table: RecordTable) -> dict[str, Any]:
@@ -123,15 +123,12 @@ def _images(place: Path, table: RecordTable) -> dict[str, Any]:
             file.write_bytes(b"no picture")
         else:
             Image.fromarray(values.astype(np.uint8)).save(file)
-    return {
-        "source": "images",
-        "path": str(place),
-        "images": {"size": [SIDE, SIDE], "classes": names},
-    }
+    images = {"size": [SIDE, SIDE], "classes": names}
+    return {"source": "images", "path": str(place), "images": images}
 
 
 def _python(place: Path, table: RecordTable) -> dict[str, Any]:
-    np.savez(place.with_suffix(".npz"), x=table.x, y=table.y)
+    _npz(place, table)
     code = (
         "from functools import partial\nfrom pathlib import Path\nimport numpy as np\n"
         "def read(name):\n    file = np.load(Path(__file__).with_name(name + '.npz'))\n"
@@ -160,7 +157,7 @@ def forms() -> list[str]:
 
 REMOVED, REMOVED_QUICK, DEVICES = 50, 4, 4
 DELTA = 1e-5
-_SHARES = {"evaluation_share": 0.3, "test_share": 0.2}
+EVALUATION_SHARE, TEST_SHARE = 0.3, 0.2
 _POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]}
 _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names()), _POOR]
 
@@ -183,7 +180,7 @@ class DealtFleet:
         plain = {
             "job": "audit-records",
             "data": {"source": "own", "classes": CLASSES, "input_shape": list(shape)}
-            | {"nominal_records": 15, "evaluation_share": _SHARES["evaluation_share"]},
+            | {"nominal_records": 15, "evaluation_share": EVALUATION_SHARE},
             "features": [{"name": "identity", "input_scale": 255, "shift": -0.5}]
             + [projection] * (noise == "gaussian"),
             "train": {"method": "fm", "rounds": 2, "noise": noise},
@@ -200,22 +197,18 @@ class DealtFleet:
         self._clusters = ClusterSums(CLASSES).of_broadcast(np.floor(rows).astype(np.int64))
         squared, cells = self._clusters.sensitivity_squared, self._clusters.cells
         event = counts_event("clusters", squared, cells, 8.0, DELTA, 1, fine_bits=STEP_BITS)
-        if not isinstance(event, GaussianEvent):
-            raise TypeError("a device's sums have Gaussian noise")
-        self._of_clusters = event
+        self._of_clusters = gaussian_law(event)
 
     def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetRelease:
-        shared = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
+        shard = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
+        block = {**data, "name": "own", "test_share": TEST_SHARE, "shard": shard}
         held: Counter[tuple[Any, ...]] = Counter()
         sums: list[list[Int64]] = [[] for _ in self._asked]
         rows, clusters = [], []
         for index in range(DEVICES):
-            block = {**data, "name": "own", "test_share": _SHARES["test_share"]}
-            site = DataSource.model_validate_json(
-                json.dumps({**block, "shard": {**shared, "index": index}})
-            )
-            key = bytes([index]) * 32
-            halves = device_records(site, key, evaluation_share=_SHARES["evaluation_share"])
+            shard["index"] = index
+            site, key = DataSource.model_validate_json(json.dumps(block)), bytes([index]) * 32
+            halves = device_records(site, key, evaluation_share=EVALUATION_SHARE)
             training, evaluation = (
                 of_shape(half, self.plan.job.data.input_shape) for half in halves
             )
@@ -246,9 +239,7 @@ class DealtFleet:
                 pure += sum(abs(v) for change in moved for v in change) / float(scale_of(event))
         steps = np.floor(one.rows * 2.0**SOFTMAX_BITS) - np.floor(other.rows * 2.0**SOFTMAX_BITS)
         softmax = self.plan.softmax_event()
-        if not isinstance(softmax, LaplaceEvent):
-            raise TypeError(f"a softmax upload without Laplace noise: {softmax.what}")
-        inference = float(np.abs(steps).sum()) / float(scale_of(softmax))
+        inference = float(np.abs(steps).sum()) / float(scale_of(softmax))  # type: ignore[arg-type]
         pairs = zip(one.clusters, other.clusters, strict=True)
         squared = sum(int(v) ** 2 for before, after in pairs for v in before - after)
         whole = math.isqrt(max(0, (squared << 2 * self._of_clusters.grid_bits) - 1)) + 1
@@ -259,8 +250,6 @@ class DealtFleet:
     def printed(self) -> tuple[float, float, float]:
         """What is printed as proven for the whole training, for one upload of rows, and of sums."""
         training = self.plan.quote().training
-        if not training.proven:
-            raise TypeError("the job of the audit has no proven guarantee")
         rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
         return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
@@ -309,8 +298,7 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
     removed, table = (REMOVED_QUICK if quick else REMOVED), made_up()
     # The equal ones, the broken one and the last of its class come first.
     order = [0, 7, 5, *(k for k in range(len(table.y)) if k not in (0, 7, 5))][:removed]
-    worst = {"training": 0.0, "inference": 0.0, "clusters": 0.0}
-    moved, pairs, broke = 0, 0, False
+    worst, moved, pairs, broke = np.zeros(3), 0, 0, False
     with by_index() if flawed else nullcontext(), _folder() as folder:
         for number, (form, noise, dealing) in enumerate(_cases()):
             shape = (SIDE * SIDE,) if form in ("csv", "parquet") else (SIDE, SIDE)
@@ -324,13 +312,9 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
                 found = fleet.true_epsilons(whole, rest)
                 broke |= changed[0] > 1 or changed[1] > 0
                 broke |= any(true > said for true, said in zip(found, fleet.printed, strict=True))
-                moved = max(moved, *changed)
-                worst = {
-                    key: max(worst[key], value) for key, value in zip(worst, found, strict=True)
-                }
-                pairs += 1
-    printed = fleet.printed
-    ours, theirs, sums = (f"{worst[key]:.4g} of {printed[at]:.4g}" for at, key in enumerate(worst))
+                moved, pairs, worst = max(moved, *changed), pairs + 1, np.maximum(worst, found)
+    printed = zip(worst, fleet.printed, strict=True)
+    ours, theirs, sums = (f"{true:.4g} of {said:.4g}" for true, said in printed)
     figure = (
         f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
         f" training, {theirs} in an inference, {sums} in sums by cluster"

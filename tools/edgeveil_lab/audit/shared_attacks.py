@@ -24,13 +24,13 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
-from edgeveil.parts.method_context import network_of
+from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import Event, as_single, as_summed, for_one_record
+from edgeveil.privacy.events import GaussianEvent, as_single, as_summed, for_one_record
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
@@ -195,19 +195,13 @@ class SharedNoiseJob:
 
 def shared_attacks(runs: int) -> tuple[Attack, ...]:
     """Sums, against ε; and a device's own part, against the ε if all others collude."""
-    updates = (
-        shared_update_attack(runs, alone=alone, quantile=quantile)
-        for quantile in (None, 0.5)
-        for alone in (False, True)
-    )
-    votes = (shared_votes_attack(runs, alone=alone) for alone in (False, True))
+    scenes = (TurnedUpdate(None), TurnedUpdate(0.5), TurnedVotes())
     return (
         sum_attack(runs),
         part_attack(runs),
-        groups_attack(runs),
-        normal_attack(runs),
-        *updates,
-        *votes,
+        sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups"),
+        sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums"),
+        *(turned_attack(runs, one, alone=alone) for one in scenes for alone in (False, True)),
         mixed_totals_attack(4 * runs),
     )
 
@@ -215,15 +209,6 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
 def sum_attack(runs: int, job: SharedNoiseJob | None = None, title: str = "sums") -> Attack:
     job = job or SharedNoiseJob()
     return fm_attacks.ratio_attack(MECHANISM, title, runs, job.hostile, job.hear_sum, as_summed)
-
-
-def groups_attack(runs: int) -> Attack:
-    """The sum of the smallest set that a round may be dealt into."""
-    return sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups")
-
-
-def normal_attack(runs: int) -> Attack:
-    return sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums")
 
 
 def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
@@ -234,7 +219,7 @@ def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
     )
 
 
-# --- updates of whole models, whose noise `gradient_gaussian` shares ---
+# --- updates of whole models, whose noise `gradient_gaussian` shares, and votes of `pate` ---
 
 _SUMMED = replace(UPDATE_SETTING, summed=UPLOADS + 1, honest=UPLOADS // 2)
 _WEIGHTS = network_of(_SUMMED).initial()
@@ -242,64 +227,50 @@ _RECORD = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 _LARGE_UPDATE = 1e4  # of every value, before the clip
 
 
-def shared_update_attack(
-    runs: int, *, alone: bool, quantile: float | None, honest: int = 0
+class TurnedUpdate:
+    """A device's update that one record turns round. With a `quantile` the bit of the moving clip
+    turns round too."""
+
+    def __init__(self, quantile: float | None, setting: MethodContext = _SUMMED) -> None:
+        parameters = GradientGaussianParameters(quantile=quantile)
+        self.stage, size = GradientGaussian(parameters, setting), flat(_WEIGHTS).size
+        within = -_LARGE_UPDATE if quantile is None else -0.999 * parameters.clip_norm / size**0.5
+        self._updates = [np.full(size, value) for value in (within, _LARGE_UPDATE)]
+        self._base, full = (self._exact(update).astype(np.float64) for update in self._updates)
+        self.gap, self.event = full - self._base, for_one_record(self.stage.release)
+        self.title = "updates" if quantile is None else "updates with a moving clip"
+
+    def _exact(self, update: Float64) -> Int64:
+        stage = self.stage
+        if stage.clip is not None:
+            return stage.clip.steps(update, stage.parameters.clip_norm)
+        return clipped_steps(update, stage.event.sensitivity_steps, stage.event.grid_bits)
+
+    def heard(self, turned: bool) -> Float64:
+        """One upload's integers, with noise that was never drawn before, beside those before."""
+        exchange, norm = Exchange(1, TRAIN, 1), self.stage.parameters.clip_norm
+        noise, network = fresh_noise(), network_of(_SUMMED)
+        task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
+        update = shaped(_WEIGHTS, self._updates[turned])
+        return self.stage.steps(task, update).astype(np.float64) - self._base
+
+    def along(self, numbers: Float64, law: GaussianEvent) -> float:
+        scale = np.sqrt(law.sigma_squared) * np.linalg.norm(self.gap)
+        return float(np.dot(self.gap, numbers) / scale)
+
+
+class TurnedVotes(TurnedLabels):
+    title = "votes"
+
+    def __init__(self) -> None:
+        super().__init__(summed=_SUMMED.summed, honest=_SUMMED.honest)
+
+
+def turned_attack(
+    runs: int, scene: TurnedUpdate | TurnedVotes, *, alone: bool, honest: int = 0
 ) -> Attack:
-    """One record among others, which turns a device's update round. The cloud hears the sum of
-    `honest` devices' integers (0: as many as are counted on), or (`alone`) all others hear those of
-    one. With a `quantile` the moving clip's bit turns round too."""
-    parameters = GradientGaussianParameters(quantile=quantile)
-    stage, norm = GradientGaussian(parameters, _SUMMED), parameters.clip_norm
-    release, size = stage.release, flat(_WEIGHTS).size
-    within = -0.999 * norm / np.sqrt(size) if quantile is not None else -_LARGE_UPDATE
-    updates = [np.full(size, value) for value in (within, _LARGE_UPDATE)]
-    base, full = (_exact(stage, update).astype(np.float64) for update in updates)
-    apart = for_one_record(release)
-    law = gaussian_law((as_single if alone else as_summed)(apart))
-    edge, delta = statistics.gaussian_threshold(law.mu, runs)
-    honest = 1 if alone else honest or _SUMMED.honest
-    along = (full - base) / (np.linalg.norm(full - base) * np.sqrt(law.sigma_squared))
-
-    def heard(present: bool) -> float:
-        others = (_noised(stage, updates[0]) for _ in range(honest - 1))
-        total = sum(others, _noised(stage, updates[present]))
-        return float(np.dot(along, total - honest * base))
-
-    what = "updates" if quantile is None else "updates with a moving clip"
-    title = f"{what}, {'all others collude' if alone else 'sums'}"
-    return past(MECHANISM, title, runs, each(heard), edge, *_past([apart], delta, alone=alone))
-
-
-def _past(events: Sequence[Event], delta: float, *, alone: bool) -> tuple[Claim, ...]:
-    """What is printed for sums; or, of one device's part, the ε if all others collude, and that of
-    sums, which is not meant to hold."""
-    found, name = epsilon(events, delta), "past the threshold"
-    if not alone:
-        return (Claim(name, found.epsilon, delta),)
-    beside = Claim(f"{name}{fm_attacks.WITHOUT_COLLUSION}", found.epsilon, delta, proven=False)
-    return (Claim(name, found.collusion_epsilon, delta), beside)
-
-
-def _exact(stage: GradientGaussian, update: Float64) -> Int64:
-    if stage.clip is not None:
-        return stage.clip.steps(update, stage.parameters.clip_norm)
-    return clipped_steps(update, stage.event.sensitivity_steps, stage.event.grid_bits)
-
-
-def _noised(stage: GradientGaussian, update: Float64) -> Float64:
-    exchange, network = Exchange(1, TRAIN, 1), network_of(_SUMMED)
-    norm, noise = stage.parameters.clip_norm, fresh_noise()
-    task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
-    return stage.steps(task, shaped(_WEIGHTS, update)).astype(np.float64)
-
-
-# --- votes of `pate` ---
-
-
-def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
-    """All labels of one device turned, of which the cloud hears the sum of `honest` devices' votes
-    (0: as many as are counted on), or (`alone`) all others together that device's own."""
-    scene = TurnedLabels(summed=_SUMMED.summed, honest=_SUMMED.honest)
+    """The cloud hears the sum of `honest` devices' uploads (0: as many as are counted on), or
+    (`alone`) all others hear that of one: then the ε of sums is not meant to hold."""
     law = gaussian_law((as_single if alone else as_summed)(scene.event))
     edge, delta = statistics.gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
@@ -308,8 +279,12 @@ def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
         others = (scene.heard(False) for _ in range(honest - 1))
         return scene.along(sum(others, scene.heard(turned)), law)
 
-    claims = _past([scene.event], delta, alone=alone)
-    title = f"votes, {'all others collude' if alone else 'sums'}"
+    found, name = epsilon([scene.event], delta), "past the threshold"
+    claims = [Claim(name, found.collusion_epsilon if alone else found.epsilon, delta)]
+    if alone:
+        beside = f"{name}{fm_attacks.WITHOUT_COLLUSION}"
+        claims.append(Claim(beside, found.epsilon, delta, proven=False))
+    title = f"{scene.title}, {'all others collude' if alone else 'sums'}"
     return past(MECHANISM, title, runs, each(heard), edge, *claims)
 
 
@@ -326,26 +301,21 @@ SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
 def mixed_totals_attack(runs: int) -> Attack:
     """A device that trains a whole model and takes part in an `fm` job, both with shared noise. All
     others together hear its own part of both. The claim is what its ledger says of its life."""
-    stage = GradientGaussian(GradientGaussianParameters(), _ALONE)
-    job, release = SharedNoiseJob(text=SMALL_JOB), stage.release
-    first = gaussian_law(as_single(for_one_record(release)))
-    second = gaussian_law(as_single(job.events[0]))
-    size = flat(_WEIGHTS).size
-    updates = [np.full(size, value) for value in (-_LARGE_UPDATE, _LARGE_UPDATE)]
-    base, full = (_exact(stage, update).astype(np.float64) for update in updates)
-    update_weight, gap = (full - base) / first.sigma_squared, job.hostile.gaps[0]
-    weight = gap / event_variances(second)
-    deviation = math.sqrt((full - base) @ update_weight + gap @ weight)
+    scene, job = TurnedUpdate(None, _ALONE), SharedNoiseJob(text=SMALL_JOB)
+    first, second = (gaussian_law(as_single(event)) for event in (scene.event, job.events[0]))
+    gap = job.hostile.gaps[0]
+    update_weight, weight = scene.gap / first.sigma_squared, gap / event_variances(second)
+    deviation = math.sqrt(scene.gap @ update_weight + gap @ weight)
     mu = math.hypot(first.mu, second.mu)
     edge = statistics.epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
 
     def heard(present: bool) -> float:
         (numbers,) = job.segments(0, job.scene.records(present)).values()
         moved = numbers.ravel().astype(np.float64) - job.hostile.bases[0]
-        update = _noised(stage, updates[present]) - base
+        update = scene.heard(present)
         return float(np.dot(update_weight, update) + np.dot(weight, moved)) / deviation
 
-    asked = [(release,), tuple(job.events)]
+    asked = [(scene.stage.release,), tuple(job.events)]
     life = _lifetime([JobRequest(str(k), LIFE_DELTA / 2, one) for k, one in enumerate(asked)])
     alone = life.colluding or life
     claim = Claim("a record, in two jobs", alone.record_epsilon, alone.delta)

@@ -13,17 +13,17 @@ from edgeveil_lab.audit.shared_attacks import (
     CENTRE,
     GROUPS_JOB,
     MECHANISM,
+    NORMAL_JOB,
     SHARED_GUARDS,
     UPLOADS,
     AskedProxy,
     SharedNoiseJob,
-    groups_attack,
+    TurnedUpdate,
+    TurnedVotes,
     mixed_totals_attack,
-    normal_attack,
     part_attack,
-    shared_update_attack,
-    shared_votes_attack,
     sum_attack,
+    turned_attack,
 )
 
 WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
@@ -84,31 +84,31 @@ def test_sums_with_fewer_honest_parts_than_promised_are_found():
 @pytest.mark.parametrize("quantile", [None, 0.5])
 def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
     claims = [
-        verdicts(shared_update_attack(3000, alone=alone, quantile=quantile))
+        verdicts(turned_attack(3000, TurnedUpdate(quantile), alone=alone))
         for alone in (False, True)
     ]
     assert claims == [{PAST: "holds"}, {PAST: "holds", PAST_AT_EPSILON: "refuted"}]
 
 
 def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
-    attack = shared_update_attack(3000, alone=False, quantile=0.5, honest=1)
+    attack = turned_attack(3000, TurnedUpdate(0.5), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 
 def test_shared_noise_of_votes_holds_in_sums_and_alone():
     for alone in (False, True):
-        assert verdicts(shared_votes_attack(200, alone=alone))[PAST] == "holds"
+        assert verdicts(turned_attack(200, TurnedVotes(), alone=alone))[PAST] == "holds"
 
 
 @pytest.mark.slow
 def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
-    found = verdicts(shared_votes_attack(3000, alone=True))
+    found = verdicts(turned_attack(3000, TurnedVotes(), alone=True))
     assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
 
 
 @pytest.mark.slow
 def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
-    attack = shared_votes_attack(1500, alone=False, honest=1)
+    attack = turned_attack(1500, TurnedVotes(), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 
@@ -119,9 +119,9 @@ def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("attack", [groups_attack, normal_attack])
-def test_sums_of_groups_and_of_what_is_normal_hold(attack):
-    assert set(verdicts(attack(1500)).values()) == {"holds"}
+@pytest.mark.parametrize("text", [GROUPS_JOB, NORMAL_JOB])
+def test_sums_of_groups_and_of_what_is_normal_hold(text):
+    assert set(verdicts(sum_attack(1500, SharedNoiseJob(text=text))).values()) == {"holds"}
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
         return total + whole(0 * total, event, random_bytes) // 2
 
     monkeypatch.setattr(fm_sums, "noised", halved)
-    assert verdicts(normal_attack(1500))[WHOLE] == "FAILS"
+    assert verdicts(sum_attack(1500, SharedNoiseJob(text=NORMAL_JOB)))[WHOLE] == "FAILS"
 
 
 @pytest.mark.slow
