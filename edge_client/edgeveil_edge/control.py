@@ -11,49 +11,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import UsageError
-from edgeveil.transport.listener import connect_unix, unix_socket
+from edgeveil.transport.listener import ANSWER_S, AnswerSocket, connect_unix
 
 CONTROL_FILE = "control.sock"
 COMMANDS = ("pause", "resume", "status", "page")
 ASKED_BYTES, TOLD_BYTES = 1024, 1 << 20
-EXCHANGE_S = 10.0
 
 Obey = Callable[[str], Awaitable[dict[str, Any]]]
 
 
-class ControlSocket:
+class ControlSocket(AnswerSocket):
     """The device's side; `obey` does one of COMMANDS and returns the state."""
 
     def __init__(self, state_dir: Path, obey: Obey) -> None:
-        self._path, self._obey = state_dir / CONTROL_FILE, obey
-        self._server: asyncio.Server | None = None
+        super().__init__(state_dir / CONTROL_FILE, self._told, ASKED_BYTES)
+        self._obey = obey
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(
-            self._connected, sock=unix_socket(self._path), limit=ASKED_BYTES
-        )
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(OSError, TimeoutError):
-                async with asyncio.timeout(EXCHANGE_S):
-                    told = await self._answer(reader)
-                    writer.write(json.dumps(told).encode() + b"\n")
-                    await writer.drain()
-        finally:
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+    async def _told(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         try:
             asked = json.loads(await reader.readuntil(b"\n"))
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, RecursionError):
@@ -70,7 +48,7 @@ class ControlSocket:
 def ask(state_dir: Path, command: str) -> dict[str, Any]:
     """Give a running device one of COMMANDS; how it stands then. Raises UsageError."""
     try:
-        with connect_unix(state_dir / CONTROL_FILE, EXCHANGE_S) as connection:
+        with connect_unix(state_dir / CONTROL_FILE, ANSWER_S) as connection:
             connection.sendall(json.dumps({"command": command}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 told = json.loads(stream.readline(TOLD_BYTES))

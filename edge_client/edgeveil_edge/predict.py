@@ -39,6 +39,9 @@ NUMBER_BYTES = 8  # of one that a model gives
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
+_UNKNOWN: dict[str, None] = {"label": None, "name": None}
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Answers of model `model`: `probabilities` (records, classes).
@@ -137,19 +140,12 @@ class Predictions:
         return list(self.table_rows())
 
     def table_rows(self) -> Iterator[dict[str, Any]]:
-        if self._number is not None:
-            for number, told in enumerate(self.plain_rows(), start=1):
-                yield {"record": number, **told}
-            return
-        pairs = zip(self.labels, self.probabilities, strict=True)
-        for number, (label, row) in enumerate(pairs, start=1):
-            yield {
-                "record": number,
-                **({"file": self.files[number - 1]} if self.files else {}),
-                "label": int(label) if label >= 0 else None,
-                **self._named(label),
-                "probability": float(row[label]) if label >= 0 else None,
-            }
+        for number, told in enumerate(self.plain_rows(), start=1):
+            if self._number is None:
+                row, label = told.pop("probabilities", ()), told["label"]
+                name = {"name": told.get("name")} if self.classes else {}
+                told |= {**name, "probability": None if label is None else row[label]}
+            yield {"record": number, **told}
 
     def plain(self) -> list[dict[str, Any]]:
         """For JSON: {label, name, probabilities, file}, {value} or {score} of each record."""
@@ -161,8 +157,7 @@ class Predictions:
                 told: dict[str, Any] = {"score": float(score) if sound else None}
                 if self.alarms:
                     known = label >= 0
-                    told["label"] = int(label) if known else None
-                    told["name"] = NAMES[label] if known else None
+                    told |= {"label": int(label), "name": NAMES[label]} if known else _UNKNOWN
                 yield told
             return
         if self.values is not None:
@@ -170,14 +165,12 @@ class Predictions:
                 yield {"value": float(value) if sound else None}
             return
         for at, (label, row) in enumerate(zip(self.labels, self.probabilities, strict=True)):
-            file = {"file": self.files[at]} if self.files else {}
-            told = {"label": int(label), **self._named(label), "probabilities": row.tolist()}
-            yield {**file, **(told if label >= 0 else {"label": None})}
-
-    def _named(self, label: np.int64) -> dict[str, str | None]:
-        if not self.classes:
-            return {}
-        return {"name": self.classes[label] if label >= 0 else None}
+            told = {"file": self.files[at]} if self.files else {}
+            if label < 0:
+                yield {**told, "label": None}
+                continue
+            name = {"name": self.classes[label]} if self.classes else {}
+            yield {**told, "label": int(label), **name, "probabilities": row.tolist()}
 
 
 @needs_extra("infer")
@@ -192,15 +185,17 @@ def predict(
     of pictures, with labels or without. A release that does not run any more is left for the one
     before it; `personal` takes what `edge personalise` made of it. Raises DataError or UsageError.
     """
-    if personal and not Path(model).is_dir():
-        raise UsageError(
-            "is no device's state folder", where=str(model), fix="name it, or leave out --personal"
-        )
-    if not Path(model).is_dir():
-        path = require_file(Path(model), "the model")
+    folder = Path(model)
+    if not folder.is_dir():
+        if personal:
+            what, fix = "is no device's state folder", "name it, or leave out --personal"
+            raise UsageError(what, where=str(model), fix=fix)
+        path = require_file(folder, "the model")
         return _predicted(path, path.name, records)
-    store = ReleaseStore(Path(model) / RELEASES)
-    release = _in_use(store, Path(model))
+    store = ReleaseStore(folder / RELEASES)
+    if (release := store.current()) is None:
+        what, fix = "holds no released model yet", "wait for a completed job, or name an ONNX file"
+        raise UsageError(what, where=str(model), fix=fix)
     stale = stale_since(release, time.time())
     if stale and store.stops_expired:
         fix = "see that this device reaches the proxy, or set policy.on_expired_release: warn"
@@ -208,7 +203,7 @@ def predict(
     if personal:
         from edgeveil_edge.personal import personal_model  # most predictions are the release's
 
-        path, about = personal_model(Path(model), release)
+        path, about = personal_model(folder, release)
         return replace(_predicted(path, f"{about.release}, personal", records), stale=stale)
     try:
         found = _predicted(release.path, release.version, records)
@@ -326,15 +321,6 @@ def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
 def rollback(state_dir: str | Path) -> str:
     """Put the release before this one in use again; returns its version."""
     return ReleaseStore(Path(state_dir) / RELEASES).rollback().version
-
-
-def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
-    release = store.current()
-    if release is None:
-        what = "holds no released model yet"
-        fix = "wait until a job is completed, or name an ONNX file"
-        raise UsageError(what, where=str(model), fix=fix)
-    return release
 
 
 def _read(file: Path, most: int) -> NDArray[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
@@ -17,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.transport.http import Request, Response
-from edgeveil.transport.listener import ListenAt, unix_socket
+from edgeveil.transport.listener import AnswerSocket, ListenAt
 
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0
 _PROBE_BYTES = 4096
-_TAKEN_S = 10.0  # until a client has taken the answer
 
 Holds = bool | str
 """True, or False; or, where it does not hold, why, as one word."""
@@ -70,31 +67,11 @@ class Health:
         return Response.of_json(found, 200 if found["status"] == "ok" else 503)
 
 
-class HealthSocket:
+class HealthSocket(AnswerSocket):
     """Answers who connects to `health.sock` with the state; asked by `edgeveil_tools/probe.py`."""
 
     def __init__(self, state_dir: Path, health: Health) -> None:
-        self._path, self._health = state_dir / HEALTH_SOCKET, health
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        """Listen. Raises UsageError."""
-        listening = unix_socket(self._path)
-        self._server = await asyncio.start_unix_server(self._connected, sock=listening)
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
-
-    async def _connected(self, _reader: object, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_TAKEN_S):
-                    writer.write(json.dumps(await self._health.state()).encode())
-                    await writer.drain()
-        finally:
-            writer.close()
+        super().__init__(state_dir / HEALTH_SOCKET, lambda _reader: health.state())
 
 
 class Probe:

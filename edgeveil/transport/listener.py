@@ -8,15 +8,17 @@ import asyncio
 import contextlib
 import errno
 import grp
+import json
 import os
 import resource
 import socket
 import ssl
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 from edgeveil.config.addresses import place
 from edgeveil.config.links import Http
@@ -31,6 +33,7 @@ _MOST_FILES = 65536
 _SHARE = 4  # one in so many of the files that the process may open
 _UNIX_PATH_BYTES = 103  # sun_path with its end, on the systems where it is shortest
 _PROBE_S = 1.0
+ANSWER_S = 10.0
 
 
 def raise_file_limit() -> int:
@@ -176,6 +179,40 @@ def unix_socket(path: Path, group: str | None = None) -> socket.socket:
         raise _no_unix_socket(error, path, group) from None
     made.setblocking(False)
     return made
+
+
+class AnswerSocket:
+    """A Unix socket of this user alone: who connects gets one line of JSON, and is hung up on."""
+
+    def __init__(
+        self,
+        path: Path,
+        answer: Callable[[asyncio.StreamReader], Awaitable[dict[str, Any]]],
+        line_bytes: int = 1024,
+    ) -> None:
+        """`answer` may read a line of `line_bytes`; all has ANSWER_S."""
+        self._path, self._answer, self._line_bytes = path, answer, line_bytes
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError."""
+        listening = unix_socket(self._path)
+        limit, made = self._line_bytes, asyncio.start_unix_server
+        self._server = await made(self._connected, sock=listening, limit=limit)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    writer.write(json.dumps(await self._answer(reader)).encode() + b"\n")
+                    await writer.drain()
+        finally:
+            writer.close()
 
 
 def connect_unix(path: Path, timeout_s: float) -> socket.socket:

@@ -103,19 +103,3 @@ def test_a_closed_job_is_forgotten_but_for_its_end(path):
     assert store.job(JOB) is None
     assert store.job(OTHER) == (b"canonical", b"graph")
     store.close()
-
-
-def test_a_write_that_fails_leaves_all_as_it_was_and_the_store_usable(path):
-    store = DeviceStore(path)
-    store.put_job(JOB, b"a", b"b")
-    store._file.db.execute(
-        "CREATE TEMP TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'full'); END"
-    )
-    with pytest.raises(StorageError, match="full"):
-        store.store(JobClosed(JOB, "failed"))  # its end is written first
-    assert reopened(path).closed == {}
-    assert store.job(JOB) == (b"a", b"b")
-    store._file.db.execute("DROP TRIGGER full")
-    store.store(JobClosed(JOB, "failed"))
-    assert reopened(path).closed == {JOB: None}
-    store.close()

@@ -44,12 +44,6 @@ def enrolment():
     return Enrolment.make(SigningKey.generate(), OpeningKey.generate())
 
 
-def test_anothers_sealing_key_under_my_identity_is_refused():
-    mine, other = enrolment(), enrolment()
-    with pytest.raises(EnrolmentError, match="did not sign"):
-        Enrolment(mine.identity, other.sealing, mine.signature).verify()
-
-
 def test_a_sealing_key_of_low_order_is_refused():
     identity = SigningKey.generate()
     zero = SealingKey(bytes(32))
