@@ -415,6 +415,13 @@ def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
     return [outcome(check, check(found, facts)) for check in CHECKS]
 
 
+def all_hold(found: Evidence, *kept: Callable[..., Iterable[str | int]]) -> None:
+    """Every one of these checks has looked, and found nothing."""
+    for check in kept:
+        seen = outcome(check, check(found, ChaosFacts()))
+        assert seen.looked and not seen.violations, seen
+
+
 def outcome(check: Callable[..., object], found: Iterable[str | int]) -> CheckOutcome:
     yielded = list(found)
     violations = [item for item in yielded if isinstance(item, str)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_tools.cli import main
 from edgeveil_tools.site.brokers import free_ports
 from tests.kits.browser import DESK, PHONE, Browser, browser
 from tests.kits.live_site import LiveSite
@@ -166,7 +165,9 @@ def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path: Path) -> None:
         sound(shown)
 
 
-def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
+def test_a_fleet_is_seen_from_proxy_and_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with LiveSite(tmp_path) as live:
         config = live.site.edges[0]
         (port,) = free_ports(1)
@@ -174,21 +175,8 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
         plain["edge"] |= {"page": {"port": port}, "conditions": {"storage_not_low": True}}
         config.write_text(yaml.safe_dump(plain))
         live.start_all()
-        way_in = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "edgeveil_tools.cli",
-                "edge",
-                "status",
-                "--page",
-                "--config",
-                str(config),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        assert main(["edge", "status", "--page", "--config", str(config)]) == 0
+        way_in = capsys.readouterr().out.strip()
         with browser() as shown:
             shown.open(way_in, DESK)
             shown.wait("!document.getElementById('shown').hidden")

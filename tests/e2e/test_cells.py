@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeveil_tools.cli import main
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from tests.e2e.test_fleet import PlannedFleet
@@ -25,18 +24,10 @@ class CellFleet(PlannedFleet):
     """Two boxes in each cell, in their places and running. The cloud's machine is not here."""
 
     def __init__(self, folder: Path, *, own_brokers: bool) -> None:
-        self.site, self.places, self.logs = folder / "site", folder / "places", folder / "logs"
-        for path in (self.places, self.logs):
-            path.mkdir()
-        self.processes, self._told = {}, {}
-        edge, cloud, own, *http = free_ports(5)
+        own, *http = free_ports(3)
         self.http_of = dict(zip(("north", "south"), http, strict=True))
-        made = ["site", "init", str(self.site), "--devices", "4", "--cells", "north,south"]
-        assert main(made) == 0
-        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        plan = self.planned(folder, "--cells", "north,south")
         fleet = plan["fleet"]
-        for at, port in (("edge_broker", edge), ("cloud_broker", cloud)):
-            fleet[at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
         for cell, port in self.http_of.items():
             fleet["cells"][cell] = {"proxy": {"http": {"port": port}}}
         brokers = ["broker-edge", "broker-cloud"]
@@ -120,44 +111,28 @@ def test_a_device_is_in_one_cell_and_moves_to_another(fleet: CellFleet) -> None:
         assert "Traceback" not in fleet.log(name)
 
 
-def test_who_claims_anothers_cell_is_refused_by_name(tmp_path: Path) -> None:
-    fleet = CellFleet(tmp_path, own_brokers=False)
-    try:
-        fleet.wait_online(2, 2)
-        fleet.claims_cell(NORTH[0], "south")
-        fleet.restart(NORTH[0])
-        wait_for(
-            lambda: fleet.status("south")["refused"].get("unknown_signer", 0) > 0, "its refusal"
-        )
-        assert fleet.status("south")["online"] == 2
-        fleet.claims_cell(NORTH[1], "east")
-        fleet.restart(NORTH[1])
-        assert "the root names no cell 'east'; it names north, south" in fleet.ends(NORTH[1])
-        fleet.claims_cell("proxy-north", "south")
-        fleet.restart("proxy-north")
-        said = fleet.ends("proxy-north")
-        assert "that of cell 'north', and its site file says cell 'south'" in said
-        assert fleet.status("south")["online"] == 2, "the other cell goes on"
-    finally:
-        fleet.end()
-
-
-def test_a_second_proxy_of_a_cell_ends_the_first(tmp_path: Path) -> None:
-    fleet = CellFleet(tmp_path, own_brokers=False)
-    try:
-        fleet.wait_online(2, 2)
-        second = fleet.places / "proxy-second"
-        sockets = shutil.ignore_patterns("*.sock")
-        shutil.copytree(fleet.places / "proxy-north", second, ignore=sockets)
-        for at, wanted in (("port", free_ports(1)[0]),):
-            path = second / "edgeveil.yaml"
-            said = yaml.safe_load(path.read_text())
-            said["proxy"]["http"][at] = wanted
-            path.write_text(yaml.safe_dump(said))
-        fleet.start("proxy-second")
-        said = fleet.ends("proxy-north")
-        assert "another process runs as the proxy of cell 'north'" in said
-        assert fleet.processes["proxy-second"].poll() is None
-        assert fleet.status("south")["online"] == 2, "the other cell goes on"
-    finally:
-        fleet.end()
+@pytest.mark.parametrize("fleet", [False], indirect=True)
+def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet: CellFleet) -> None:
+    fleet.wait_online(2, 2)
+    fleet.claims_cell(NORTH[0], "south")
+    fleet.restart(NORTH[0])
+    wait_for(lambda: fleet.status("south")["refused"].get("unknown_signer", 0) > 0, "its refusal")
+    assert fleet.status("south")["online"] == 2
+    fleet.claims_cell(NORTH[1], "east")
+    fleet.restart(NORTH[1])
+    assert "the root names no cell 'east'; it names north, south" in fleet.ends(NORTH[1])
+    second = fleet.places / "proxy-second"
+    sockets = shutil.ignore_patterns("*.sock")
+    shutil.copytree(fleet.places / "proxy-north", second, ignore=sockets)
+    said = yaml.safe_load((second / "edgeveil.yaml").read_text())
+    said["proxy"]["http"]["port"] = free_ports(1)[0]
+    (second / "edgeveil.yaml").write_text(yaml.safe_dump(said))
+    fleet.start("proxy-second")
+    told = fleet.ends("proxy-north")
+    assert "another process runs as the proxy of cell 'north'" in told
+    assert fleet.processes["proxy-second"].poll() is None
+    fleet.claims_cell("proxy-second", "south")
+    fleet.restart("proxy-second")
+    told = fleet.ends("proxy-second")
+    assert "that of cell 'north', and its site file says cell 'south'" in told
+    assert fleet.status("south")["online"] == 2, "the other cell goes on"

@@ -108,14 +108,11 @@ def ended_in_order(live: ClusteredSite, job: str) -> None:
     live.stop_all()
     found = collect(live.site, live.logs)
     assert [one.status for one in found.jobs] == ["completed"]
-    kept = (
+    checks.all_hold(
+        found,
         checks.rounds_intact,
         checks.counted_once,
         checks.acknowledged_counted,
         checks.ledgers_exact,
         checks.models_same,
     )
-    for check in kept:
-        seen = checks.outcome(check, check(found, checks.ChaosFacts()))
-        assert seen.looked, seen.name
-        assert not seen.violations, (seen.name, seen.violations)

@@ -32,15 +32,9 @@ class PlannedFleet:
     """A site's folder, and the places that its bundles are installed to."""
 
     def __init__(self, folder: Path, authentication: str, *, claims: bool = False) -> None:
-        self.site, self.places, self.logs = folder / "site", folder / "places", folder / "logs"
-        for path in (self.places, self.logs):
-            path.mkdir()
-        edge, cloud, http, proxy_http = free_ports(4)
-        assert main(["site", "init", str(self.site), "--devices", str(DEVICES)]) == 0
-        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        http, proxy_http = free_ports(2)
+        plan = self.planned(folder)
         fleet = plan["fleet"] | {"authentication": authentication}
-        for at, port in (("edge_broker", edge), ("cloud_broker", cloud)):
-            fleet[at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
         fleet["cloud"]["http"]["port"] = self.http = http
         fleet["proxy"]["http"]["port"] = proxy_http
         fleet["devices"]["csv"] = "devices.csv"
@@ -50,9 +44,20 @@ class PlannedFleet:
             fleet["devices"]["data"]["shard"] = {"devices": 4, "index": 0}
         (self.site / "devices.csv").write_text("name\n")
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        self.command("apply")
+
+    def planned(self, folder: Path, *options: str) -> dict:
+        """A plan whose brokers have ports of their own."""
+        self.site, self.places, self.logs = (folder / one for one in ("site", "places", "logs"))
+        for path in (self.places, self.logs):
+            path.mkdir()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._told: dict[str, socket.socket] = {}
-        self.command("apply")
+        assert main(["site", "init", str(self.site), "--devices", str(DEVICES), *options]) == 0
+        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        for at, port in zip(("edge_broker", "cloud_broker"), free_ports(2), strict=True):
+            plan["fleet"][at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
+        return plan
 
     def command(self, name: str, *rest: str) -> None:
         assert main(["site", name, str(self.site), *rest, "--no-passphrase"]) == 0
@@ -137,7 +142,8 @@ class PlannedFleet:
 
 @pytest.fixture(params=["certificates", pytest.param("passwords", marks=pytest.mark.drill)])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path):
-    found = PlannedFleet(tmp_path, request.param)
+    claims = request.param == "claims"
+    found = PlannedFleet(tmp_path, "certificates" if claims else request.param, claims=claims)
     yield found
     found.end()
 
@@ -174,15 +180,8 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
 
 
 @pytest.mark.drill
-def test_an_authority_is_rotated_while_a_job_runs(tmp_path: Path) -> None:
-    fleet = PlannedFleet(tmp_path, "certificates")
-    try:
-        _rotated(fleet)
-    finally:
-        fleet.end()
-
-
-def _rotated(fleet: PlannedFleet) -> None:
+@pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
+def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     fleet.start_all(*boxes)
@@ -219,14 +218,6 @@ def _rotated(fleet: PlannedFleet) -> None:
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
 
 
-def test_one_image_serves_boxes_that_nobody_has_prepared(tmp_path: Path) -> None:
-    fleet = PlannedFleet(tmp_path, "certificates", claims=True)
-    try:
-        _claimed(fleet)
-    finally:
-        fleet.end()
-
-
 def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
     """A box whose certificate ends soon, or has ended, gets its next one by itself."""
     path = fleet.places / box / "state" / "edge.crt"
@@ -250,7 +241,8 @@ def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
     assert after.serial_number != before.serial_number
 
 
-def _claimed(fleet: PlannedFleet) -> None:
+@pytest.mark.parametrize("fleet", ["claims"], indirect=True)
+def test_one_image_serves_boxes_that_nobody_has_prepared(fleet: PlannedFleet) -> None:
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     image = fleet.site / "bundles" / "image"

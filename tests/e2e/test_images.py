@@ -14,14 +14,7 @@ import yaml
 
 from edgeveil_tools.cli import main
 from tests.e2e.test_fleet import SERVERS, PlannedFleet
-from tests.kits.debian_roots import (
-    CONSTRAINTS,
-    build_wheel,
-    debian_root,
-    need,
-    run,
-    write_records,
-)
+from tests.kits.debian_roots import CONSTRAINTS, build_wheel, debian_root, need, run, write_records
 from tests.kits.live_site import wait_for
 
 # The first of them waits for two Debians to be made.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -168,18 +167,3 @@ def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> N
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text
     assert "Interrupted; what there is so far is in" in text
-
-
-def test_problems_are_all_told_before_anything_starts(tmp_path: Path) -> None:
-    job = shorter(tmp_path, **{"epsilon: 8": "epsilon: 0", "quorum: 0.8": "qorum: 0.8"})
-    out = tmp_path / "out"
-    done = subprocess.run(
-        edgeveil("run", job, "--out", out),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "did you mean 'quorum'?" in done.stderr
-    assert re.search(r"job\.yaml:\d+ privacy\.epsilon: ", done.stderr)
-    assert not out.exists()

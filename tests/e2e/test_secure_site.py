@@ -10,13 +10,12 @@ from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil_proxy.spool import SPOOL_FILE
 from tests.chaos.checks import (
-    ChaosFacts,
     acknowledged_counted,
+    all_hold,
     counted_once,
     jobs_complete,
     ledgers_exact,
     models_same,
-    outcome,
     rounds_intact,
     sums_right,
     unmasked_once,
@@ -79,6 +78,4 @@ def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(
     (only,) = found.jobs
     assert all(only.plan.masked(exchange) for exchange in only.plan.exchanges)
     assert len(found.unmasked) == len(job["exchanges"])
-    for check in CHECKS:
-        seen = outcome(check, check(found, ChaosFacts()))
-        assert seen.looked and seen.holds, seen
+    all_hold(found, *CHECKS)

@@ -102,13 +102,6 @@ def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path)
     assert len(json.loads(done.stdout)["predictions"]) == 2
 
 
-@pytest.mark.parametrize("old", ["fl_core", "edge_client", "cloud_server"])
-def test_the_old_names_give_no_half_working_import(home: Path, old: str) -> None:
-    done = python_of(home, home / "venv" / "bin" / "python", "-c", f"import {old}")
-    assert done.returncode == 1
-    assert f"No module named '{old}'" in done.stderr
-
-
 def test_the_laboratory_is_a_wheel_of_its_own(home: Path, tmp_path: Path) -> None:
     for name in LABORATORY:
         done = command(home, name, "--quick")

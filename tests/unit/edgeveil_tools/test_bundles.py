@@ -20,6 +20,7 @@ from edgeveil_tools.site.bundles import (
     inventory_of,
     write_bundle,
 )
+from tests.kits.site_folders import contents
 
 SITE = SigningKey.generate()
 WRITE = bundles.write_durably
@@ -52,14 +53,6 @@ def make(tmp_path):
 @pytest.fixture
 def place(tmp_path):
     return tmp_path / "etc" / "box"
-
-
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_it_is_put_in_its_place_whole_and_secrets_are_the_owners_alone(make, place):

@@ -115,11 +115,6 @@ def test_an_unused_claim_is_withdrawn_and_a_used_one_is_not(config, claims):
     assert "there is no unused claim of 'ward-2'" in claims("withdraw", "ward-2", code=2)
 
 
-def test_an_unknown_name_is_refused_and_named(claims):
-    assert "nobody" in claims("admit", "nobody", code=2)
-    assert "nobody" in claims("withdraw", "nobody", code=2)
-
-
 def test_a_claim_that_nobody_used_in_time_is_listed_as_expired(claims):
     claims("add", "ward-3", "--valid-h", "0.0000001")
     assert listed(claims)["ward-3"][0] == "expired"

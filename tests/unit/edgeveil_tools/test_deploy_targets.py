@@ -46,14 +46,6 @@ def units(tmp_path):
     return found
 
 
-def test_an_update_is_not_deployed(bundles, tmp_path, capsys):
-    update = tmp_path / "update"
-    shutil.copytree(bundles[-1], update)
-    (update / "policy.yaml").unlink()
-    assert main(["deploy", "compose", str(update), "--out", str(tmp_path / "out")]) == 2
-    assert "update: is an update, which holds no keys" in capsys.readouterr().err
-
-
 @needs_systemd
 def test_systemd_takes_the_units_as_they_are(units):
     files = [*units.glob("*@box-1.service"), *units.glob("*@box-1.timer")]
@@ -193,4 +185,9 @@ def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
     twice = [bundles[0], bundles[0]]
     assert main(["deploy", "compose", *twice, "--out", str(tmp_path / "out")]) == 2
     assert "two bundles are broker-edge's" in capsys.readouterr().err
+    update = tmp_path / "update"
+    shutil.copytree(bundles[-1], update)
+    (update / "policy.yaml").unlink()
+    assert main(["deploy", "compose", str(update), "--out", str(tmp_path / "out")]) == 2
+    assert "update: is an update, which holds no keys" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -18,6 +18,7 @@ from edgeveil_tools.site.bundles import install
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
 from edgeveil_tools.site.trust_folder import TrustFolder
+from tests.kits.site_folders import plan
 
 OWN = {
     "edge_broker": {"listen": "0.0.0.0:8885", "public": "south.example:8885"},
@@ -43,14 +44,6 @@ def moved(folder, name, to):
 
 def opened(folder):
     return FleetSite(folder, lambda _path: None)
-
-
-def plan(folder, **changes):
-    said = yaml.safe_load((folder / PLAN_FILE).read_text())
-    for key, value in changes.items():
-        block = said["fleet"].setdefault(key, {})
-        said["fleet"][key] = block | value if isinstance(value, dict) else value
-    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
 
 
 def site_of(folder, name):

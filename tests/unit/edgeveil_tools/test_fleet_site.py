@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from cryptography import x509
 
 from edgeveil.audit_log import AuditLogError
@@ -20,6 +19,7 @@ from edgeveil_tools.site.bundles import Bundle, install
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
 from tests.kits.earlier_code import earlier_code
+from tests.kits.site_folders import contents, plan
 
 EVERYBODY = ["broker-edge", "broker-cloud", "cloud", "proxy", "box-0001", "box-0002", "box-0003"]
 
@@ -32,22 +32,6 @@ def folder(tmp_path):
 
 def opened(folder, word=b"open"):
     return FleetSite(folder, lambda _path: word)
-
-
-def plan(folder, **changes):
-    said = yaml.safe_load((folder / PLAN_FILE).read_text())
-    for key, value in changes.items():
-        block = said["fleet"].setdefault(key, {})
-        said["fleet"][key] = block | value if isinstance(value, dict) else value
-    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
-
-
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_every_party_gets_a_whole_bundle_with_its_own_files_alone(folder):
@@ -283,9 +267,7 @@ def test_a_bundle_lowers_no_least_batch_that_a_proxys_operator_has_raised(folder
 
 
 def test_who_came_with_a_claim_is_revoked_by_its_id(folder):
-    plan(
-        folder, devices={"claims": {"admit": "at_once"}, "data": {"name": "x", "source": "digits"}}
-    )
+    plan(folder, devices=CLAIMS)
     opened(folder).apply()
     device = "0123456789abcdef"
     assert "broker-edge" in [one.name for one in opened(folder).revoke(device)]
@@ -382,10 +364,7 @@ def test_the_authority_of_claims_is_rotated_too(folder):
     opened(folder).apply()
     with pytest.raises(UsageError, match="no claims authority yet"):
         opened(folder).rotate_authority("claims")
-    plan(
-        folder,
-        devices={"claims": {"admit": "at_once"}, "data": {"name": "own", "source": "digits"}},
-    )
+    plan(folder, devices=CLAIMS)
     opened(folder).apply()
     bundles = folder / "bundles"
     first = (bundles / "proxy" / "tls" / "claims-ca.crt").read_bytes()

@@ -103,8 +103,3 @@ def test_a_keep_alive_outside_the_profile_is_refused(name):
     for seconds in {low - 1, min(high + 1, 65_535)} - {high}:
         answer = Client(PROFILES[name], SLOWLY).logs_in(keepalive_s=seconds)
         assert answer == f"a keep-alive of {seconds} s"
-
-
-def test_no_figure_of_a_profile_is_left_out():
-    told_elsewhere = {"keepalive_s", "stable_client_id", "account"}
-    assert set(vars(PROFILES["default"])) == set(WAYS) | told_elsewhere

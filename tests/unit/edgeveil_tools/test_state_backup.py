@@ -31,6 +31,7 @@ from edgeveil_proxy.spool import SPOOL_FILE, Spool
 from edgeveil_tools.cli import main
 from edgeveil_tools.site import state_backup
 from edgeveil_tools.site.state_backup import BackupError, back_up, restore
+from tests.kits.site_folders import contents
 
 EVENT = TwoValueEvent(
     what="answer",
@@ -60,6 +61,13 @@ def edge(tmp_path):
     return site
 
 
+@pytest.fixture
+def proxy(tmp_path):
+    state, trust = tmp_path / "proxy", tmp_path / "trust.json"
+    make_signing_key(state, "proxy")
+    return ProxySite(edge_broker=LINK, cloud_broker=LINK, state_dir=state, trust_file=trust)
+
+
 def pay(site, job):
     ledger = Ledger(site.state_dir / LEDGER_FILE, "digits")
     ledger.open_job(JobRequest(job, 0.0, (EVENT,)), WIDE)
@@ -70,14 +78,6 @@ def pay(site, job):
 def paid(site):
     account = read_ledger(site.state_dir / LEDGER_FILE).account("digits")
     return spent(account, purpose="infer").epsilon
-
-
-def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_a_device_is_as_it_was_and_the_archive_is_its_owners_alone(edge, tmp_path):
@@ -102,9 +102,9 @@ def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_
     back_up(edge, tmp_path / "old")
     pay(edge, "second")
     before = contents(edge.state_dir)
-    for word in (False, True):
+    for word in ({}, {"nothing_since": True}, {"ask_proxy": True}):
         with pytest.raises(BackupError, match="has gone on to link 4"):
-            restore(edge, tmp_path / "old", replace=True, nothing_since=word)
+            restore(edge, tmp_path / "old", replace=True, **word)
     assert contents(edge.state_dir).items() >= before.items()
     back_up(edge, tmp_path / "new")
     restore(edge, tmp_path / "new", replace=True)
@@ -113,7 +113,7 @@ def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_
     assert (kept / "identity.key").exists(), "what was there is kept"
 
 
-def test_without_a_ledger_it_takes_the_owners_word(edge, tmp_path):
+def test_without_a_ledger_it_takes_the_owners_word_or_the_proxys(edge, tmp_path):
     back_up(edge, tmp_path / "box.backup")
     (edge.state_dir / "ledger.head").write_bytes(b"damaged")
     with pytest.raises(BackupError, match="nobody knows what was paid"):
@@ -122,6 +122,8 @@ def test_without_a_ledger_it_takes_the_owners_word(edge, tmp_path):
     with pytest.raises(BackupError, match="nobody knows what was paid"):
         restore(edge, tmp_path / "box.backup")
     assert not edge.state_dir.exists()
+    restore(edge, tmp_path / "box.backup", ask_proxy=True)
+    assert paid(edge) == pytest.approx(1)
 
 
 def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_path):
@@ -134,16 +136,6 @@ def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_pa
     assert contents(edge.state_dir).items() >= before.items()
     (edge.state_dir / LEDGER_FILE).write_bytes(b"no database")
     restore(edge, tmp_path / "old", replace=True, nothing_since=True)
-    assert paid(edge) == pytest.approx(1)
-
-
-def test_the_proxy_is_asked_where_no_ledger_is_and_nowhere_else(edge, tmp_path):
-    back_up(edge, tmp_path / "old")
-    pay(edge, "second")
-    with pytest.raises(BackupError, match="has gone on to link 4"):
-        restore(edge, tmp_path / "old", replace=True, ask_proxy=True)
-    shutil.rmtree(edge.state_dir)
-    restore(edge, tmp_path / "old", ask_proxy=True)
     assert paid(edge) == pytest.approx(1)
 
 
@@ -216,21 +208,15 @@ def test_a_running_process_and_a_folder_in_use_are_left_alone(edge, tmp_path):
         back_up(edge.model_copy(update={"state_dir": tmp_path / "none"}), tmp_path / "other")
 
 
-def test_another_partys_archive_is_refused(edge, tmp_path):
+def test_another_partys_archive_is_refused(edge, proxy, tmp_path):
     other = edge.model_copy(update={"state_dir": tmp_path / "other"})
     DeviceIdentity.load_or_create(other.state_dir)
     pay(other, "theirs")
     back_up(other, tmp_path / "theirs")
     with pytest.raises(BackupError, match="another party's"):
         restore(edge, tmp_path / "theirs", replace=True)
-    proxy = ProxySite(
-        edge_broker=LINK,
-        cloud_broker=LINK,
-        state_dir=tmp_path / "proxy",
-        trust_file=tmp_path / "trust.json",
-    )
     with pytest.raises(BackupError, match="is a backup of the edge"):
-        restore(proxy, tmp_path / "theirs")
+        restore(proxy, tmp_path / "theirs", replace=True)
 
 
 def rewrite(archive, change):
@@ -246,45 +232,29 @@ def rewrite(archive, change):
                 tar.addfile(said, io.BytesIO(content))
 
 
-def _other_bytes(name, raw):
-    return {name: b"other" if name.endswith("model.onnx") else raw}
+MODEL, LIST = "state/releases/model.onnx", "manifest.json"
 
 
-def _lost(name, raw):
-    return {} if name.endswith("model.onnx") else {name: raw}
-
-
-def _more(name, raw):
-    more = {"state/more": b""} if name.endswith("model.onnx") else {}
-    return {name: raw, **more}
-
-
-def _outside(name, raw):
-    if name != "manifest.json":
-        return {name: raw}
+def _outside(raw):
     said = json.loads(raw)
     said["files"]["../../escape"] = "0" * 64
-    return {name: json.dumps(said).encode(), "state/../../escape": b"x"}
-
-
-def _unlisted(name, raw):
-    return {} if name == "manifest.json" else {name: raw}
+    return {LIST: json.dumps(said).encode(), "state/../../escape": b"x"}
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("changed", "change", "told"),
     [
-        (_other_bytes, "releases/model.onnx is missing or not what was backed up"),
-        (_lost, "releases/model.onnx is missing"),
-        (_more, "holds state/more, which is not in its list"),
-        (_outside, "names files outside its folder"),
-        (_unlisted, "is no backup"),
+        (MODEL, lambda _: {MODEL: b"other"}, "model.onnx is missing or not what was backed up"),
+        (MODEL, lambda _: {}, "releases/model.onnx is missing"),
+        (MODEL, lambda raw: {MODEL: raw, "state/more": b""}, "holds state/more, which is not in"),
+        (LIST, _outside, "names files outside its folder"),
+        (LIST, lambda _: {}, "is no backup"),
     ],
 )
-def test_a_tampered_archive_changes_nothing(edge, tmp_path, change, told):
+def test_a_tampered_archive_changes_nothing(edge, tmp_path, changed, change, told):
     archive = tmp_path / "box.backup"
     back_up(edge, archive)
-    rewrite(archive, change)
+    rewrite(archive, lambda name, raw: change(raw) if name == changed else {name: raw})
     before = contents(edge.state_dir)
     with pytest.raises(BackupError, match=told):
         restore(edge, archive, replace=True)
@@ -306,14 +276,8 @@ def test_a_link_in_an_archive_is_refused(edge, tmp_path):
         restore(edge, tmp_path / "text", replace=True)
 
 
-def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
-    site = ProxySite(
-        edge_broker=LINK,
-        cloud_broker=LINK,
-        state_dir=tmp_path / "proxy",
-        trust_file=tmp_path / "trust.json",
-    )
-    make_signing_key(site.state_dir, "proxy")
+def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(proxy, tmp_path):
+    site = proxy
     registry = Registry(site.state_dir / "registry.sqlite")
     device = DeviceIdentity.load_or_create(tmp_path / "device").enrolment()
     registry.admit(device)
@@ -334,14 +298,10 @@ def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
 
 
 @pytest.mark.parametrize("of_before", [False, True])
-def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_path, of_before):
-    site = ProxySite(
-        edge_broker=LINK,
-        cloud_broker=LINK,
-        state_dir=tmp_path / "proxy",
-        trust_file=tmp_path / "trust.json",
-    )
-    make_signing_key(site.state_dir, "proxy")
+def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(
+    proxy, tmp_path, of_before
+):
+    site = proxy
     Registry(site.state_dir / "registry.sqlite").close()
     spool, at, seed = Spool(site.state_dir / SPOOL_FILE), ExchangeId(b"J" * 16, 1, 1), b"s" * 32
     spool.store(UploadPart(at, 0, b"sealed"))

@@ -10,8 +10,6 @@ from edgeveil.config.policy import Policy
 from edgeveil.config.site_files import load_site
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.jobs import load_job
-from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.broker_rules import password_matches, read_users
@@ -26,45 +24,6 @@ def folder(tmp_path):
 
 def small(folder, **changes):
     return SitePlan(folder, policy=Policy(min_devices=3), **changes)
-
-
-def test_every_file_is_one_that_its_process_takes(folder):
-    site = provision(small(folder, devices=4, infer_only=1, tls=True))
-    for path in (*site.brokers.values(), site.cloud, site.proxy, *site.edges):
-        load_site(path)
-    edges = [load_site(path) for path in site.edges]
-    assert [edge.role for edge in edges] == ["train"] * 3 + ["infer"]
-    assert [(edge.data.shard.index, edge.data.shard.devices) for edge in edges] == [
-        (index, 4) for index in range(4)
-    ]
-    assert load_job(folder / "job.yaml").selection.min_devices == 4
-
-
-def test_the_pinned_keys_are_those_that_the_processes_hold(folder):
-    site = provision(small(folder))
-    cloud, proxy = load_site(site.cloud), load_site(site.proxy)
-    own = {
-        "cloud": SigningKey.load(cloud.state_dir / "cloud.key").public(),
-        "proxy": SigningKey.load(proxy.state_dir / "proxy.key").public(),
-    }
-    assert VerifyKey.load(cloud.proxy_key_file) == own["proxy"]
-    assert VerifyKey.load(proxy.cloud_key_file) == own["cloud"]
-    for edge in map(load_site, site.edges):
-        assert VerifyKey.load(edge.cloud_key_file) == own["cloud"]
-        assert VerifyKey.load(edge.proxy_key_file) == own["proxy"]
-
-
-def test_devices_are_admitted_under_the_keys_they_hold(folder):
-    site = provision(small(folder))
-    proxy = load_site(site.proxy)
-    registry = Registry(proxy.state_dir / REGISTRY_FILE)
-    admitted = {entry.device_id for entry in registry.devices()}
-    assert admitted == {
-        DeviceIdentity.load_or_create(load_site(edge).state_dir).device_id for edge in site.edges
-    }
-    assert len(admitted) == 3
-    raw = (proxy.state_dir / REGISTRY_FILE).read_bytes()
-    assert not any(load_site(edge).name.encode() in raw for edge in site.edges)
 
 
 def test_a_device_logs_in_as_its_id_so_that_the_access_list_binds_it(folder):
@@ -236,15 +195,6 @@ def test_with_websockets_every_link_uses_them_and_both_brokers_listen(folder, tl
     for side in ("edge", "cloud"):
         broker = load_site(site.brokers[side])
         assert broker.websockets_port == getattr(ports, f"{side}_websockets")
-
-
-def test_a_profile_is_in_every_link(folder):
-    site = provision(small(folder, profile="event_grid"))
-    proxy, cloud = load_site(site.proxy), load_site(site.cloud)
-    edges = [load_site(path) for path in site.edges]
-    links = [proxy.edge_broker, proxy.cloud_broker, cloud.broker, *(edge.broker for edge in edges)]
-    assert {link.profile for link in links} == {"event_grid"}
-    assert {one.limits.packet_bytes for one in (proxy, cloud, *edges)} == {64_000}
 
 
 CELLS = {"north": CellPorts(21001, 21002, 21003), "south": CellPorts(21011, 21012, 21013)}

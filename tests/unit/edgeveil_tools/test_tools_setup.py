@@ -62,16 +62,6 @@ def test_bash_completes_commands_options_choices_and_paths(tmp_path):
     assert _completed(tmp_path, "run", "--out", "") == {"jobs"}
 
 
-@pytest.mark.parametrize(
-    ("shell", "first"), [("zsh", "#compdef edgeveil"), ("fish", "# AUTO"), ("tcsh", "# AUTO")]
-)
-def test_the_other_shells_have_a_script(shell, first, capsys):
-    assert cli.main(["--completion", shell]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(first)
-    assert "backbone" in said
-
-
 # --- init ---
 
 

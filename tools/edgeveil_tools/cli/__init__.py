@@ -16,7 +16,6 @@ __all__ = ["main", "parser", "run"]
 
 
 def run() -> int:
-    """The command as a whole process; its exit code."""
     if sys.argv[1:2] == ["health"]:
         from edgeveil_tools.probe import quick_health
 

@@ -47,7 +47,6 @@ _CLOUD = (
 )
 _YES_NO = argparse.BooleanOptionalAction
 _REPEATED = {"action": "append", "default": []}
-"""May be given several times."""
 _TRACK = arg("--track WHERE", "log to mlflow:URI or tensorboard:DIR too", **_REPEATED)
 _PASSPHRASE = [
     arg("--passphrase-file FILE", "first line is the passphrase; else you are asked", Path),

@@ -61,7 +61,6 @@ def init(args: argparse.Namespace) -> int:
 
 
 def _apply_local(args: argparse.Namespace, plan: LocalPlan) -> int:
-    """Write the files of a site on this machine."""
     site = provision(plan.site(args.dir), force=True)
     facts = {"folder": str(args.dir), "devices": list(site.device_ids), "cloud": str(site.cloud)}
     return answer(args, [guide(site)], {**facts, "edges": [str(path) for path in site.edges]})
@@ -99,7 +98,6 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
-    """Print what was done, and what to do with it."""
     lines = list(_change_lines(changes))
     if site.awaits_root:
         lines += [

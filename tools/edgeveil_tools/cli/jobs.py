@@ -55,7 +55,6 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    """`edgeveil job resume | cancel | release`."""
     done = getattr(cloud_of(args), getattr(args, "change", args.command.split()[1]))(args.id)
     if "stage" in done:
         return answer(args, [f"{'job':10}{done['job']}", *_release_lines(done)], {"release": done})
@@ -96,7 +95,6 @@ def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
 
 
 def submit(args: argparse.Namespace) -> int:
-    """`edgeveil job submit`: queue a job file and print its id."""
     from edgeveil.jobs.artifacts import read_artifacts
     from edgeveil.privacy.guarantee import guarantee_lines
     from edgeveil_tools.checks import plan_of, rehearse
@@ -129,7 +127,6 @@ def submit(args: argparse.Namespace) -> int:
 
 
 def _job_lines(cloud: Cloud, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of jobs, oldest first."""
     shared = any("privacy" in job for job in jobs)
     released = any("release" in job for job in jobs)
     rows = [("id", "status", "submitted", *_EPSILONS * shared, *("release",) * released, "reason")]
@@ -185,7 +182,6 @@ def _shown(
 
 
 def _release_lines(release: Mapping[str, Any]) -> list[str]:
-    """How far a release is, why, and the counts of the devices' reports."""
     lines = [f"{'release':10}{release['stage']}"]
     if release["reason"]:
         lines.append(f"{'why':10}{release['reason']}")

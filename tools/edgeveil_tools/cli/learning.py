@@ -72,7 +72,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def backbone(args: argparse.Namespace) -> int:
-    """`edgeveil backbone`: train a public encoder."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -91,7 +91,6 @@ def init(args: argparse.Namespace) -> int:
 
 
 def rotate(args: argparse.Namespace) -> int:
-    """`edgeveil trust rotate`: whatever the root vouches for, and its own keys."""
     folder, value = _open(args), args.value
     if args.what == "root":
         return _rotate_root(args, folder)

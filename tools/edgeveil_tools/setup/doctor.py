@@ -72,7 +72,6 @@ def command(args: argparse.Namespace) -> int:
 
 
 def lines(findings: Iterable[MachineFinding]) -> Iterator[str]:
-    """Findings by area, for a person."""
     signs = {"ok": "✓", "note": "–", "problem": "✗"}
     counts = {"problem": 0, "note": 0}
     for area, group in groupby(findings, key=lambda one: one.area):

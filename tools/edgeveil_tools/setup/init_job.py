@@ -26,7 +26,6 @@ _SEED = 2025
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil init`."""
     if args.records is not None:
         folder = args.out or Path(f"my-{args.records.stem}")
         then = write_from(args.records, folder, args.label)

@@ -52,7 +52,6 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
         self._users: dict[str, str] = {}
 
     async def authenticate(self, *, session: Any) -> bool:
-        """Whether the session may connect."""
         if self._path is None:
             return True
         with contextlib.suppress(OSError, BrokerError):  # being replaced: the old list holds
@@ -82,7 +81,6 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
     async def topic_filtering(
         self, *, session: Any = None, topic: str | None = None, action: Any = None
     ) -> bool:
-        """Whether the session's user may publish, subscribe or receive."""
         user = session.username if session is not None else None
         access: Access = "write" if action == Action.PUBLISH else "read"
         return bool(user and topic) and allows(self._rules, str(user), access, str(topic))
@@ -124,7 +122,6 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
         self.transport, self._packet_bytes, self._first = transport, packet_bytes, first
 
     async def read(self, n: int = -1) -> bytes:
-        """Exactly `n` bytes."""
         if n > self._packet_bytes:
             self.transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
@@ -222,7 +219,6 @@ async def serve(settings: dict[str, Any], kind: type[BoundedBroker]) -> None:
 
 
 def main(argv: list[str], kind: type[BoundedBroker] = BoundedBroker) -> int:
-    """Entry point of the child process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     settings = json.loads(Path(argv[0]).read_text("utf-8"))

@@ -83,7 +83,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
-    """The engine to use. Raises BrokerError when the one asked for is not installed."""
     if engine == "amqtt" or (engine == "auto" and not shutil.which("mosquitto")):
         try:
             metadata.version("amqtt")

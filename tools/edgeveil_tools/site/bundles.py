@@ -86,7 +86,6 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Inventory:
-        """Raises BundleError for anything else."""
         try:
             found = msgspec.json.decode(raw, type=cls)
         except (msgspec.DecodeError, RecursionError):
@@ -119,7 +118,6 @@ def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def site_text(settings: dict[str, Any]) -> str:
-    """Settings as the YAML of a site file."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text: str = yaml.dump(settings, Dumper=dumper, sort_keys=False, allow_unicode=True)
     return text
@@ -132,7 +130,6 @@ def inside(path: str) -> bool:
 
 
 def digest(content: bytes) -> str:
-    """SHA-256, hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

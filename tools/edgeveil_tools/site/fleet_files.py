@@ -73,11 +73,9 @@ class Party:
 
     @property
     def active(self) -> bool:
-        """Whether it may take part."""
         return self.revoked is None
 
     def ends(self) -> datetime.datetime | None:
-        """When the first of its certificates ends."""
         pems = self.certificates.values()
         found = [x509.load_pem_x509_certificate(pem.encode()) for pem in pems]
         return min((one.not_valid_after_utc for one in found), default=None)
@@ -95,8 +93,6 @@ class PartyChange:
 
 @dataclass
 class FleetRecord:
-    """`record.json`."""
-
     fleet: str = ""
     sequence: int = 0
     parties: dict[str, Party] = field(default_factory=dict)
@@ -135,7 +131,6 @@ class Facts:
 
     @cached_property
     def trusted(self) -> TrustedMetadata | None:
-        """The metadata in `trust`."""
         return TrustBundle.parse(self.trust).verified() if self.trust else None
 
     @cached_property
@@ -215,7 +210,6 @@ def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
 
 
 def given_policy(plan: FleetPlan) -> bytes:
-    """What is proposed to a device's owner."""
     policy, nominal = plan.devices.policy, plan.devices.nominal_records
     policy = policy if nominal is None else policy.with_room(nominal)
     return site_text({"policy": policy.model_dump(mode="json", exclude_none=True)}).encode()

@@ -133,7 +133,6 @@ class PlannedBroker(Hosted):
 
     @property
     def own(self) -> bool:
-        """Whether the plan makes it."""
         return self.url is None
 
     def instead_of(self, shared: PlannedBroker) -> PlannedBroker:
@@ -144,14 +143,12 @@ class PlannedBroker(Hosted):
 
     @property
     def address(self) -> str:
-        """The URL in its clients' files."""
         if self.url is not None:
             return self.url
         return BrokerAddress(*host_and_port(self.public or ""), tls=True).url
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its certificate holds for."""
         return (host_and_port(self.public or "")[0], *self.also)
 
 
@@ -277,7 +274,6 @@ class FleetPlan(Block):
         return tuple(self.cells) or ("",)
 
     def domain(self, side: str, cell: str) -> str:
-        """Domain of a cell's edge or cloud side."""
         own = self.cells.get(cell)
         return f"{side}-{cell}" if own and getattr(own, f"{side}_broker") else side
 
@@ -288,19 +284,16 @@ class FleetPlan(Block):
         return tuple(dict.fromkeys(sorted(found, key=lambda domain: domain not in SIDES)))
 
     def cells_at(self, domain: str) -> tuple[str, ...]:
-        """The cells that meet there."""
         side = domain.partition("-")[0]
         return tuple(cell for cell in self.cell_names if self.domain(side, cell) == domain)
 
     def broker(self, domain: str) -> PlannedBroker:
-        """The broker of a domain."""
         side, _, cell = domain.partition("-")
         shared: PlannedBroker = getattr(self, f"{side}_broker")
         own: PlannedBroker | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
         return shared if own is None else own.instead_of(shared)
 
     def proxy_of(self, cell: str) -> PlannedProxy:
-        """A cell's proxy."""
         own = self.cells[cell].proxy if cell in self.cells else None
         return self.proxy if own is None else self.proxy.model_copy(update=_said(own))
 

@@ -109,12 +109,10 @@ class FleetSite:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the key that signs the bundles."""
         return self._site_key().public().fingerprint()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the folder against other commands."""
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -525,7 +523,6 @@ class FleetSite:
         return self._key
 
     def _authority(self, domain: str, at: int = 0) -> Authority:
-        """Load the newest authority of a domain, or the one before."""
         number = digest(self._record.authorities[domain][at].encode())[:16]
         if number not in self._authorities:
             crt, key = (self.folder / "authorities" / f"{number}.{one}" for one in ("crt", "key"))

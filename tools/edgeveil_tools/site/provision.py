@@ -70,8 +70,6 @@ class Ports:
 
 @dataclass(frozen=True)
 class CellPorts:
-    """TCP ports of one cell: its edge broker's, and its proxy's page's."""
-
     edge: int
     proxy_http: int
     edge_websockets: int
@@ -110,7 +108,6 @@ class SitePlan:
 
     @property
     def url(self) -> str:
-        """URL of the cloud's HTTP control."""
         return f"http://{place(self.host, self.ports.cloud_http)}"
 
     def edge_file(self, number: int) -> Path:
@@ -121,7 +118,6 @@ class SitePlan:
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """All cells; a site's one cell has the empty name."""
         return tuple(self.cells) or ("",)
 
     def cell_of(self, number: int) -> str:
@@ -144,7 +140,6 @@ class SitePlan:
         return ports.edge_websockets if websockets else ports.edge
 
     def cells_at(self, domain: str) -> tuple[str, ...]:
-        """The cells that meet at a broker."""
         return self.cell_names if domain == "cloud" else (domain.partition("-")[2],)
 
     @property
@@ -297,7 +292,6 @@ class Site:
 
     @property
     def proxy(self) -> Path:
-        """The proxy, of several cells the first one's."""
         return next(iter(self.proxies.values()))
 
     @property
@@ -359,7 +353,6 @@ class LocalPlan(Block):
             yield Mix(("host",), f"{text} address, or plan a fleet, which tells the two apart")
 
     def site(self, folder: Path) -> SitePlan:
-        """What it comes to below a folder."""
         return SitePlan(
             folder,
             policy=Policy(min_devices=min(5, self.devices)),

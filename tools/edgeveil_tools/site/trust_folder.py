@@ -89,7 +89,6 @@ class TrustFolder:
         return TrustBundle.load(self.bundle_file).verified()
 
     def delegated(self) -> Delegated:
-        """The delegations in effect."""
         found = self.trusted().delegated
         if found is None:
             raise TrustError(
@@ -215,7 +214,6 @@ class TrustFolder:
         return next(iter(raw.values()), None), read_delegations(said) if said else None
 
     def secret_keys(self) -> list[SigningKey]:
-        """The root's secret keys at hand."""
         files = sorted((self.folder / "keys").glob("*.key"))
         return [load_root_key(path, self._passphrase) for path in files]
 

@@ -1,0 +1,25 @@
+"""A fleet's site folder, its plan changed, and what a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+
+
+def plan(folder: Path, **changes: Any) -> None:
+    """Change blocks of the plan by their keys, other values as a whole."""
+    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    for key, value in changes.items():
+        block = said["fleet"].setdefault(key, {})
+        said["fleet"][key] = block | value if isinstance(value, dict) else value
+    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file by its path in the folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
