@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import ConfigError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
@@ -36,7 +36,6 @@ from edgeveil_tools.local.run import play
 from edgeveil_tools.result import Result
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
-NOTICEABLE = 0.02  # accuracy beyond guessing
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
 _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
@@ -95,19 +94,21 @@ def prospect(
     rehearse(plan, path)
     records = stand_in(job, run)
     with tempfile.TemporaryDirectory(prefix="edgeveil-plan-") as folder:
-        fleets = FleetsOnPaper(job, run, records, Path(folder))
-        reached: list[float] = []
+        fleet = job, run, records, Path(folder)
+        test, reached, failure, ideal = records.test, list[float](), "", None
         for seed in range(1, seeds + 1):
             say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
-            result = fleets.play(run.devices, seed)
-            if result is None:
+            found = _on_paper(*fleet, seed)
+            if isinstance(found, str):
+                failure = found
                 break
-            reached.append(fleets.accuracy(result))
-        failure, ideal = fleets.failure, None
+            outputs = OnnxModel(found.model.read_bytes()).answers(test.x, {})
+            reached.append(float(np.mean(np.argmax(outputs, axis=1) == test.y)))
         if not failure and has_reference(job):
             say("learning without noise, to compare with")
-            ideal = fleets.without_noise()
-    found = Prospect(
+            found = _on_paper(*fleet, 1, reference=True)
+            ideal = None if isinstance(found, str) else found.reference_accuracy
+    estimate = Prospect(
         job=job.job,
         devices=run.devices,
         nominal_records=job.data.nominal_records,
@@ -125,8 +126,8 @@ def prospect(
         failure=failure,
         seconds=round(time.monotonic() - begun_s, 1),
     )
-    found.verdict = verdict(found, plan)
-    return found
+    estimate.verdict = verdict(estimate, plan)
+    return estimate
 
 
 # --- records of nobody ---
@@ -244,72 +245,32 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
 # --- simulations ---
 
 
-class FleetsOnPaper:
-    """Plays the job with fleets of any size on stand-in records; `failure`: why one failed."""
-
-    def __init__(self, job: Job, run: LocalRun, records: StandIn, folder: Path) -> None:
-        self._job, self._run, self._records, self._folder = job, run, records, folder
-        self.failure = ""
-
-    def play(self, devices: int, seed: int, *, reference: bool = False) -> Result | None:
-        """Run one simulation; None where the job did not complete."""
-        out = Path(tempfile.mkdtemp(dir=self._folder))
-        wanted = devices * self._job.data.nominal_records
-        drawn, path = self._records.draw(wanted, np.random.default_rng(seed)), out / "records.npz"
-        np.savez(path, x=drawn.x, y=drawn.y)
-        job = self._of_size(devices, path, 0.2 if reference else 0.0)
-        options = Overrides(devices=devices, seed=seed, simulate=True)
-        try:
-            result, failure = play(job, out, options, reference=reference, report=False)
-        except ConfigError as error:  # a limit that a fleet of this size passes
-            self.failure = "; ".join(error.problems)
-            return None
-        path.unlink()
-        if isinstance(failure, KeyboardInterrupt):
-            raise failure
-        if failure is not None:
-            self.failure = str(failure)
-            return None
-        return result
-
-    def accuracy(self, result: Result) -> float:
-        """Accuracy of a run's model on the test records."""
-        test = self._records.test
-        found = OnnxModel(result.model.read_bytes()).answers(test.x, {})
-        return float(np.mean(np.argmax(found, axis=1) == test.y))
-
-    def without_noise(self) -> float | None:
-        """Accuracy of the same features and rounds without noise; None where that failed."""
-        devices = self._run.devices
-        if self._job.privacy.noise == "local":  # from more records: what there is to be learned
-            devices = max(devices, min(200, 20_000 // self._job.data.nominal_records))
-        result = self.play(devices, 1, reference=True)
-        return None if result is None else result.reference_accuracy
-
-    def _of_size(self, devices: int, path: Path, test_share: float) -> LocalJob:
-        """The same job for a fleet of this size on the records of a file."""
-        job, run, times = self._job, self._run, devices / self._run.devices
-        given = {name: getattr(job, name) for name in Job.model_fields}
-        if isinstance(job.selection.devices, int):
-            wanted = {"devices": max(1, round(job.selection.devices * times))}
-            given["selection"] = job.selection.model_copy(update=wanted)
-        if job.privacy.noise == "shared":  # each device's part follows from the least sum
-            least = {"min_batch": max(1, round(job.round.min_batch * times))}
-            given["round"] = job.round.model_copy(update=least)
-        # The records are numbers already, as the schema would make them.
-        given["data"] = job.data.model_copy(update={"schema_": None})
-        unread = dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path"))
-        files = {**unread, "source": path.suffix[1:], "path": path}
-        changes = {
-            "data": run.data.model_copy(update=files),
-            "partition": run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0}),
-            "devices": devices,
-            "test_records": None,
-            "test_share": test_share,
-            "test_folds": None,
-            "simulate": True,
-        }
-        return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
+def _on_paper(
+    job: Job, run: LocalRun, records: StandIn, folder: Path, seed: int, *, reference: bool = False
+) -> Result | str:
+    """The result of one simulation on drawn records, or why the job did not complete."""
+    out = Path(tempfile.mkdtemp(dir=folder))
+    path, wanted = out / "records.npz", run.devices * job.data.nominal_records
+    drawn = records.draw(wanted, np.random.default_rng(seed))
+    np.savez(path, x=drawn.x, y=drawn.y)
+    given = {name: getattr(job, name) for name in Job.model_fields}
+    # The records are numbers already, as the schema would make them.
+    given["data"] = job.data.model_copy(update={"schema_": None})
+    unread = dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path"))
+    changes = {
+        "data": run.data.model_copy(update={**unread, "source": "npz", "path": path}),
+        "partition": run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0}),
+        "test_records": None,
+        "test_share": 0.2 if reference else 0.0,
+        "test_folds": None,
+    }
+    whole = LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
+    options = Overrides(seed=seed, simulate=True)
+    result, failure = play(whole, out, options, reference=reference, report=False)
+    path.unlink()
+    if isinstance(failure, KeyboardInterrupt):
+        raise failure
+    return result if failure is None else str(failure)
 
 
 # --- what is said of it ---
@@ -328,16 +289,11 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     gain, epsilon = found.gain, plan.job.privacy.epsilon
     who = f"{found.devices:,} devices of {found.nominal_records} records"
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
-    reached, guessing = _text(found.mean), _text(found.guessing)
+    reached = f"{who}{at} reach {_text(found.mean)}, where guessing is {_text(found.guessing)}"
     if gain is None:
-        if found.mean - found.guessing <= NOTICEABLE:
-            return [f"{who}{at} learn nothing: {reached}, guessing {guessing}."]
-        return [f"{who}{at} reach {reached}; guessing is {guessing}."]
-    level = next(word for least, word in _LEVELS if gain >= least)
-    lines = [
-        f"{who}{at} learn {level}: {reached}, where guessing is {guessing} and the"
-        f" same without noise {_text(found.without_noise)}."
-    ]
+        return [f"{reached}."]
+    share = f"{max(gain, 0.0):.0%} of what there is to learn"
+    lines = [f"{reached} and learning without noise {_text(found.without_noise)}: {share}."]
     if gain >= USEFUL:
         return lines
     helps = ["more devices (--devices N)", "fewer rounds or features"]
@@ -347,16 +303,6 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     if epsilon is not None:
         helps.append("a larger ε")
     return [*lines, f"What helps: {', '.join(helps)}."]
-
-
-_LEVELS = (
-    (0.95, "nearly all there is"),
-    (USEFUL, "most of what there is"),
-    (0.5, "about half of what there is, or more"),
-    (0.2, "little"),
-    (math.ulp(0.0), "next to nothing"),
-    (-math.inf, "nothing"),
-)
 
 
 def prospect_lines(found: Prospect) -> Iterator[str]:
