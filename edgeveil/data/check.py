@@ -15,38 +15,16 @@ from edgeveil.data.schema import DataSchema
 
 @dataclass(frozen=True)
 class DataReport:
-    """Counts over one device's records. Private: for the owner's own console alone."""
+    """Counts over one device's records, and a line for each thing the owner should look at."""
 
     records: int
     training: int
     evaluation: int
     shape: tuple[int, ...]
-    shape_wanted: tuple[int, ...] | None
-    not_finite: int  # records with NaN or an infinity
-    labels_outside: int  # labels that are none of 0..classes-1; -1 stands for no whole number
     not_learned: int  # of a job that learns what is normal: records that are labelled anomalous
-    out_of_range: int  # records with a value outside the declared range
     usable: int  # records that learning will count
     histogram: Mapping[int, int]  # usable records by class
-
-    @property
-    def problems(self) -> list[str]:
-        """One line for each thing the owner should look at; empty if all is well."""
-        found: list[str] = []
-        if self.shape_wanted is not None and self.shape != self.shape_wanted:
-            shapes = f"a record has shape {self.shape}, the job wants {self.shape_wanted}"
-            found.append(f"{shapes}: nothing can be learned from it")
-        if self.not_finite:
-            found.append(f"{self.not_finite} records hold NaN or an infinity: they are dropped")
-        if self.labels_outside:
-            text = "labels are outside the classes, missing or no number: dropped"
-            found.append(f"{self.labels_outside} {text}")
-        if self.out_of_range:
-            text = "records hold values beyond the job's input_scale: check that the units are"
-            found.append(f"{self.out_of_range} {text} the same")
-        if not self.usable:
-            found.append("no record is usable: this device would send noise alone")
-        return found
+    problems: list[str]
 
 
 def check_records(
@@ -59,32 +37,38 @@ def check_records(
     anomaly: bool = False,
 ) -> DataReport:
     """Count what learning will drop or clip, by what the job says."""
-    shape = tuple(training.x.shape[1:])
+    shape, wanted = tuple(training.x.shape[1:]), input_shape and tuple(input_shape)
     y = np.concatenate([training.y, evaluation.y])
     rows = [flat_rows(part.x) for part in (training, evaluation)]
     finite = np.concatenate([np.isfinite(one).all(axis=1) for one in rows])
     outside = (y < 0) if classes is None else (y < 0) | (y >= classes)
     if anomaly:
         outside = ~(learned_from(y) | anomalous(y))
-    beyond = np.zeros(len(y), dtype=np.bool_)
-    if input_range is not None:
-        low, high = input_range
-        beyond = np.concatenate([((one < low) | (one > high)).any(axis=1) for one in rows])
-    fits = input_shape is None or shape == tuple(input_shape)
-    usable = finite & ~outside & fits
+    low, high = input_range or (-np.inf, np.inf)
+    beyond = np.concatenate([((one < low) | (one > high)).any(axis=1) for one in rows])
+    usable = finite & ~outside & (wanted in (None, shape))
     labels, counts = np.unique(y[usable], return_counts=True)
+    scale = "hold values beyond the job's input_scale: check that the units are the same"
+    found = (
+        ((~finite).sum(), "records hold NaN or an infinity: they are dropped"),
+        (outside.sum(), "labels are outside the classes, missing or no number: dropped"),
+        ((beyond & finite).sum(), f"records {scale}"),
+    )
+    problems = [f"{count} {text}" for count, text in found if count]
+    if wanted not in (None, shape):
+        text = f"a record has shape {shape}, the job wants {wanted}: nothing can be learned from it"
+        problems.insert(0, text)
+    if not usable.any():
+        problems.append("no record is usable: this device would send noise alone")
     return DataReport(
         records=len(y),
         training=len(training),
         evaluation=len(evaluation),
         shape=shape,
-        shape_wanted=None if input_shape is None else tuple(input_shape),
-        not_finite=int((~finite).sum()),
-        labels_outside=int(outside.sum()),
         not_learned=int(anomalous(y).sum()) if anomaly else 0,
-        out_of_range=int((beyond & finite).sum()),
         usable=int(usable.sum()),
         histogram=dict(zip(labels.tolist(), counts.tolist(), strict=True)),
+        problems=problems,
     )
 
 

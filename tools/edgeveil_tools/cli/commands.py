@@ -136,8 +136,8 @@ COMMANDS = (
         Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
         MQTT and writes result, events, model and report to DIR. With --simulate its rounds
         are played in memory: no broker, no encryption, and a run repeats exactly. With
-        --seeds or --sweep it runs once for each seed and value, and writes table.md,
-        table.json and comparison.html; runs that have completed are kept.
+        --seeds or --sweep it runs once for each seed and value, and writes table.json and
+        comparison.html; runs that have completed are kept.
         edgeveil run configs/jobs/quickstart.yaml
         edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2""",
     ),

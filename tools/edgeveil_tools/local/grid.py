@@ -26,11 +26,11 @@ from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.report.compare import (
     COMPARISON,
-    TABLES,
+    TABLE,
     compared,
     heads,
     write_comparison,
-    write_tables,
+    write_table,
 )
 from edgeveil_tools.result import Result, writing
 from edgeveil_tools.tracking.feed import check_target
@@ -129,12 +129,12 @@ def run_grid(
             return INTERRUPTED
     rows = compared([result for one in runs if (result := one.done)])
     if rows:
-        write_tables(rows, out, failures)
+        write_table(rows, out, failures)
         with writing(out):
             write_comparison(rows, out / COMPARISON)
         shown = [[cells[at] for at in _SHORT] for cells in (heads(rows), *(r.cells for r in rows))]
         print("\n".join(columns(shown)), file=stream)
-        print(f"Files: {out}/ with {', '.join((*TABLES, COMPARISON))}", file=stream)
+        print(f"Files: {out}/ with {TABLE} and {COMPARISON}", file=stream)
     if as_json:
         plain: dict[str, Any] = {"command": "run", "ok": not failures}
         plain |= {"rows": [row.plain for row in rows], "failures": failures}

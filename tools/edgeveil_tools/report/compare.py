@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -37,9 +37,10 @@ from edgeveil_tools.result import (
     write_whole,
     writing,
 )
+from edgeveil_tools.tracking.feed import flat
 
 COMPARISON = "comparison.html"
-TABLES = ("table.md", "table.json")
+TABLE = "table.json"
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo", "brown", "grey")
 _OF_RUN = ("devices", "infer_only", "broker", "simulated")
 _NO_DIFFERENCE = ("local_run.seed", "local_run.workers", "local_run.ray_address")
@@ -183,7 +184,7 @@ def compared(results: Sequence[Result]) -> list[ComparedRuns]:
 
 def _settings(result: Result) -> dict[str, str]:
     """How it was run: its job file where one is there, and itself."""
-    found = {key: _text(result.content.get(key)) for key in _OF_RUN}
+    found = {key: str(result.content.get(key)) for key in _OF_RUN}
     path = result.folder / "job.yaml"
     try:
         job = yaml.safe_load(path.read_bytes())
@@ -191,7 +192,8 @@ def _settings(result: Result) -> dict[str, str]:
         return {**found, "folder": str(result.folder)}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DataError("is no YAML", where=str(path), fix="take it away") from error
-    return {**dict(_flat(job)), **found}
+    plain = job if isinstance(job, dict) else {}
+    return {**{key: str(value) or "–" for key, value in flat(plain)}, **found}
 
 
 def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
@@ -213,16 +215,10 @@ def heads(rows: Sequence[ComparedRuns]) -> list[str]:
     return [name or led for name in _HEAD]
 
 
-def write_tables(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str] = ()) -> None:
-    """Write TABLES into the folder. Raises UsageError."""
-    lines_of = [" | ".join(row) for row in (heads(rows), ["---"] * len(_HEAD))]
-    lines_of += [" | ".join(row.cells) for row in rows]
-    text = [f"| {line} |" for line in lines_of] + [""]
-    simulated = [_SIMULATED] if any(row.first["simulated"] for row in rows) else []
-    text += [f"{note}\n" for note in (*simulated, *_own(rows), *(f"Failed: {f}" for f in failures))]
+def write_table(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str] = ()) -> None:
+    """Write TABLE into the folder. Raises UsageError."""
     with writing(out):
-        write_whole(out / TABLES[0], "\n".join(text).encode())
-        write_json(out / TABLES[1], {"rows": [row.plain for row in rows], "failures": [*failures]})
+        write_json(out / TABLE, {"rows": [row.plain for row in rows], "failures": [*failures]})
 
 
 def write_comparison(rows: Sequence[ComparedRuns], page: Path) -> None:
@@ -305,19 +301,3 @@ def _names(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{parts[-1]} ({number})" for number, parts in enumerate(whole, 1)]
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    elif name:
-        yield name, _text(value)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, Mapping):
-        return str(value.get("name", ", ".join(map(str, value))))
-    return str(value)

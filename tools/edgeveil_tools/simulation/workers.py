@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.parts.methods.local_steps import gpu_in_sight
@@ -34,12 +34,6 @@ HERE = "local"  # the address of a Ray that is started for the run
 _STOP_S = 2.0
 _ROOM_S = 120.0  # until the cluster has room for all actors
 _ACTOR_BYTES = 1 << 30  # libraries, model, the records' shares at work
-
-
-class _Failed(NamedTuple):
-    what: str
-    where: str
-    fix: str
 
 
 class ProcessWorkers:
@@ -125,8 +119,8 @@ class ProcessWorkers:
 
 
 def _checked(result: Any) -> Any:
-    if isinstance(result, _Failed):
-        raise JobFailed(result.what, where=result.where, fix=result.fix)
+    if isinstance(result, JobFailed):
+        raise result
     return result
 
 
@@ -150,9 +144,9 @@ class _Holder:
             self._devices = self._devices or SimulatedDevices(self._fleet)
             return getattr(self._devices, name)(*arguments)
         except EdgeVeilError as error:
-            return _Failed(error.what, error.where, error.fix)
+            return JobFailed(error.what, where=error.where, fix=error.fix)
         except Exception as error:
-            return _Failed(f"{type(error).__name__}: {error}", "a worker process", "")
+            return JobFailed(f"{type(error).__name__}: {error}", where="a worker process")
 
 
 def _serve(connection: Connection, others: Sequence[Connection], fleet: SimulatedFleet) -> None:

@@ -67,7 +67,7 @@ def test_learned_from_is_what_is_not_said_to_be_anomalous():
         classes=2,
         anomaly=True,
     )
-    assert (report.labels_outside, report.not_learned, report.usable) == (1, 2, 4)
+    assert (report.problems[0][0], report.not_learned, report.usable) == ("1", 2, 4)
 
 
 def test_a_header_need_not_name_the_label():

@@ -49,7 +49,7 @@ def test_the_report_counts_what_learning_drops():
     evaluation = Records(np.ones((2, 2), np.float32), np.array([-1, 0]))
     report = check_records(training, evaluation, classes=3, input_shape=(2,), input_range=(-16, 16))
     assert (report.records, report.training, report.evaluation) == (7, 5, 2)
-    assert (report.not_finite, report.labels_outside, report.out_of_range) == (2, 2, 1)
+    assert [line.split()[0] for line in report.problems] == ["2", "2", "1"]
     assert report.usable == 3
     assert report.histogram == {0: 2, 2: 1}
     assert len(report.problems) == 3
