@@ -289,10 +289,8 @@ def code_digest(function: str) -> str:
 
 
 def _digest_of(root: Path, files: Iterable[str]) -> str:
-    lines = (
-        f"{hashlib.sha256((root / path).read_bytes()).hexdigest()}  {path}\n" for path in files
-    )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    each = ((hashlib.sha256((root / path).read_bytes()).hexdigest(), path) for path in files)
+    return hashlib.sha256("".join(f"{one}  {path}\n" for one, path in each).encode()).hexdigest()
 
 
 def _files(found: PathDistribution, root: Path) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -414,13 +413,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 
-def write_whole(path: Path, raw: bytes, *, mode: int = 0o666) -> None:
+def write_whole(path: Path, raw: bytes) -> None:
     """Replace a file in one step, so that a reader never sees a part of it."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(raw)
-        os.replace(scratch, path)  # noqa: PTH105 - says what it does
+        scratch.write_bytes(raw)
+        scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
 

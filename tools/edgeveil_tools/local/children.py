@@ -134,11 +134,11 @@ def spawn(
     )
 
 
-def tail(log: Path, lines: int = LOG_LINES) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log, indented."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-        found = file.read().decode("utf-8", "replace").splitlines()[-lines:]
+        found = file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]
         return "\n".join(f"    {line}" for line in found) or "    (nothing)"
     return "    (no log)"
 

@@ -76,16 +76,17 @@ def noise_free_reference(
     before: Callable[[Exchange], object] = lambda _exchange: None,
     target: TargetRange | None = None,
 ) -> list[float]:
-    """Test accuracy after each training round without noise; `train` pools all devices' records.
-    With a `target` labels are numbers of its range, and it is the RMSE; of anomalies it is the AUC.
+    """Test accuracy after each training round without noise; with a `target` RMSE, else AUC of
+    anomalies. `train` pools all devices' records; `before` is called ahead of each exchange.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
-    local steps are linear in the sums, so no device needs to be played alone. Under masks a sum
-    has the room of one device's records; this one is not cut off at it. The ridge of `fm` stays as
-    the noise would have set it. A PCA is that of the pooled records, whichever the job names.
-    `before` is called ahead of each exchange; what it raises ends the training.
+    local steps are linear in the sums, so no device needs to be played alone. A PCA is that of the
+    pooled records, whichever the job names.
     """
-    setting = replace(_with_pooled_projection(setting), summed=0)
+    if setting.projection is not None:
+        common = {"name": "ldp_fpca", "noise": "gaussian"}
+        setting = replace(setting, projection=setting.projection.model_copy(update=common))
+    setting = replace(setting, summed=0)
     part = METHODS[parameters.method]
     device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
     if not isinstance(device, FmDevice | PcaResidualDevice):
@@ -117,26 +118,12 @@ def noise_free_reference(
     return found
 
 
-def _with_pooled_projection(setting: MethodContext) -> MethodContext:
-    if setting.projection is None:
-        return setting
-    common = {"name": "ldp_fpca", "noise": "gaussian"}
-    return replace(setting, projection=setting.projection.model_copy(update=common))
-
-
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
     """The training halves of all training devices, as those devices split them."""
     records, shares = dealt(job, run)
-    seeds = SimulationSeeds(run.seed)
-
-    def split_key(number: int) -> bytes:
-        if run.simulate:
-            return seeds.split_key(number)
-        return load_split_key(plan.edge_state(number) / SPLIT_KEY_FILE)
-
-    parts = []
+    seeds, parts = SimulationSeeds(run.seed), []
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
-        own = records.at(share)
-        key = split_key(number)
-        parts.append(halves(own, key, job.data.evaluation_share)[0])
+        file = plan.edge_state(number) / SPLIT_KEY_FILE
+        key = seeds.split_key(number) if run.simulate else load_split_key(file)
+        parts.append(halves(records.at(share), key, job.data.evaluation_share)[0])
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -73,14 +74,13 @@ class SimulatedRounds:
         workers: Workers,
         *,
         tell: Tell,
-        say: Callable[[int, str], object] = lambda _number, _line: None,
-        look: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[int, str], object],
+        look: Callable[[], object],
     ) -> None:
         self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
-        self._tell, self._say, self._look, self._clock = tell, say, look, clock
+        self._tell, self._say, self._look = tell, say, look
         self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
@@ -141,13 +141,13 @@ class SimulatedRounds:
         self, context: RoundContext, state: Mapping[str, Array], selected: Sequence[int]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """The state after it, and its event."""
-        plan, times_s = context.plan, [self._clock()]
+        plan, times_s = context.plan, [time.monotonic()]
         self.uploads = self.declined = 0
         package = round_package(context, state)
         sent_bytes = len(encode_package(package)) + KEY_BYTES * len(selected)
-        times_s.append(self._clock())
+        times_s.append(time.monotonic())
         answers = self._answers(context, package, selected)
-        times_s.append(self._clock())
+        times_s.append(time.monotonic())
         gave = [one for one in answers if one.groups]
         causes = Counter(one.cause for one in answers if one.cause)
         known = {cause: causes[cause] for cause in DECLINE_CAUSES if causes[cause]}
@@ -159,7 +159,7 @@ class SimulatedRounds:
             raise TooFewDevices(f"{told}: below the minimum")
         self._tell("batch", {"round": context.exchange.index, "uploads": len(gave)})
         batch = _Batch(context, gave, floor, self._seeds.shuffle)
-        valid = batch.validated(self._held)
+        valid = batch.validated(partial(HeldArrays, self))
         try:
             after, uploads = self._combined(context, state, batch, valid)
         except TooFewDevices as error:
@@ -174,7 +174,7 @@ class SimulatedRounds:
             "seal_s": round(sealed - seal, 6),
             "broadcast_s": 0.0,
             "wait_s": round(answered - sealed, 6),
-            "absorb_s": round(self._clock() - answered, 6),
+            "absorb_s": round(time.monotonic() - answered, 6),
         }
         facts = Told(1, uploads, told, sent_bytes, batch.size_bytes, timeline)
         _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
@@ -217,7 +217,9 @@ class SimulatedRounds:
         for members in dealt(valid.chosen, context.sets):
             numbers = [batch.together[at] for at in members]
             of_set = {
-                context.segments[one.group].name: self._held(one.group, numbers).integers()
+                context.segments[one.group].name: HeldArrays(
+                    self, one.group, numbers, 0.0
+                ).integers()
                 for one in context.masked
             }
             sums.append((len(numbers), of_set))
@@ -226,9 +228,6 @@ class SimulatedRounds:
         return after, len(valid.chosen)
 
     # --- what lies in the workers ---
-
-    def _held(self, group: int, numbers: Sequence[int], most: float = 0.0) -> HeldArrays:
-        return HeldArrays(self, group, numbers, most)
 
     def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
         """The sum of what these devices answered in one group, which are at least one."""
@@ -263,7 +262,7 @@ class HeldArrays(Sequence[Array]):
     BLOCK = 64
 
     def __init__(
-        self, rounds: SimulatedRounds, group: int, numbers: Sequence[int], most: float
+        self, rounds: SimulatedRounds, group: int, numbers: Sequence[int], most: float = 0.0
     ) -> None:
         self._rounds, self._group, self._numbers = rounds, group, numbers
         self.largest = most  # absolute value in all of them
