@@ -64,7 +64,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _play(asked: argparse.Namespace, out: Path) -> int:
-    wanted = Overrides(secure=asked.secure or None)
+    wanted = Overrides(settings=(("aggregation.secure", True),) if asked.secure else None)
     job, run = local_job(JOB, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
         devices = asked.cells * run.devices

@@ -195,7 +195,7 @@ def test_what_is_wrong_in_a_cell_is_found(name: str, spoil: Callable[[Evidence],
 
 
 def test_each_cell_unmasks_its_own_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    job, _ = local_job(JOB, Overrides(secure=True))
+    job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
     found = without_south(sound(CELLS))
     (of_it,) = found.jobs
@@ -227,7 +227,7 @@ def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> Non
 def test_under_masks_the_state_is_that_of_the_exact_integer_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job, _ = local_job(JOB, Overrides(secure=True))
+    job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
     found, centre = sound(), 1
     assert {one.dtype for one in tensors(0, centre).values()} == {np.dtype(np.int64)}

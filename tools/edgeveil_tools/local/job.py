@@ -23,7 +23,7 @@ from edgeveil_tools.local.local_run import (
 )
 from edgeveil_tools.site.provision import SitePlan
 
-_OF_THE_JOB = ("secure", "settings", "accept_unprotected")  # not of its `local_run` block
+_OF_THE_JOB = ("settings", "accept_unprotected")  # not of its `local_run` block
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Overrides:
     ray_address: str | None = None
     data: Path | None = None
     accept_unprotected: bool | None = None
-    secure: bool | None = None
     settings: tuple[tuple[str, Any], ...] | None = None
 
     @property
@@ -65,8 +64,6 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
-    if overrides.secure is not None:
-        plain["aggregation"]["secure"] = overrides.secure
     if overrides.data is not None:
         files = _files(block["data"], overrides.data.absolute())
         plain["local_run"]["data"] = {**block["data"], **files}
