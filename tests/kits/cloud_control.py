@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgeveil.jobs import parse_job
+from edgeveil.transport.listener import ListenAt
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_guard import Scope, TokenFolder
+from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 
 
@@ -12,3 +24,56 @@ def idle_control(store: Store, *, python_models: bool = False) -> Control:
     """A control that queues jobs and runs none."""
     host = CloudHost(store, None, BroadcastLimits(4096))
     return Control(store, host, None, None, python_models=python_models)  # type: ignore[arg-type]
+
+
+class StoreControl:
+    """What a control does of a store alone."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.cancel, self.resume = store, store.cancel, store.resume
+
+    def check(self, job_yaml: str) -> None:
+        parse_job(job_yaml, "submitted.yaml")
+
+    def submit(self, job_yaml: str) -> str:
+        job = parse_job(job_yaml, "submitted.yaml")
+        return self.store.submit_job(job.job, job.canonical(), job.digest()).id
+
+    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+        return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
+
+    def withdraw(self, job: str) -> None:
+        self.store.rollouts.move(job, "withdrawn", "withdrawn by the operator")
+
+    def promote(self, job: str) -> None:
+        self.store.rollouts.move(job, "all", "promoted by the operator")
+
+    def status(self) -> dict[str, int]:
+        return {"enrolled": 3}
+
+
+@contextmanager
+def served(
+    state_dir: Path, at: ListenAt | None = None, clients: Mapping[str, Scope] | None = None
+) -> Iterator[tuple[str, Store]]:
+    """(url, store) of a control that a thread serves there; its tokens lie in `state_dir`."""
+    store, ready = Store(), threading.Event()
+    found: dict[str, Any] = {}
+
+    async def run() -> None:
+        app = make_app(store, StoreControl(store), TokenFolder(state_dir), clients=clients)  # type: ignore[arg-type]
+        server = await (app.start(at) if at else app.start())
+        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
+        ready.set()
+        await found["end"].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield found["url"], store
+    finally:
+        found["loop"].call_soon_threadsafe(found["end"].set)
+        thread.join()
+        store.close()

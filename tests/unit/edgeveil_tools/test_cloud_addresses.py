@@ -1,9 +1,6 @@
 """The cloud's control over a Unix socket and over TLS, by tokens and by certificates."""
 
-import asyncio
 import json
-import threading
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,50 +10,15 @@ from edgeveil.config.site_files import load_site
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.transport import listener
 from edgeveil.transport.listener import ListenAt
-from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_guard import Scope, TokenFolder
-from edgeveil_cloud.store import Store
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud, CloudAway, get_json
 from tests.kits.certificates import Authority
+from tests.kits.cloud_control import served
 
 
-class Control:
-    def __init__(self, store):
-        self.store = store
-
-    def cancel(self, job):
-        self.store.cancel(job)
-
-    def releases(self, job=None):
-        return []
-
-    def status(self):
-        return {"enrolled": 3}
-
-
-@contextmanager
 def cloud_at(at, state_dir, clients=None):
-    """(url, store) of a control that a thread serves there."""
-    store, ready, found = Store(), threading.Event(), {}
-
-    async def run():
-        app = make_app(store, Control(store), TokenFolder(state_dir), clients=clients)
-        server = await app.start(at)
-        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
-        ready.set()
-        await found["end"].wait()
-        await server.stop()
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    assert ready.wait(20)
-    try:
-        yield found["url"], store
-    finally:
-        found["loop"].call_soon_threadsafe(found["end"].set)
-        thread.join()
-        store.close()
+    return served(state_dir, at, clients)
 
 
 @pytest.fixture

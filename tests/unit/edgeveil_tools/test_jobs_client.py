@@ -1,6 +1,5 @@
 """`edgeveil job …` against a served control, and what it says when there is none."""
 
-import asyncio
 import json
 import socket
 import subprocess
@@ -13,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.jobs import Job, parse_job
+from edgeveil.jobs import Job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
-from edgeveil_cloud.http import ask_here, make_app
-from edgeveil_cloud.http_guard import TokenFolder, load_or_make_token, proof
-from edgeveil_cloud.rollouts import shown_rollout
-from edgeveil_cloud.store import Store
+from edgeveil_cloud.http_guard import load_or_make_token, proof
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.cli import jobs, main
 from edgeveil_tools.cloud_client import Cloud
 from tests.kits.backbone_files import small_backbone
+from tests.kits.cloud_control import served
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 QUICKSTART, SHARED = (
@@ -45,58 +42,11 @@ def show(job, url, token):
     assert main(["job", "show", job, "--cloud", url, "--token-file", str(token)]) == 0
 
 
-class Control:
-    def __init__(self, store):
-        self.store = store
-
-    def check(self, job_yaml):
-        parse_job(job_yaml, "submitted.yaml")
-
-    def submit(self, job_yaml):
-        job = parse_job(job_yaml, "submitted.yaml")
-        return self.store.submit_job(job.job, job.canonical(), job.digest()).id
-
-    def cancel(self, job):
-        self.store.cancel(job)
-
-    def resume(self, job):
-        self.store.resume(job)
-
-    def releases(self, job=None):
-        return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
-
-    def withdraw(self, job):
-        self.store.rollouts.move(job, "withdrawn", "withdrawn by the operator")
-
-    def promote(self, job):
-        self.store.rollouts.move(job, "all", "promoted by the operator")
-
-    def status(self):
-        return {}
-
-
 @contextmanager
-def cloud(tmp_path, ask=ask_here):
+def cloud(tmp_path):
     """(url, token file, store) of a control served by a thread."""
-    store, ready, found = Store(), threading.Event(), {}
-    tokens = TokenFolder(tmp_path)
-
-    async def run():
-        server = await make_app(store, Control(store), tokens, ask=ask).start()
-        found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
-        ready.set()
-        await found["end"].wait()
-        await server.stop()
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    assert ready.wait(20)
-    try:
-        yield found["url"], tmp_path / "http.token", store
-    finally:
-        found["loop"].call_soon_threadsafe(found["end"].set)
-        thread.join()
-        store.close()
+    with served(tmp_path) as (url, store):
+        yield url, tmp_path / "http.token", store
 
 
 def finish(store, job, status="completed"):
