@@ -10,7 +10,7 @@ import yaml
 from pyarrow import parquet
 
 from edgeveil.config.site_files import load_site
-from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.errors import DataError, UsageError
 from edgeveil.pages.frozen import thawed
 from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import held_records, own_records
@@ -161,21 +161,6 @@ def spoilt(change):
     return make
 
 
-def cut_npz(folder, records):
-    data = npz(folder, records)
-    whole = (folder / "own.npz").read_bytes()
-    (folder / "own.npz").write_bytes(whole[: len(whole) // 2])
-    return data
-
-
-def swapped_idx(folder, records):
-    return {**idx(folder, records), "path": "y.idx", "labels_path": "x.idx"}
-
-
-def named(name):
-    return lambda folder, records: {"source": name, "path": "own.csv"}
-
-
 REFUSED = {
     "a label beyond the classes": (
         spoilt(lambda lines: [*lines[:6], "", "1,2,7", *lines[6:]]),
@@ -196,20 +181,6 @@ REFUSED = {
         spoilt(lambda lines: lines[1:]),
         DataError,
         r"own\.csv:1: holds no header.*write a first line that names every column",
-    ),
-    "a file that is cut off": (cut_npz, DataError, r"own\.npz:x: is not a readable NPZ"),
-    "images and labels swapped": (swapped_idx, DataError, r"y\.idx"),
-    "no file": (named("npz"), DataError, r"own\.csv: no such file"),
-    "another format": (
-        lambda folder, records: {**csv(folder, records), "source": "npz"},
-        DataError,
-        r"own\.csv.*is not a readable NPZ",
-    ),
-    "no such source": (named("cvs"), ConfigError, "unknown data source 'cvs', did you mean 'csv'"),
-    "a key that the source does not read": (
-        lambda folder, records: {**csv(folder, records), "labels_path": "y.idx"},
-        ConfigError,
-        r"local_run\.data\.labels_path: is read for idx alone",
     ),
     "no labels": (
         lambda folder, records: {"source": "idx", "path": "x.idx"},
