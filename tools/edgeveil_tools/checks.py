@@ -431,10 +431,7 @@ def plan_of(job: str | Path | Job) -> Plan:
 
 def job_notes(plan: Plan) -> tuple[str, ...]:
     """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
-    from edgeveil_tools.local.data import published_largest, scale_notes
-
-    found = [*plan.notes, *scale_notes(plan.job, published_largest(plan.job.data.source))]
-    found += filter(None, (plan.aggregation_note, plan.evaluation_note))
+    found = [*plan.notes, *filter(None, (plan.aggregation_note, plan.evaluation_note))]
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
         found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
     return tuple(found)

@@ -63,7 +63,6 @@ PART = SourcePart(
     test=_test,
     shape=(64,),
     classes=10,
-    largest=16.0,
     source="Alpaydin and Kaynak 1998, in scikit-learn",
     summary="1,797 handwritten digits of 8×8 pixels.",
     example="local_run: {data: {source: digits}}",

@@ -94,7 +94,7 @@ class SourcePart(Part):
     `read` raises DataError. `place`: what `path` names. `reads`: other keys; `demands`: what to
     write for needed ones. `faults` names what learning drops, `tallies` what columns hold, for the
     owner's console. `by_schema`: the kind of schema it reads by. Of published sets: `test` reads
-    the cloud's part; `shape`, `classes`, `largest` value and `files`.
+    the cloud's part; `shape`, `classes` and `files`.
     """
 
     family: ClassVar[str] = "sources"
@@ -111,7 +111,6 @@ class SourcePart(Part):
     test: Callable[[Origin], Records] | None = None
     shape: tuple[int, ...] = ()
     classes: int = 0
-    largest: float = 255.0
     files: FileSet | None = None
 
 

@@ -14,7 +14,6 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.methods import METHODS
 from edgeveil.parts.own_records import dealt_records, held_records, origin_of
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.sources import (
@@ -54,9 +53,34 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         more = "test_records" if brings_its_test(data.source) else "test_share"
         key, fix = "aggregation.validation_records", f"ask for fewer, or raise local_run.{more}"
         raise UsageError(f"{text} {len(test)}", where=key, fix=fix)
-    if brings_its_test(data.source):
-        return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
-    return _own(job, run, data, pool, test)
+    classes, schema = job.data.classes, job.data.schema_
+    largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
+    if largest >= classes and not job.anomaly:
+        what = f"has the label {largest}, data.classes is {classes}"
+        fix = f"correct the labels, which count from 0, or write classes: {largest + 1}"
+        raise DataError(what, where=_first(data, classes, schema), fix=fix)
+    report = check_records(
+        pool,
+        test,
+        classes=classes,
+        input_shape=job.data.input_shape,
+        input_range=input_range(job),
+        anomaly=job.anomaly,
+    )
+    if not report.usable:
+        fix = f"give each record numbers and a label of 0 to {classes - 1}"
+        if schema is not None:
+            fix = "correct data.schema.label: its column, its classes or range as the file has them"
+        where = (places(data, schema) or [_called(data)])[0]
+        raise DataError("no record can be learned from", where=where, fix=fix)
+    sizes = []  # they refuse nothing, since one record more would flip that
+    if not len(test):
+        sizes.append("no record is held back: the models will not be tested")
+    if len(pool) < run.devices:
+        sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
+    told = places(data, schema) if report.usable < report.records else []
+    by_column = [] if schema is None else column_problems(data, schema)
+    return sizes + report.problems + _labels(job, data, pool, test) + by_column + told
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:
@@ -160,38 +184,6 @@ def _form(job: Job, own: DataFiles) -> Images:
     return form.model_copy(update={"classes": tuple(names)})
 
 
-def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records) -> list[str]:
-    """What is wrong with a user's own records: told, where learning drops only some of them."""
-    classes, schema = job.data.classes, job.data.schema_
-    largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
-    if largest >= classes and not job.anomaly:
-        what = f"has the label {largest}, data.classes is {classes}"
-        fix = f"correct the labels, which count from 0, or write classes: {largest + 1}"
-        raise DataError(what, where=_first(data, classes, schema), fix=fix)
-    report = check_records(
-        pool,
-        test,
-        classes=classes,
-        input_shape=job.data.input_shape,
-        input_range=input_range(job),
-        anomaly=job.anomaly,
-    )
-    if not report.usable:
-        fix = f"give each record numbers and a label of 0 to {classes - 1}"
-        if schema is not None:
-            fix = "correct data.schema.label: its column, its classes or range as the file has them"
-        where = (places(data, schema) or [_called(data)])[0]
-        raise DataError("no record can be learned from", where=where, fix=fix)
-    sizes = []  # they refuse nothing, since one record more would flip that
-    if not len(test):
-        sizes.append("no record is held back: the models will not be tested")
-    if len(pool) < run.devices:
-        sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
-    told = places(data, schema) if report.usable < report.records else []
-    by_column = [] if schema is None else column_problems(data, schema)
-    return sizes + report.problems + _labels(job, data, pool, test) + by_column + told
-
-
 def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
     """What labels mean where what is normal is learned. DataError: all are anomalous."""
     if not job.anomaly:
@@ -255,20 +247,3 @@ def input_range(job: Job | None) -> tuple[float, float] | None:
     ]
     largest = max(scales, default=0.0)
     return (-largest, largest) if largest else None
-
-
-def scale_notes(job: Job, largest: float) -> list[str]:
-    """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
-    wanted = input_range(job)
-    unread = METHODS[job.train.method].learns_on == "nothing"
-    if wanted is None or largest <= wanted[1] or unread:
-        return []
-    return [
-        f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
-        f" input_scale: {largest:g}"
-    ]
-
-
-def published_largest(source: str) -> float:
-    """The largest value of a published set's records; 0 for a source that does not say it."""
-    return source_part(source).largest if brings_its_test(source) else 0.0
