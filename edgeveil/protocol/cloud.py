@@ -1,24 +1,16 @@
 """The cloud's machine: several jobs beside each other in all cells, and what they share.
 
-Theory of operation. Each job that runs has a course of its own (`JobCourse` in `cloud_job.py`),
-which knows nothing of the others. What comes is handed to the course that it is about: batches and
-notes by the job that they name, parts and requests by the digest of their blob, timers by their
-name, results of work by their task. What is about no job that runs is answered here: its batches
-are of no use.
+Theory of operation. Each running job has a `JobCourse` (`cloud_job.py`), which knows nothing of the
+others. Batches and notes go to it by the job that they name, parts and requests by the digest of
+their blob, timers by name, results by task. What is about no running job is answered here.
 
 Each cell has a proxy with a key of its own, and what it says counts for its cell alone. Beside the
-jobs stand, cell by cell, the roster, ends of jobs (repeated until confirmed) and releases: the rest
-of the devices after a canary, or devices that were admitted later, is decided by the process and
-comes as `PublishRelease`; reports are acknowledged once they are counted durably; the newest
-statement is repeated until confirmed. A release that a proxy refuses is dropped, and the process
-decides anew.
+jobs stand, cell by cell, the roster, ends of jobs and the statement on releases (both repeated
+until confirmed), and releases that the process publishes after a canary or for new devices. Batches
+of several jobs share `spool_bytes`: one without room waits at the proxy, and streams make way.
 
-Batches of several jobs share the disk that `spool_bytes` bounds. One for which the others leave no
-room waits at the proxy until theirs are committed; batches that are not whole yet make way for it.
-
-Whom the cloud believes, and with which keys it signs, may change while jobs run, by metadata that
-the offline root signed. What was signed with the key before is believed no more: each job is
-announced anew, and its round repeated."""
+Keys, believed and own, may change while jobs run, by metadata that the offline root signed. Then
+each job is announced anew and its round repeated."""
 
 from __future__ import annotations
 

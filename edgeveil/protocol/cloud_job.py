@@ -1,30 +1,23 @@
 """One job at the cloud: announced, round after round, released, in all cells.
 
 Theory of operation. `CLOUD_STATES` has the whole course. The job is announced to all enrolled
-devices, then played round by round (of preparation, training or evaluation), then its model is
-released. Each of the three begins with the host sealing broadcasts (`Work`), one for each cell,
-which are offered to the cells' proxies until each says that it holds its own. Then the proxies'
-batches are awaited, pulled part by part to the host's disk, and given to the host to open,
-aggregate and commit together (`Absorb`). Only then are they acknowledged: a proxy keeps its batch
-until the round is durable here.
+devices, played round by round, then its model is released. Each step begins with the host sealing a
+broadcast for each cell, offered to the cell's proxy until it holds it. The proxies' batches are
+pulled part by part to the host's disk, and opened, aggregated and committed together (`Absorb`).
+Only then are they acknowledged: a proxy keeps its batch until the round is durable here.
 
-A round under masks takes two steps more. What the host opens are sums that say nothing yet, one of
-each cell. Each proxy is asked for the checks of its batch's masks, by factors that are disclosed
-only now, and uploads that do not fit are left out; a round that ends here is repeated like any
-other. Once the sums are durable each proxy is asked for the masks of the uploads in its own. There
-is no way back from there: the round is never asked for again, also not after a restart, which finds
-the kept sums when it would seal the round anew.
+A round under masks takes two steps more. Each proxy is asked for the checks of its batch's masks,
+by factors that are disclosed only now, and uploads that do not fit are left out. Once the sums are
+durable each proxy is asked for the masks of the chosen uploads. There is no way back from there:
+the round is never asked for again, also not after a restart, which finds the kept sums.
 
-A job moves on by results of the host's work and by where its cells stand (`Stand`), which changes
-by messages of their proxies and by their silence. A step ends when no cell is awaited any more. A
-cell that is silent, refuses, or has not come when the others' uploads make a quorum of all, costs
-its own devices only; it is asked again from the round after it has been heard and holds the job.
-Only results of the attempt under way count (`JobCourse.awaits`), and only messages that the state
-allows. An attempt with too few uploads is repeated, at most `retries` times for each round, with
-the same devices and noise. After that, or where others must mend something, the job pauses with its
-round kept; `end` is for what cannot be mended. `watchdog` is the one timer that ends a wait for a
-proxy: every sign of it about this job restarts it, so a broadcast or batch may take as long as it
-moves."""
+A job moves on by results of the host's work and by where its cells stand (`Stand`). A step ends
+when no cell is awaited. A cell that is silent, refuses, or has not come when the others' uploads
+make a quorum of all, costs its own devices only; it is asked again from the round after it was
+heard and holds the job. An attempt with too few uploads is repeated, at most `retries` times for
+each round, with the same devices and noise. After that, or where others must mend something, the
+job pauses with its round kept; `end` is for what cannot be mended. `watchdog` alone ends a wait for
+a proxy: every sign of it about this job restarts it."""
 
 from __future__ import annotations
 

@@ -1,28 +1,24 @@
 """The device's machine: fetch, open, consent and work, upload, until it was counted.
 
-Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
-host; the machine decides what is fresh, what is answered, and when to send again. The rounds, one
-of each job, are in `device_round.py`; here are blobs on their way (`Fetches`), the jobs that are
-known, releases, and how the device says that it is there.
+Theory of operation. The host does the work; the machine decides what is fresh, what is answered,
+and when to send again. Rounds are in `device_round.py`; here are blobs on their way (`Fetches`),
+known jobs, releases, and how the device says that it is there.
 
-Three kinds of broadcast come from the cloud, each signed, fetched as a blob and opened by the host.
-A *job* is for every enrolled device and is learnt once. A *round* is for those who can open it; one
-that comes before its job is kept, each job's newest, until the job is known or the round is over. A
-*release* is put in use unless a newer one is known or it is tagged for another data set. Rounds
-from before the newest release are refused: a cloud whose numbers have fallen behind could not bring
-its model here, and an answer would spend budget for nothing. What is older than the newest of its
-kind, or a second text of the same, is refused. All of this is bounded: a blob that stands still
-gives way to a new one, and of too many jobs the oldest ends here.
+A *job* is for every enrolled device and is learnt once. A *round* that comes before its job is
+kept, each job's newest, until the job is known or the round is over. A *release* is put in use
+unless a newer one is known or it is tagged for another data set. Rounds from before the newest
+release are refused: a cloud that numbers behind could not bring its model here, and an answer would
+spend budget for nothing. What is older than the newest of its kind, or a second text of the same,
+is refused. All of it is bounded: a stalled blob gives way, and of too many jobs the oldest ends.
 
-Of each release that asks for it the device reports once what became of it, at a moment of its own
-in the first half of the soak time, which follows from its name and the release alone: neither when
-a report leaves nor that it leaves tells how it went. Devices that could not open the release, or
-hold another data set, report a dummy. The host seals the report at that moment, so that a release
-that failed after it was put in use is reported as rolled back.
+Of each release that asks for it the device reports once what became of it, at a moment in the first
+half of the soak time that follows from its name and the release alone: neither when a report leaves
+nor that it leaves tells how it went. Devices that could not open the release, or hold another data
+set, report a dummy. The report is sealed at that moment, so that a later failure is in it.
 
 A device whose owner's conditions do not hold is away (`Command("leave")`, `Command("come")`): it
-takes up nothing new and greets nobody, but ends what it has begun before it says `Bye`. Where a key
-of the cloud's was replaced (`TakeTrust`), what came under the one before counts no more."""
+takes up nothing new, but ends what it has begun before it says `Bye`. Where a key of the cloud's
+was replaced (`TakeTrust`), what came under the one before counts no more."""
 
 from __future__ import annotations
 

@@ -1,25 +1,19 @@
 """The rounds of a device: from a manifest to the cloud's record of what it counted.
 
-Theory of operation. Each job has one round at a time, in the states of `DEVICE_STATES`; rounds of
-different jobs run beside each other. A new manifest (`is_new`) ends the job's round before it, from
-any state, and is durable before anything of it is opened, so that a restart refuses what was
-refused before. When the package is complete the host opens it. From then on, before a record is
+Theory of operation. Each job has one round at a time, in the states of `DEVICE_STATES`. A new
+manifest (`is_new`) ends the job's round before it, and is durable before anything of it is opened,
+so that a restart refuses what was refused before. When the package is opened, before a record is
 read, the moment is fixed at which an answer leaves (`AnswerWindow`): a moment that depended on the
-work would show how long that took. A device that was not selected is done; a selected one consents
-and computes in its turn, or declines. Results for a manifest that is not the round's any more are
-dropped.
-
-An answer is durable before it is sent, sent until the proxy acknowledges it, and kept until the
-record of the round tells whether it was counted. Under cover traffic every device answers every
-round, with dummies where it has no answer, at a random moment (`CoverTraffic`). The deadline ends a
-round that is being fetched or sent; an acknowledged one waits for its record or for the next round.
+work would show how long that took. A selected device consents and computes in its turn, or
+declines. An answer is durable before it is sent, sent until the proxy acknowledges it, and kept
+until the round's record tells whether it was counted. Under cover traffic every device answers
+every round, with dummies where it has no answer, at a random moment (`CoverTraffic`).
 
 Work on records is done one job at a time, in *turns*. How long work takes may tell about records,
-so a turn ends not with the work but at a moment that was public before: the end of what work may
-take, and of what ledger and seals may take after it. So the moment of an answer follows from when
-packages came and from what jobs say of themselves, never from how long another job's work took.
-Turns go by the earliest deadline; work with too little time left is declined, which follows from
-the same public moments. A turn that read no record ends at once."""
+so a turn ends at a moment that was public before: the end of what work, ledger and seals may take.
+So the moment of an answer never follows from how long another job's work took. Turns go by the
+earliest deadline; work with too little time left is declined, which follows from the same public
+moments. A turn that read no record ends at once."""
 
 from __future__ import annotations
 

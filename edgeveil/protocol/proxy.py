@@ -1,13 +1,10 @@
 """The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
 Theory of operation. It sees ciphertext only. Towards the cloud it says counts, never who or when.
-This file takes what comes from either side and hands it on: the cloud's broadcasts, what devices
-ask of them and their reports on releases to `proxy_broadcasts.py`; uploads to `proxy_uploads.py`;
-the states and guards of a round, its batch and its masks to `proxy_rounds.py`. Here are the roster,
-sent to the cloud whenever it changes or the cloud comes, the root's metadata, and who is there: a
-device says hello at a pace that the proxy can hear, and one that comes too early is told when to
-come again, before its signature is even looked at.
-"""
+This file hands what comes to `proxy_broadcasts.py`, `proxy_uploads.py` and `proxy_rounds.py`. Here
+are the roster, sent to the cloud whenever it changes, the root's metadata, and who is there: hellos
+come at a pace that the proxy can hear, and one that comes too early is told when to come again,
+before its signature is looked at."""
 
 from __future__ import annotations
 

@@ -1,21 +1,18 @@
 """The cloud's broadcasts at the proxy: taken part by part, checked, kept, passed on.
 
 Theory of operation. A broadcast is a job's announcement, a round, its commit record, or a release.
-Of each kind and number there is one, and a second, different text of it is refused as a fork.
-It comes part by part to the disk; when all is there the host checks the digest and makes it
-durable, and only then is it acknowledged, does a round open, and do devices hear of it: identical
-bytes for all. Only the newest stays (`_supersedes`): a release replaces the one before of its data
-set, a round the job's earlier rounds, a commit record the job's record before, and what is still
-coming in gives way to what supersedes it. So a record outlives the next round, for who was away
-when it came. Without room for the releases of so many data sets, the oldest give way. Devices that
-come late are told what is kept, and may ask for parts, within bounds (`Serving`).
+A second, different text of one kind and number is refused as a fork. It comes part by part to the
+disk; the host checks the digest and makes it durable, and only then is it acknowledged, does a
+round open, and do devices hear of it: identical bytes for all. Only the newest stays
+(`_supersedes`): of a data set its release, of a job its round and its commit record, so a record
+outlives the next round. Without room the releases of other data sets give way, the oldest first.
+Devices that come late are told what is kept, and may ask for parts, within bounds (`Serving`).
 
-A device's report on a release is kept in memory alone and acknowledged when the cloud has it; until
-then the device says it again, so a proxy that starts anew loses nothing. Reports are handed over
-together, at least as many as a batch has, sorted by their ciphertext, and of no release that was
-sealed for fewer devices than a round selects: what the cloud counts is then never one device's. Of
-the cloud's statements on releases the newest is kept, passed on, and sent to whoever comes. A
-release that it withdraws is served no more."""
+A device's report on a release is kept in memory alone and acknowledged when the cloud has it: a
+proxy that starts anew loses nothing, as devices repeat it. Reports are handed over together, at
+least as many as a batch has, sorted by their ciphertext, and of no release that was sealed for
+fewer devices: what the cloud counts is never one device's. Of the cloud's statements on releases
+the newest is kept, passed on, and sent to whoever comes; a withdrawn release is served no more."""
 
 from __future__ import annotations
 

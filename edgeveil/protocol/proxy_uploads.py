@@ -1,12 +1,9 @@
 """Uploads to the proxy: one complete, well-formed upload of each device into an open round.
 
 Theory of operation. An upload is pulled part by part to its slot of the round's file, and is
-durable before it is acknowledged and counted. A fleet answers all at once, so what the proxy asks
-for is bounded by a credit of bytes, dealt out first come, first served; a device that lets its turn
-pass unused loses it, and waits from then on among the slow, who together hold a quarter of the
-credit, so that they do not hold up the others. A large upload may be put into the proxy's store
-beside the broker instead (`PutGrants`), and is taken from there.
-"""
+durable before it is acknowledged and counted. What the proxy asks for is bounded by a credit of
+bytes, dealt first come, first served; a device that lets its turn pass waits among the slow, who
+together hold a quarter of the credit. A large upload may be put into the proxy's store instead."""
 
 from __future__ import annotations
 
