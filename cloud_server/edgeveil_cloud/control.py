@@ -181,7 +181,11 @@ class Control:
     def start(self, entry: JobEntry) -> None:
         self._given.add(entry.id)
         self._store.set_status(entry.id, "running")
-        self._runner.post(fx.Command(self._start(entry)))
+        plan, last = self._host.jobs.plan(entry), self._store.last_commit(entry.id)
+        index = (last.index if last else 0) + 1
+        attempt = self._store.next_attempt(entry.id, index)
+        whole, retries = len(plan.exchanges), plan.job.round.retries
+        self._runner.post(fx.Command(StartJob(wire_id(entry.id), index, attempt, whole, retries)))
 
     def _cancel_paused(self) -> None:
         for job in list(self._cancelled):
@@ -238,18 +242,14 @@ class Control:
         return asked * plan.upload_bytes
 
     def _ready(self, entry: JobEntry) -> bool:
-        """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""
+        """Whether to start it now: it can select as many as it asks for, which is said once while
+        it cannot. A job that this version cannot plan fails, and not the cloud."""
         try:
-            self._host.jobs.plan(entry)
+            wanted = self._wanted(entry)
         except EdgeVeilError as error:
             LOG.error("job_unreadable", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
             return False
-        return self._enough_devices(entry)
-
-    def _enough_devices(self, entry: JobEntry) -> bool:
-        """Whether the job can select as many as it asks for; said once while it cannot."""
-        wanted = self._wanted(entry)
         enrolled = self._store.counts().enrolled
         if enrolled < wanted and self._waiting.get(entry.id) != enrolled:
             self._waiting[entry.id] = enrolled
@@ -271,11 +271,3 @@ class Control:
         if isinstance(job.selection.devices, int):
             wanted = max(wanted, job.selection.devices)
         return wanted
-
-    def _start(self, entry: JobEntry) -> StartJob:
-        plan = self._host.jobs.plan(entry)
-        last = self._store.last_commit(entry.id)
-        index = (last.index if last else 0) + 1
-        attempt = self._store.next_attempt(entry.id, index)
-        retries = plan.job.round.retries
-        return StartJob(wire_id(entry.id), index, attempt, len(plan.exchanges), retries)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeveil.errors import ConfigError, EdgeVeilError
@@ -92,10 +93,10 @@ def make_app(
     submitting = [
         Route("PUT", "/backbones", own.backbone, body_bytes=None),
         Route("POST", "/jobs", own.submit, body_bytes=MAX_BODY_BYTES),
-        Route("POST", "/jobs/{id}/cancel", own.cancel),
-        Route("POST", "/jobs/{id}/resume", own.resume),
-        Route("POST", "/releases/{id}/withdraw", own.withdraw),
-        Route("POST", "/releases/{id}/promote", own.promote),
+        Route("POST", "/jobs/{id}/cancel", partial(own.changed, "cancel", control.cancel)),
+        Route("POST", "/jobs/{id}/resume", partial(own.changed, "resume", control.resume)),
+        Route("POST", "/releases/{id}/withdraw", partial(own.move, control.withdraw)),
+        Route("POST", "/releases/{id}/promote", partial(own.move, control.promote)),
         Route("GET", "/jobs/{id}/model.onnx", own.model),
         Route("GET", "/jobs/{id}/model.safetensors", own.model),
     ]
@@ -196,11 +197,12 @@ class _Routes:
                 news, found = now, await self._ask(read)
         return Response.of_json({"events": [asdict(event) for event in found]})
 
-    async def cancel(self, request: Request) -> Response:
-        return await self._changed(request, "cancel", self._control.cancel)
-
-    async def resume(self, request: Request) -> Response:
-        return await self._changed(request, "resume", self._control.resume)
+    async def changed(
+        self, action: str, change: Callable[[str], None], request: Request
+    ) -> Response:
+        job = (await self._entry(request)).id
+        await self._change(request, action, partial(change, job), job=job)
+        return Response.of_json(_summary(await self._entry(request)))
 
     async def model(self, request: Request) -> Response:
         entry = await self._entry(request)
@@ -225,25 +227,14 @@ class _Routes:
             raise _unknown_model(entry)
         return Response.of_json(found[0])
 
-    async def withdraw(self, request: Request) -> Response:
-        await self._ask(lambda: self._control.withdraw(request.parameters["id"]))
-        return await self.release(request)
-
-    async def promote(self, request: Request) -> Response:
-        await self._ask(lambda: self._control.promote(request.parameters["id"]))
+    async def move(self, change: Callable[[str], None], request: Request) -> Response:
+        await self._ask(partial(change, request.parameters["id"]))
         return await self.release(request)
 
     # --- what they share ---
 
     async def _entry(self, request: Request) -> JobEntry:
         return await self._ask(lambda: self._store.job(request.parameters["id"]))
-
-    async def _changed(
-        self, request: Request, action: str, change: Callable[[str], None]
-    ) -> Response:
-        job = (await self._entry(request)).id
-        await self._change(request, action, lambda: change(job), job=job)
-        return Response.of_json(_summary(await self._entry(request)))
 
     async def _change(
         self, request: Request, action: str, change: Callable[[], T], **what: str
@@ -299,7 +290,6 @@ class ControlDesk:
         """What `question` returns or raises, or StoreAway."""
         if self._away():
             raise StoreAway("the database does not answer", fix="try again when it is back")
-
         asked: Future[T] = Future()
         self._loop.call_soon_threadsafe(_answer, question, asked)
         answer = asyncio.wrap_future(asked)

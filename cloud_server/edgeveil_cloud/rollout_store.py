@@ -19,6 +19,7 @@ from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import Database, transaction
 from edgeveil_cloud.store_tables import StoreError
 
+Db = sa.Connection
 Stage = Literal["canary", "all", "withdrawn"]
 
 
@@ -50,12 +51,7 @@ class RolloutStore:
 
     @transaction
     def begin(
-        self,
-        db: sa.Connection,
-        job: str,
-        data_set: str,
-        canary: Collection[bytes],
-        expires_s: float,
+        self, db: Db, job: str, data_set: str, canary: Collection[bytes], expires_s: float
     ) -> None:
         """A job's release is to go to these keys first (none: to all); a second call is nothing."""
         table = tables.rollouts
@@ -66,7 +62,7 @@ class RolloutStore:
             db.execute(table.insert().values(**row))
 
     @transaction
-    def canary(self, db: sa.Connection, job: str) -> list[bytes]:
+    def canary(self, db: Db, job: str) -> list[bytes]:
         """The keys that get it first; empty once it goes to all."""
         table = tables.rollouts
         query = sa.select(table.c.canary).where(table.c.job == job, table.c.stage == "canary")
@@ -75,7 +71,7 @@ class RolloutStore:
 
     @transaction
     def sent(
-        self, db: sa.Connection, job: str, sequence: int, stage: Stage, selected: int, secret: bytes
+        self, db: Db, job: str, sequence: int, stage: Stage, selected: int, secret: bytes
     ) -> None:
         """It was sealed under this sequence for so many; `secret` opens its reports."""
         values = {"job": job, "sequence": sequence, "stage": stage, "selected": selected}
@@ -83,14 +79,14 @@ class RolloutStore:
         db.execute(tables.release_broadcasts.insert(), values)
 
     @transaction
-    def held(self, db: sa.Connection, sequence: int, cell: str = "") -> None:
+    def held(self, db: Db, sequence: int, cell: str = "") -> None:
         table = tables.release_broadcasts
         of_it = table.c.sequence == sequence
         cells = set(db.scalar(sa.select(table.c.cells).where(of_it)) or ()) | {cell}
         db.execute(table.update().where(of_it).values(held=True, cells=sorted(cells)))
 
     @transaction
-    def move(self, db: sa.Connection, job: str, stage: Stage, reason: str) -> None:
+    def move(self, db: Db, job: str, stage: Stage, reason: str) -> None:
         """To all, or withdrawn. StoreError for what was withdrawn, or was never released."""
         table = tables.rollouts
         row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
@@ -109,7 +105,7 @@ class RolloutStore:
     # --- reports ---
 
     @transaction
-    def secret(self, db: sa.Connection, job: str, attempt: int) -> tuple[int, bytes] | None:
+    def secret(self, db: Db, job: str, attempt: int) -> tuple[int, bytes] | None:
         """(sequence, secret) of the broadcast whose number on the wire is `attempt`, or None."""
         table = tables.release_broadcasts
         rows = db.execute(sa.select(table).where(table.c.job == job)).mappings()
@@ -117,7 +113,7 @@ class RolloutStore:
         return (found[0]["sequence"], bytes(found[0]["secret"])) if found else None
 
     @transaction
-    def count(self, db: sa.Connection, sequence: int, reports: Mapping[bytes, str]) -> None:
+    def count(self, db: Db, sequence: int, reports: Mapping[bytes, str]) -> None:
         """Count outcomes by the hash of each report; what was counted before is not again."""
         table, sent = tables.release_reports, tables.release_broadcasts
         at = db.execute(sa.select(sent).where(sent.c.sequence == sequence)).mappings().one()
@@ -136,7 +132,7 @@ class RolloutStore:
     # --- how things stand ---
 
     @transaction
-    def all(self, db: sa.Connection) -> tuple[Rollout, ...]:
+    def all(self, db: Db) -> tuple[Rollout, ...]:
         table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
         sequences: dict[str, list[sa.RowMapping]] = {}
         order = sa.select(sent).order_by(sent.c.sequence)
@@ -154,7 +150,7 @@ class RolloutStore:
         )
 
     @transaction
-    def newest_key_at(self, db: sa.Connection) -> float:
+    def newest_key_at(self, db: Db) -> float:
         """When the newest enrolled key came; 0 without any."""
         return float(db.scalar(sa.select(sa.func.max(tables.enrolled_keys.c.added_at))) or 0.0)
 

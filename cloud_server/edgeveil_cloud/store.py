@@ -45,6 +45,7 @@ from edgeveil_cloud.store_tables import (
     UnknownJob,
 )
 
+Db = sa.Connection
 HASH_BYTES = 32
 JOBS_QUEUED = 100
 EVENTS_KEPT = 10_000  # of each job
@@ -66,11 +67,7 @@ class Store:
         self._heard: Counter[str] = Counter()
         self.news_of_all = 0  # grows whenever events of any job were stored by this process
         self.rollouts = RolloutStore(self._database, now_s)
-        self._prepare()
-
-    @transaction
-    def _prepare(self, db: sa.Connection) -> None:
-        migrate(db)
+        transaction(lambda _, db: migrate(db))(self)
 
     def close(self) -> None:
         with self._database.lock:
@@ -95,14 +92,12 @@ class Store:
         """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
         # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
         job = f"{name}-{secrets.token_hex(4)}"
-        row: dict[str, Any] = {"id": job, "name": name, "canonical": canonical, "digest": digest}
-        return self._submit(job, {**row, "priority": priority}, queue_limit)
+        row = {"id": job, "name": name, "canonical": canonical, "digest": digest}
+        return self._submit({**row, "priority": priority}, queue_limit)
 
     @transaction
-    def _submit(
-        self, db: sa.Connection, job: str, row: Mapping[str, Any], queue_limit: int
-    ) -> JobEntry:
-        table = tables.jobs
+    def _submit(self, db: Db, row: Mapping[str, Any], queue_limit: int) -> JobEntry:
+        table, job = tables.jobs, row["id"]
         if db.scalar(sa.select(table.c.number).where(table.c.id == job)) is None:
             waiting = sa.select(sa.func.count()).where(table.c.status == "queued")
             if int(db.scalar(waiting) or 0) >= queue_limit:
@@ -116,7 +111,7 @@ class Store:
         return _entry(db, job)
 
     @transaction
-    def next_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
+    def next_jobs(self, db: Db) -> tuple[JobEntry, ...]:
         """Running jobs, then queued ones: the most urgent first, of equally urgent the oldest."""
         table = tables.jobs
         urgency = sa.case({"high": 0, "normal": 1}, value=table.c.priority, else_=2)
@@ -128,18 +123,14 @@ class Store:
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
-    def jobs(self, db: sa.Connection, status: Status | None = None) -> tuple[JobEntry, ...]:
+    def jobs(self, db: Db, status: Status | None = None) -> tuple[JobEntry, ...]:
         """All jobs, or those of a status, oldest first."""
         query = sa.select(tables.jobs).order_by(tables.jobs.c.number)
         query = query if status is None else query.where(tables.jobs.c.status == status)
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
-    def job_names(self, db: sa.Connection) -> tuple[str, ...]:
-        return tuple(db.scalars(sa.select(tables.jobs.c.id).order_by(tables.jobs.c.number)))
-
-    @transaction
-    def newest_job_names(self, db: sa.Connection, limit: int) -> tuple[str, ...]:
+    def newest_job_names(self, db: Db, limit: int = 1 << 31) -> tuple[str, ...]:
         """The ids of so many of the newest jobs and of all that have not ended, oldest first."""
         table = tables.jobs
         last = int(db.scalar(sa.select(sa.func.max(table.c.number))) or 0)
@@ -147,7 +138,7 @@ class Store:
         return tuple(db.scalars(sa.select(table.c.id).where(wanted).order_by(table.c.number)))
 
     @transaction
-    def counts(self, db: sa.Connection) -> StoreCounts:
+    def counts(self, db: Db) -> StoreCounts:
         """How many devices are enrolled, and how many jobs have each status; cheap."""
         status, number = tables.jobs.c.status, sa.func.count()
         rows = db.execute(sa.select(status, number).group_by(status))
@@ -155,12 +146,12 @@ class Store:
         return StoreCounts(int(enrolled or 0), {row[0]: int(row[1]) for row in rows})
 
     @transaction
-    def job(self, db: sa.Connection, job: str) -> JobEntry:
+    def job(self, db: Db, job: str) -> JobEntry:
         """One job; UnknownJob if there is none."""
         return _entry(db, job)
 
     @transaction
-    def glimpse(self, db: sa.Connection, job: str) -> JobGlimpse:
+    def glimpse(self, db: Db, job: str) -> JobGlimpse:
         """One job with the newest of what it did; UnknownJob if there is none."""
         entry, done, told = _entry(db, job), tables.exchanges, tables.events
         last = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
@@ -211,13 +202,7 @@ class Store:
 
     @transaction
     def _move(
-        self,
-        db: sa.Connection,
-        job: str,
-        status: Status,
-        reason: str,
-        event: str,
-        data: Mapping[str, Any],
+        self, db: Db, job: str, status: Status, reason: str, event: str, data: Mapping[str, Any]
     ) -> JobEntry:
         before = _entry(db, job)
         if (before.status, before.reason) == (status, reason) and status != "running":
@@ -243,13 +228,13 @@ class Store:
 
     @transaction
     def append_event(
-        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
+        self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]
     ) -> StoredEvent:
         """Store one event; `data` is JSON-able and holds no secret and no device's name."""
         return self._event(db, job, kind, data)
 
     @transaction
-    def announce(self, db: sa.Connection, job: str, data: Mapping[str, Any]) -> int:
+    def announce(self, db: Db, job: str, data: Mapping[str, Any]) -> int:
         """Store the event `broadcast`; the number for its manifest.
 
         It grows with every call, also where the clock steps back, and with the clock (ms since
@@ -259,10 +244,11 @@ class Store:
         return self._next_number(db)
 
     @transaction
-    def next_number(self, db: sa.Connection) -> int:
+    def next_number(self, db: Db) -> int:
+        """A number for a statement, as those of `announce`."""
         return self._next_number(db)
 
-    def _next_number(self, db: sa.Connection) -> int:
+    def _next_number(self, db: Db) -> int:
         last = db.scalar(sa.select(tables.sequence.c.last))
         number = max(int(self._now_s() * 1000), 0 if last is None else last + 1)
         change = tables.sequence.insert() if last is None else tables.sequence.update()
@@ -275,7 +261,7 @@ class Store:
 
     @transaction
     def events_after(
-        self, db: sa.Connection, seq: int, job: str | None = None, limit: int = 1000
+        self, db: Db, seq: int, job: str | None = None, limit: int = 1000
     ) -> tuple[StoredEvent, ...]:
         """Up to `limit` events numbered above `seq`, of one job (its newest `EVENTS_KEPT`) or
         all."""
@@ -285,9 +271,7 @@ class Store:
             query = query.where(table.c.job == job)
         return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
 
-    def _event(
-        self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
-    ) -> StoredEvent:
+    def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> StoredEvent:
         """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`."""
         if job is not None:
             self._said.add(job)
@@ -313,13 +297,7 @@ class Store:
 
     @transaction
     def put_round_key(
-        self,
-        db: sa.Connection,
-        job: str,
-        exchange: int,
-        attempt: int,
-        secret: bytes,
-        cell: str = "",
+        self, db: Db, job: str, exchange: int, attempt: int, secret: bytes, cell: str = ""
     ) -> None:
         """Keep a cell's secret HPKE key of a round; StoreError if another one is kept."""
         kept = _round_keys(db, job, exchange, attempt).get(cell)
@@ -329,20 +307,15 @@ class Store:
         elif not secrets.compare_digest(kept, secret):
             raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
 
-    @transaction
-    def round_key(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, cell: str = ""
-    ) -> bytes | None:
-        return _round_keys(db, job, exchange, attempt).get(cell)
+    def round_key(self, job: str, exchange: int, attempt: int, cell: str = "") -> bytes | None:
+        return self.round_keys(job, exchange, attempt).get(cell)
 
     @transaction
-    def round_keys(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int
-    ) -> dict[str, bytes]:
+    def round_keys(self, db: Db, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
         return _round_keys(db, job, exchange, attempt)
 
     @transaction
-    def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
+    def next_attempt(self, db: Db, job: str, exchange: int) -> int:
         """The first attempt without a key, from 1; or that whose sums are kept: the last one."""
         of_it, kept, keys = {"job": job, "exchange": exchange}, tables.unmaskings, tables.round_keys
         summed = db.scalar(sa.select(kept.c.attempt).filter_by(**of_it))
@@ -353,13 +326,7 @@ class Store:
 
     @transaction
     def open_batch(
-        self,
-        db: sa.Connection,
-        job: str,
-        exchange: int,
-        attempt: int,
-        batch_digest: bytes,
-        cell: str = "",
+        self, db: Db, job: str, exchange: int, attempt: int, batch_digest: bytes, cell: str = ""
     ) -> BatchOpening | None:
         """Note a batch before it is opened, and return what opens it; None once it was absorbed."""
         if _absorbed_in(db, job, batch_digest) is not None:
@@ -376,32 +343,25 @@ class Store:
         return BatchOpening(secret, first)
 
     @transaction
-    def keep_sums(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, sums: bytes
-    ) -> bytes:
+    def keep_sums(self, db: Db, job: str, exchange: int, attempt: int, sums: bytes) -> bytes:
         """Keep the sums of a round under masks before its masks are asked for; returns what is
         kept: an exchange is asked for once."""
-        table = tables.unmaskings
-        found = db.scalar(sa.select(table.c.sums).filter_by(job=job, exchange=exchange))
-        if found is not None:
-            return bytes(found)
-        row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
-        db.execute(table.insert(), row)
-        return sums
+        found = _kept_sums(db, job, exchange)
+        if found is None:
+            row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
+            db.execute(tables.unmaskings.insert(), row)
+        return found or sums
 
     @transaction
-    def kept_sums(self, db: sa.Connection, job: str, exchange: int) -> bytes | None:
+    def kept_sums(self, db: Db, job: str, exchange: int) -> bytes | None:
         """What `keep_sums` kept of an exchange that is not committed yet."""
-        table = tables.unmaskings
-        found = db.scalar(sa.select(table.c.sums).filter_by(job=job, exchange=exchange))
-        return None if found is None else bytes(found)
+        return _kept_sums(db, job, exchange)
 
     @transaction
-    def any_opened(self, db: sa.Connection, job: str, exchange: int, cell: str = "") -> bool:
+    def any_opened(self, db: Db, job: str, exchange: int, cell: str = "") -> bool:
         """Whether a cell's batch of this exchange, which has not been committed, was opened."""
-        table = tables.openings
-        query = sa.select(table.c.attempt).filter_by(job=job, exchange=exchange, cell=cell)
-        return db.scalar(query.limit(1)) is not None
+        query = sa.select(tables.openings).filter_by(job=job, exchange=exchange, cell=cell)
+        return db.execute(query.limit(1)).first() is not None
 
     def commit_exchange(
         self,
@@ -429,7 +389,7 @@ class Store:
     @transaction
     def _commit(
         self,
-        db: sa.Connection,
+        db: Db,
         job: str,
         record: ExchangeRecord,
         state: bytes,
@@ -471,7 +431,7 @@ class Store:
         return True
 
     @transaction
-    def last_commit(self, db: sa.Connection, job: str) -> LastCommit | None:
+    def last_commit(self, db: Db, job: str) -> LastCommit | None:
         """Where to resume; None before the first commit."""
         table, state = tables.exchanges, tables.states
         joins = sa.and_(state.c.job == table.c.job, state.c.index == table.c.index)
@@ -484,7 +444,7 @@ class Store:
         return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
 
     @transaction
-    def exchanges(self, db: sa.Connection, job: str) -> tuple[ExchangeRecord, ...]:
+    def exchanges(self, db: Db, job: str) -> tuple[ExchangeRecord, ...]:
         """All committed exchanges of a job, in order."""
         table = tables.exchanges
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
@@ -499,7 +459,7 @@ class Store:
     @transaction
     def set_enrolled(
         self,
-        db: sa.Connection,
+        db: Db,
         keys: Collection[bytes],
         cell: str = "",
         moved: Mapping[bytes, str] | None = None,
@@ -529,9 +489,7 @@ class Store:
         return len(claimed)
 
     @transaction
-    def take_roster(
-        self, db: sa.Connection, mark: RosterMark, expires_s: float, cell: str = ""
-    ) -> None:
+    def take_roster(self, db: Db, mark: RosterMark, expires_s: float, cell: str = "") -> None:
         """The cell's newest roster has these numbers; stale from `expires_s` on (0: never)."""
         table = tables.roster
         db.execute(table.delete().where(table.c.cell == cell))
@@ -539,7 +497,7 @@ class Store:
         db.execute(table.insert().values(**new, refused="", refused_lineage=""))
 
     @transaction
-    def refuse_roster(self, db: sa.Connection, reason: str, lineage: str, cell: str = "") -> None:
+    def refuse_roster(self, db: Db, reason: str, lineage: str, cell: str = "") -> None:
         """A roster was refused; until one is taken, `roster_problem` says so."""
         table, refused = tables.roster, {"refused": reason, "refused_lineage": lineage}
         if not db.execute(table.update().where(table.c.cell == cell).values(refused)).rowcount:
@@ -547,7 +505,7 @@ class Store:
             db.execute(table.insert().values(**new, **refused))
 
     @transaction
-    def is_newer_roster(self, db: sa.Connection, expires_s: float, cell: str = "") -> bool:
+    def is_newer_roster(self, db: Db, expires_s: float, cell: str = "") -> bool:
         """Whether a roster with a smaller number was made after the one taken last: no registry
         does so, somebody else said a larger number with the proxy's key.
 
@@ -561,18 +519,18 @@ class Store:
         return expires_s > taken_s
 
     @transaction
-    def accept_registry(self, db: sa.Connection) -> None:
+    def accept_registry(self, db: Db) -> None:
         """Take the next roster of whatever registry, in each cell: its operator vouches for it."""
         db.execute(tables.roster.delete())
 
     @transaction
-    def roster_marks(self, db: sa.Connection) -> dict[str, RosterMark]:
+    def roster_marks(self, db: Db) -> dict[str, RosterMark]:
         """Which roster was taken last, of each cell that handed one over."""
         rows = db.execute(sa.select(tables.roster).where(tables.roster.c.epoch >= 0))
         return {row.cell: RosterMark(row.lineage, row.epoch) for row in rows}
 
     @transaction
-    def roster_problem(self, db: sa.Connection, cell: str = "") -> str:
+    def roster_problem(self, db: Db, cell: str = "") -> str:
         """Why nobody can tell who is admitted in this cell now, and what to do; or ""."""
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         if row is None:
@@ -601,7 +559,7 @@ class Store:
         return ""
 
     @transaction
-    def enrolled(self, db: sa.Connection, cell: str | None = None) -> tuple[bytes, ...]:
+    def enrolled(self, db: Db, cell: str | None = None) -> tuple[bytes, ...]:
         """All enrolled public keys (of a cell), in the order of their bytes, which says nothing."""
         table = tables.enrolled_keys
         query = sa.select(table.c.public_key)
@@ -609,7 +567,7 @@ class Store:
         return tuple(sorted(bytes(key) for key in keys))
 
     @transaction
-    def devices(self, db: sa.Connection) -> tuple[CellDevices, ...]:
+    def devices(self, db: Db) -> tuple[CellDevices, ...]:
         """How many devices each cell that was heard of has."""
         table, roster = tables.enrolled_keys, tables.roster
         counted = sa.select(table.c.cell, sa.func.count()).group_by(table.c.cell)
@@ -621,7 +579,7 @@ class Store:
         )
 
     @transaction
-    def put_release(self, db: sa.Connection, job: str, onnx: bytes, safetensors: bytes) -> None:
+    def put_release(self, db: Db, job: str, onnx: bytes, safetensors: bytes) -> None:
         """Keep a job's final model; a second call replaces it. UnknownJob without the job."""
         table = tables.releases
         _entry(db, job)
@@ -629,15 +587,12 @@ class Store:
         db.execute(table.insert(), {"job": job, "onnx": onnx, "safetensors": safetensors})
 
     @transaction
-    def release(self, db: sa.Connection, job: str) -> StoredRelease | None:
-        table = tables.releases
-        row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
-        if row is None:
-            return None
-        return StoredRelease(job, bytes(row["onnx"]), bytes(row["safetensors"]))
+    def release(self, db: Db, job: str) -> StoredRelease | None:
+        row = db.execute(sa.select(tables.releases).filter_by(job=job)).first()
+        return None if row is None else StoredRelease(job, bytes(row.onnx), bytes(row.safetensors))
 
     @transaction
-    def put_backbone(self, db: sa.Connection, graph: bytes) -> str:
+    def put_backbone(self, db: Db, graph: bytes) -> str:
         """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
         table, digest = tables.backbones, hashlib.sha256(graph).hexdigest()
         if db.scalar(sa.select(table.c.digest).filter_by(digest=digest)) is None:
@@ -645,7 +600,7 @@ class Store:
         return digest
 
     @transaction
-    def backbone(self, db: sa.Connection, digest: str) -> bytes | None:
+    def backbone(self, db: Db, digest: str) -> bytes | None:
         """The feature extractor of a digest (hex); None if it was never put."""
         found = db.scalar(sa.select(tables.backbones.c.graph).filter_by(digest=digest))
         return None if found is None else bytes(found)
@@ -654,7 +609,7 @@ class Store:
 # --- rows ---
 
 
-def _entry(db: sa.Connection, job: str) -> JobEntry:
+def _entry(db: Db, job: str) -> JobEntry:
     row = db.execute(sa.select(tables.jobs).where(tables.jobs.c.id == job)).mappings().first()
     if row is None:
         raise UnknownJob(job)
@@ -671,13 +626,16 @@ def _exchange_of(row: sa.RowMapping) -> ExchangeRecord:
     return ExchangeRecord(**{name: row[name] for name in ExchangeRecord.__dataclass_fields__})
 
 
-def _absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
-    table = tables.batches
-    query = sa.select(table.c.index).where(table.c.job == job).where(table.c.digest == digest)
-    return db.scalar(query)
+def _absorbed_in(db: Db, job: str, digest: bytes) -> int | None:
+    return db.scalar(sa.select(tables.batches.c.index).filter_by(job=job, digest=digest))
 
 
-def _round_keys(db: sa.Connection, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
+def _kept_sums(db: Db, job: str, exchange: int) -> bytes | None:
+    found = db.scalar(sa.select(tables.unmaskings.c.sums).filter_by(job=job, exchange=exchange))
+    return None if found is None else bytes(found)
+
+
+def _round_keys(db: Db, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
     table = tables.round_keys
     query = sa.select(table.c.cell, table.c.secret)
     rows = db.execute(query.filter_by(job=job, exchange=exchange, attempt=attempt))

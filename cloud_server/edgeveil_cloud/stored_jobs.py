@@ -34,7 +34,7 @@ class StoredJobs:
     def name(self, job_id: bytes) -> str:
         """The id of a stored job by its wire id; raises JobFailed."""
         if job_id not in self._names:
-            self._names = {wire_id(name): name for name in self._store.job_names()}
+            self._names = {wire_id(name): name for name in self._store.newest_job_names()}
         try:
             return self._names[job_id]
         except KeyError:
