@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import math
 import time
@@ -21,25 +20,24 @@ from pathlib import Path
 import numpy as np
 
 from edgeveil.config.edge import EdgeSite
-from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import Job, compile_job, parse_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages
-from edgeveil.protocol.sealed import JobPackage, Terms, encode_package, seal_broadcast
+from edgeveil.protocol.sealed import JobPackage, encode_package
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.role import DeviceRole, build
 from edgeveil_lab.audit import timing
-from edgeveil_lab.audit.guards import AttackOutcome, Guard
+from edgeveil_lab.audit.guards import JOB_ID, AttackOutcome, Guard, announced, attacked_site
 from edgeveil_tools.local.children import scratch
 
 PACKET_BYTES = 1 << 24
-JOB_ID = bytes(16)
 DEADLINE_S = 60.0
 BUDGET_S = 0.8
 RUNS, QUICK_RUNS = 200, 10  # with r, and as many without
@@ -50,28 +48,26 @@ _CHAIN = replace(timing.SUBNORMAL, doublings=7, repeats=300)  # some 20 ms for e
 _MANY = 4  # records, where the job expects one: they take much of the budget
 
 
-def audit_job(
-    shape: tuple[int, ...], nominal_records: int, classes: int, budget_s: float, rounds: int
-) -> Job:
+JOB = """
+job: audit
+data: {{source: audited, classes: {classes}, input_shape: [{values}], nominal_records: {nominal},
+       evaluation_share: 0.9999999999999991}}  # all of them are evaluated
+features: [{{name: identity}}]
+train: {{method: fm, rounds: {rounds}}}
+privacy: {{epsilon: 1}}
+round: {{deadline_s: {deadline_s}, budget_s: {budget_s}}}
+encrypt: {{laplace_eval: {{laplace_eval_eps: 1}}}}
+unsupervised: {{every_rounds: 1}}
+"""
+
+
+def audit_job(nominal: int, budget_s: float, rounds: int) -> Job:
     """A job that asks a device for its mean softmax in each of so many rounds."""
-    return Job.model_validate(
-        {
-            "job": "audit",
-            "data": {
-                "source": "audited",
-                "classes": classes,
-                "input_shape": shape,
-                "nominal_records": nominal_records,
-                "evaluation_share": 1 - 2**-50,  # all of them are evaluated
-            },
-            "features": ({"name": "identity"},),
-            "train": {"method": "fm", "rounds": rounds},
-            "privacy": {"epsilon": 1.0},
-            "round": {"deadline_s": DEADLINE_S, "budget_s": budget_s},
-            "encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}},
-            "unsupervised": {"every_rounds": 1},
-        }
-    )
+    text = JOB.format(
+        classes=timing.CLASSES, values=timing.SHAPE[0], nominal=nominal, rounds=rounds,
+        deadline_s=DEADLINE_S, budget_s=budget_s,
+    )  # fmt: skip
+    return parse_job(text)
 
 
 class TimedDevice:
@@ -92,30 +88,33 @@ class TimedDevice:
         np.savez(folder / "own.npz", x=records.x, y=records.y)
         self._plan, self._graph = compile_job(job), graph
         self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
-        self._cloud.public().save(folder / "cloud.pub")
-        self._proxy.public().save(folder / "proxy.pub")
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None
         self._started = False
         self._heard = asyncio.Event()  # the hello, before which it takes up nothing
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._process = ComputeProcess()
-        self._build(_site(folder, max_records), guarded)
+        data = {"source": "npz", "path": str(folder / "own.npz")}
+        policy = {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10}
+        site = attacked_site(
+            *(folder, self._cloud, self._proxy, data),
+            role="infer",
+            policy={**policy, "max_records": max_records},
+            limits={"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30},
+        )
+        self._build(site, guarded)
         self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
         self._sequence = 0
 
-    def _build(self, made: dict[str, object], guarded: bool) -> None:
+    def _build(self, site: EdgeSite, guarded: bool) -> None:
         self._said = ["it does not say why"]
         self._runtime: Runtime
-        site = EdgeSite.model_validate_json(json.dumps(made))
         DeviceIdentity.load_or_create(site.state_dir)
         self._device = build(
             site, link=self._join, say=self._said.append, compute=self._remote if guarded else None
         )
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
-        self._keys = [self._device.identity.opening.public()]
-        self._keys += [OpeningKey.generate().public() for _ in range(4)]
 
     def _remote(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
         return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
@@ -157,14 +156,14 @@ class TimedDevice:
             self._feed = asyncio.ensure_future(self._runtime.run())
             self._runtime.post(fx.PeerConnected(fx.ProxyAddress()))
             await self._heard.wait()
-            await self._hear(*self._announcement())
+            package = encode_package(JobPackage(self._plan.job.canonical(), self._graph))
+            own = self._device.identity.opening
+            manifest, blob, self._keys = announced(self._plan, package, own, PACKET_BYTES)
+            await self._hear(manifest, blob)
         exchange = next(self._rounds)
         self._sequence += 1
         state = self._plan.cloud.initial_state()
-        at, keys = (
-            messages.ExchangeId(JOB_ID, exchange.index, 1),
-            [key.to_bytes() for key in self._keys],
-        )
+        at, keys = messages.ExchangeId(JOB_ID, exchange.index, 1), self._keys
         context = RoundContext.of(self._plan, exchange.index)
         manifest, blob, _ = seal_round(context, state, keys, at, self._sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
@@ -179,14 +178,6 @@ class TimedDevice:
         offer = messages.Signer("cloud", self._cloud).offer(manifest, blob)
         await self._runtime.receive(fx.ProxyAddress(), messages.encode(offer))
 
-    def _announcement(self) -> tuple[messages.Manifest, bytes]:
-        job = self._plan.job
-        terms = Terms("job", messages.ExchangeId(JOB_ID, 0, 1), 0, job.digest(), "job")
-        package = encode_package(JobPackage(job.canonical(), self._graph))
-        keys = [SealingKey(key.to_bytes()) for key in self._keys]
-        manifest, blob, _ = seal_broadcast(terms, package, keys, PACKET_BYTES)
-        return manifest, blob
-
     def close(self) -> None:
         if self._started:
             self._feed.cancel()
@@ -196,24 +187,6 @@ class TimedDevice:
         self._process.end()
         self._loop.close()
         self._device.close()
-
-
-def _site(folder: Path, max_records: int) -> dict[str, object]:
-    return {
-        "name": "audited",
-        "role": "infer",
-        "broker": {"url": "mqtt://127.0.0.1:1883"},
-        "state_dir": str(folder / "state"),
-        "cloud_key_file": str(folder / "cloud.pub"),
-        "proxy_key_file": str(folder / "proxy.pub"),
-        "data": {"name": "audited", "source": "npz", "path": str(folder / "own.npz")},
-        "policy": {
-            "max_inference_epsilon": 1e9,
-            "max_epsilon_per_job": 10,
-            "max_records": max_records,
-        },
-        "limits": {"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30},
-    }
 
 
 @contextmanager
@@ -230,7 +203,7 @@ def device(
             key = (graph, x.tobytes())
             if key not in made:
                 own = Records(x, np.zeros(len(x), np.int64))
-                job = audit_job(timing.SHAPE, nominal_records, timing.CLASSES, BUDGET_S, _ROUNDS)
+                job = audit_job(nominal_records, BUDGET_S, _ROUNDS)
                 place = folder / str(len(made))
                 most = max_records or nominal_records
                 made[key] = TimedDevice(place, graph, own, job, max_records=most, guarded=guarded)

@@ -22,8 +22,8 @@ from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
-from edgeveil.parts.methods import pca_residual
-from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice
+from edgeveil.parts.methods import METHODS, pca_residual
+from edgeveil.parts.methods.fm import HEAD, FmDevice
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
     LEARNING_RATE,
@@ -96,17 +96,11 @@ class NeighbouringJob:
         return cls(parameters, setting, Records(others, labels), present)
 
 
-DEVICES: dict[str, MakeDevice] = {"fm": FmDevice, "pca_residual": pca_residual.PcaResidualDevice}
-CLOUDS: dict[str, Callable[[Any, MethodContext], FmCloud | pca_residual.PcaResidualCloud]] = {
-    "fm": FmCloud,
-    "pca_residual": pca_residual.PcaResidualCloud,
-}
-
-
 def made(scene: NeighbouringJob, make_device: MakeDevice | None = None) -> SummingDevice:
     """The device's half of a scene's method, or what is to be attacked in its place."""
-    make = make_device or DEVICES[scene.parameters.method]
-    return make(scene.parameters, scene.setting)
+    make: Any = make_device or METHODS[scene.parameters.method].device
+    device: SummingDevice = make(scene.parameters, scene.setting)
+    return device
 
 
 class HostileCloud:
@@ -115,10 +109,8 @@ class HostileCloud:
 
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
-        device, cloud = (
-            made(scene),
-            CLOUDS[scene.parameters.method](scene.parameters, scene.setting),
-        )
+        device = made(scene)
+        cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.setting)
         state = cloud.initial_state()
         self.exchanges = cloud.plan()
         self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.exchanges]

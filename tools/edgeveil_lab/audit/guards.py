@@ -4,8 +4,17 @@ attack that misses the flaw shows nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeveil.config.edge import EdgeSite
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.jobs.plan import Plan
+from edgeveil.protocol.messages import ExchangeId, Manifest
+from edgeveil.protocol.sealed import Plaintext, Terms, seal_broadcast
 
 
 @dataclass(frozen=True)
@@ -40,3 +49,37 @@ class GuardFinding:
         if self.stands.broke:
             return "FAILS"
         return "holds" if self.flawed.broke else "BLIND"
+
+
+# --- a real device that is attacked ---
+
+JOB_ID = bytes(16)
+
+
+def attacked_site(
+    folder: Path, cloud: SigningKey, proxy: SigningKey, data: dict[str, Any], **more: Any
+) -> EdgeSite:
+    """The settings of a box whose state is below `folder`, with records as `data` says."""
+    files = {}
+    for name, key in (("cloud", cloud), ("proxy", proxy)):
+        files[f"{name}_key_file"] = str(folder / f"{name}.pub")
+        key.public().save(folder / f"{name}.pub")
+    plain = {
+        "name": "audited",
+        "broker": {"url": "mqtt://127.0.0.1:1883"},
+        "state_dir": str(folder / "state"),
+        "data": {"name": "audited", **data},
+    }
+    return EdgeSite.model_validate_json(json.dumps({**plain, **files, **more}))
+
+
+def announced(
+    plan: Plan, package: Plaintext, own: OpeningKey, part_bytes: int
+) -> tuple[Manifest, bytes, list[bytes]]:
+    """The announcement of a job to a device among four others, and the public keys of all."""
+    keys = [own.public(), *(OpeningKey.generate().public() for _ in range(4))]
+    recipients = [key.to_bytes() for key in keys]
+    terms = Terms("job", ExchangeId(JOB_ID, 0, 1), 0, plan.job.digest(), "job")
+    sealing = [SealingKey(raw) for raw in recipients]
+    manifest, blob, _ = seal_broadcast(terms, package, sealing, part_bytes)
+    return manifest, blob, recipients

@@ -10,7 +10,6 @@ import csv
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +18,8 @@ from unittest import mock
 
 import numpy as np
 
-from edgeveil.config.edge import EdgeSite
-from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
-from edgeveil.jobs import Job, compile_job
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.sources import tables
@@ -29,12 +27,12 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import device_round
 from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.sealed import JobPackage, Terms, seal_broadcast
+from edgeveil.protocol.sealed import JobPackage
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
-from edgeveil_lab.audit.guards import AttackOutcome, Guard
+from edgeveil_lab.audit.guards import JOB_ID, AttackOutcome, Guard, announced, attacked_site
 
 NAMES = ("age", "work", "income")
 ROWS = [
@@ -43,7 +41,13 @@ ROWS = [
     ["38", "Private", "<=50K"],
 ]
 GUESSES, QUICK_GUESSES = ("38", "39", "40", "State-gov", "work"), ("39", "40")
-_JOB_ID = bytes(16)
+_JOB = """
+job: audit
+features: [{name: identity}]
+train: {method: fm, rounds: 1}
+privacy: {epsilon: 1}
+unsupervised: {eval_type: NOT_EVAL}
+"""
 _FRAME_BYTES = 1 << 16
 
 
@@ -54,9 +58,10 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
     with _first_line_names() if flawed else nullcontext(), TemporaryDirectory() as top:
         for form in _FORMS if not flawed else ("headless",):
             for plan in plans:
-                place = Path(top) / str(asked)
-                device = _Device(place, form, flawed)
-                with_it, without = (device.seen(plan, rows) for rows in (ROWS, ROWS[1:]))
+                with_it, without = (
+                    _seen(Path(top, str(asked), str(len(rows))), form, flawed, plan, rows)
+                    for rows in (ROWS, ROWS[1:])
+                )
                 told += with_it != without
                 answers += with_it[0] == "answered"
                 asked += 1
@@ -76,22 +81,15 @@ def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
     for guess in guesses:
         for label in ("<=50K", "income"):
             for named in (None, (guess, label, "more")):
-                schema = {
-                    "origin": "public",
-                    "label": {"column": label, "classes": ["<=50K", ">50K"]},
+                header = {"header": named} if named else {}
+                schema: dict[str, Any] = {
                     "columns": [{"name": guess, "number": [0, 100]}],
-                    **({"header": named} if named else {}),
+                    **header,
                 }
+                label_of = {"column": label, "classes": ["<=50K", ">50K"]}
+                schema |= {"origin": "public", "label": label_of}
                 data = {"source": "audited", "nominal_records": 3, "schema": schema}
-                plain = {
-                    "job": "audit",
-                    "data": data,
-                    "features": [{"name": "identity"}],
-                    "train": {"method": "fm", "rounds": 1},
-                    "privacy": {"epsilon": 1.0},
-                    "unsupervised": {"eval_type": "NOT_EVAL"},
-                }
-                yield compile_job(Job.model_validate_json(json.dumps(plain)))
+                yield parse_plan(_JOB + json.dumps({"data": data})[1:-1])
 
 
 # --- files ---
@@ -121,58 +119,30 @@ _FORMS = ("headed", "headless", "npz", *(("parquet",) if find_spec("pyarrow") el
 # --- the device ---
 
 
-@dataclass(frozen=True)
-class _Device:
-    folder: Path
-    form: str
-    flawed: bool
-
-    def seen(self, plan: Plan, rows: list[list[str]]) -> tuple[object, ...]:
-        """What others see of a new box's answer to the job's first question."""
-        state = self.folder / str(len(rows))
-        state.mkdir(parents=True)
-        data = _write(self.folder / "records", self.form, rows)
-        if self.flawed:
-            data["header"] = True
-        site = EdgeSite.model_validate_json(json.dumps(_site(self.folder, state, data)))
-        identity = DeviceIdentity.load_or_create(state)
-        ledger = Ledger(state / "ledger.sqlite", site.data.name)
-        with closing(ledger), closing(DeviceStore(state / "device.sqlite")) as store:
-            host = DeviceHost(site, identity, store, ledger)
-            keys = [identity.opening.public(), *(OpeningKey.generate().public() for _ in range(4))]
-            return _asked(host, plan, [key.to_bytes() for key in keys])
-
-
-def _asked(host: DeviceHost, plan: Plan, keys: list[bytes]) -> tuple[object, ...]:
-    job = plan.job
-    terms = Terms("job", ExchangeId(_JOB_ID, 0, 1), 0, job.digest(), "job")
-    sealing = [SealingKey(key) for key in keys]
-    announced, _, _ = seal_broadcast(terms, b"", sealing, _FRAME_BYTES)
-    host.perform(InstallJob(announced, JobPackage(job.canonical(), plan.graph())))
-    state, at = plan.cloud.initial_state(), ExchangeId(_JOB_ID, 1, 1)
-    manifest, blob, _ = seal_round(RoundContext.of(plan, 1), state, keys, at, 1, _FRAME_BYTES)
-    opened = host.perform(device_round.OpenPackage(manifest, blob))
-    if not isinstance(opened, device_round.OpenedPackage) or opened.package is None:
-        raise TypeError("the device of the audit cannot open what is sealed to it")
-    answer = host.perform(device_round.ComputeAnswer(manifest, opened.package))
+def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str]]) -> Any:
+    """What others see of a new box's answer to the job's first question."""
+    state = folder / "state"
+    state.mkdir(parents=True)
+    data = {"path": str(folder / "records"), **_write(folder / "records", form, rows)}
+    if flawed:
+        data["header"] = True
+    site = attacked_site(folder, SigningKey.generate(), SigningKey.generate(), data)
+    identity = DeviceIdentity.load_or_create(state)
+    ledger = Ledger(state / "ledger.sqlite", site.data.name)
+    with closing(ledger), closing(DeviceStore(state / "device.sqlite")) as store:
+        host, job = DeviceHost(site, identity, store, ledger), plan.job
+        said, _, keys = announced(plan, b"", identity.opening, _FRAME_BYTES)
+        host.perform(InstallJob(said, JobPackage(job.canonical(), plan.graph())))
+        state_of, at = plan.cloud.initial_state(), ExchangeId(JOB_ID, 1, 1)
+        context = RoundContext.of(plan, 1)
+        manifest, blob, _ = seal_round(context, state_of, keys, at, 1, _FRAME_BYTES)
+        opened = host.perform(device_round.OpenPackage(manifest, blob))
+        answer = host.perform(device_round.ComputeAnswer(manifest, opened.package))  # type: ignore[attr-defined]
     if isinstance(answer, device_round.SealedAnswer):
         return "answered", answer.groups, answer.sizes, answer.at_once, answer.dummy
     if isinstance(answer, device_round.NoAnswer):
         return ("declined",)
     raise TypeError(f"the device of the audit fails: {answer}")
-
-
-def _site(folder: Path, state: Path, data: dict[str, Any]) -> dict[str, Any]:
-    for name in ("cloud", "proxy"):
-        SigningKey.generate().public().save(state / f"{name}.pub")
-    return {
-        "name": "audited",
-        "broker": {"url": "mqtt://127.0.0.1:1883"},
-        "state_dir": str(state),
-        "cloud_key_file": str(state / "cloud.pub"),
-        "proxy_key_file": str(state / "proxy.pub"),
-        "data": {"name": "audited", "path": str(folder / "records"), **data},
-    }
 
 
 SCHEMA = Guard(

@@ -23,6 +23,7 @@ from edgeveil.crypto.masking import Vector, signed
 from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.fm_sums import FmParameters
@@ -37,8 +38,9 @@ from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds, sealed
-from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
+from edgeveil.protocol.messages import Batch, ExchangeId, PeerKeys, Signer, Unmask
 from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
+from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.sealing import Masks
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit import fm_attacks, statistics
@@ -98,8 +100,14 @@ class MaskedExchange:
     """One exchange of a job with secure sums, with what its parties hold."""
 
     def __init__(self, plan: Plan, exchange: Exchange) -> None:
-        self.key, self.membership = OpeningKey.generate(), bytes(range(32))
-        self.manifest = said = sealed.committed(_manifest(plan, exchange), self.membership)
+        keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
+        context, at = (
+            RoundContext.of(plan, exchange.index),
+            ExchangeId(bytes(16), exchange.index, 1),
+        )
+        state, recipients = plan.cloud.initial_state(), [key.to_bytes() for key in keys]
+        said, _, secret = seal_round(context, state, recipients, at, 1, 1 << 16, checked=True)
+        self.manifest, self.key, self.membership = said, secret.opening, secret.membership
         (self.vector,) = sealed.masked_vectors(said.at, said.groups, said.masked)
         self._public = self.key.public().to_bytes()
 
@@ -421,18 +429,14 @@ class AskedProxy:
         settings = proxy_rounds.ProxySettings()
         context = proxy_rounds.ProxyContext(own, keys, None, self.memory, settings)  # type: ignore[arg-type]
         rounds = proxy_rounds.ProxyRounds(context)
-        state = proxy_rounds.CollectionState.HANDING_OVER
-        rounds.collections[manifest.at] = proxy_rounds.Collection(
-            manifest, manifest.min_batch, state=state
-        )
+        collection = proxy_rounds.Collection(manifest, manifest.min_batch)
+        collection.state = proxy_rounds.CollectionState.HANDING_OVER
+        rounds.collections[manifest.at] = collection
         self._batch = Batch(manifest.at, len(seeds), 0, (len(seeds),), manifest.blob)
         kept = proxy_rounds.BatchKept(manifest.at, own.header(self._batch), self._batch, b"", seeds)
         self.memory.batches[manifest.at] = kept
-        self._masks, self._uploads, self._given = (
-            proxy_rounds.ProxyMasks(context, rounds),
-            len(seeds),
-            b"",
-        )
+        self._masks, self._given = proxy_rounds.ProxyMasks(context, rounds), b""
+        self._uploads = len(seeds)
 
     def masks_of(self, chosen: Iterable[int]) -> bytes:
         """The sum of the masks of these uploads; empty where the proxy refuses."""
@@ -448,31 +452,6 @@ class AskedProxy:
         return self._given
 
 
-def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
-    job, digest = plan.job, bytes(32)
-    return Manifest(
-        kind="round",
-        at=ExchangeId(bytes(16), exchange.index, 1),
-        sequence=exchange.index,
-        job_digest=digest,
-        phase=exchange.phase,
-        selected=job.round.min_batch + 1,
-        min_batch=job.round.min_batch,
-        quorum=job.round.min_batch,
-        deadline_s=1.0,
-        grace_s=0.0,
-        groups=plan.groups(exchange),
-        stanza_bytes=0,
-        package_digest=digest,
-        package_bytes=0,
-        commitment=digest,
-        cloud_key=digest,
-        blob=Blob(digest, 0, 1),
-        masked=plan.masked(exchange),
-        sets=plan.sets,
-    )
-
-
 def _single(
     runs: int, job: SharedNoiseJob, hear: fm_attacks.Hear, attacked: Sequence[int] | None = None
 ) -> AttackOutcome:
@@ -484,15 +463,10 @@ def _single(
 def _outcome(attack: Attack) -> AttackOutcome:
     """The claim of which most is missing."""
     without, present = (attack.play(side, attack.runs).sum(axis=1) for side in (False, True))
-    measured = [
-        statistics.lower_bound(
-            statistics.EventCounts(attack.runs, int(a), int(b)),
-            claim.delta,
-            statistics.BETA / len(without),
-        )
-        for claim, a, b in zip(attack.claims, without, present, strict=True)
-    ]
-    pairs = zip(measured, attack.claims, strict=True)
+    pairs, beta = [], statistics.BETA / len(without)
+    for claim, a, b in zip(attack.claims, without, present, strict=True):
+        counts = statistics.EventCounts(attack.runs, int(a), int(b))
+        pairs.append((statistics.lower_bound(counts, claim.delta, beta), claim))
     found, claim = max(pairs, key=lambda pair: (pair[0] > pair[1].epsilon, pair[0]))
     figure = f"measured ε ≥ {found:.2f} of {up(claim.epsilon)} at δ = {up(claim.delta)}"
     return AttackOutcome(found > claim.epsilon, figure)

@@ -52,6 +52,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
     Attack,
     Claim,
     Hits,
+    Statistic,
     each,
     fresh_noise,
     gaussian_law,
@@ -92,7 +93,7 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
         dp_sgd_attack(-(-jobs // 12)),
         many_steps_attack(min(9 * jobs, 12_000)),
         output_attack(min(2 * jobs, 30_000)),
-        steps_attack("pso_dp_sgd", PsoDpSgd(swarm, SETTING), swarm, few),
+        steps_attack(PsoDpSgd(swarm, SETTING), swarm, few),
         swarm_update_attack(few),
         noised_attack(jobs),
         two_values_attack(jobs),
@@ -123,13 +124,9 @@ def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
 
 def dp_sgd_attack(runs: int) -> Attack:
     """One round of two steps, which the attacker hears as their sum."""
-    trainer, step = DpSgd(DP_SGD, SETTING), _step(DP_SGD)
-    event = trainer.event
-
-    def heard(present: bool, count: int) -> Float64:
-        return apart(trainer, present, count) / step
-
-    return past("dp_sgd", "one round", runs, heard, threshold(event), _claim(PAST, event))
+    trainer = DpSgd(DP_SGD, SETTING)
+    edge, claim = threshold(trainer.event), _claim(PAST, trainer.event)
+    return past("dp_sgd", "one round", runs, apart(trainer, 1 / _step(DP_SGD)), edge, claim)
 
 
 def many_steps_attack(runs: int) -> Attack:
@@ -139,7 +136,7 @@ def many_steps_attack(runs: int) -> Attack:
     """
     network = build_network(NetworkParameters(hidden=()), (WIDE,), 2)
     setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
-    parameters = DpSgdParameters(rounds=1, local_steps=32, sampling_rate=0.05, learning_rate=1e-9)
+    parameters = DP_SGD.model_copy(update={"local_steps": 32, "sampling_rate": 0.05})
     trainer = DpSgd(parameters, setting)
     every = Records(np.eye(WIDE, dtype=np.float32) * np.float32(LARGE), np.zeros(WIDE, np.int64))
     worlds = every.at(np.zeros(0, np.int64)), every
@@ -156,24 +153,16 @@ def many_steps_attack(runs: int) -> Attack:
 def output_attack(runs: int) -> Attack:
     """A record that moves the weights much further than `sensitivity` takes it to."""
     parameters = SgdParameters(method="output_perturbation", rounds=1, learning_rate=0.1)
-    trainer, edge = OutputPerturbation(parameters, SETTING), parameters.learning_rate * LARGE / 4
-
-    def heard(present: bool, count: int) -> Float64:
-        return apart(trainer, present, count)
-
+    heard, edge = apart(OutputPerturbation(parameters, SETTING)), parameters.learning_rate * LARGE
     claim = Claim("weights apart", SETTING.epsilon, SETTING.delta, proven=False)
-    return past("output_perturbation", "one round", runs, heard, edge, claim)
+    return past("output_perturbation", "one round", runs, heard, edge / 4, claim)
 
 
-def steps_attack(name: str, trainer: PsoDpSgd, parameters: DpSgdParameters, runs: int) -> Attack:
+def steps_attack(trainer: PsoDpSgd, parameters: DpSgdParameters, runs: int) -> Attack:
     """One noised step, of the best particle where there are several."""
-    event, step = trainer.event, _step(parameters)
-
-    def heard(present: bool, count: int) -> Float64:
-        return apart(trainer, present, count) / step
-
-    edge = threshold(replace(event, steps=1))
-    return past(name, "one round of one step", runs, heard, edge, _claim(PAST, event))
+    event, heard = trainer.event, apart(trainer, 1 / _step(parameters))
+    edge, title = threshold(replace(event, steps=1)), "one round of one step"
+    return past(parameters.method, title, runs, heard, edge, _claim(PAST, event))
 
 
 def swarm_update_attack(runs: int) -> Attack:
@@ -181,16 +170,14 @@ def swarm_update_attack(runs: int) -> Attack:
     trainer = PsoDpFl(SgdParameters(method="pso_dp_fl", rounds=1), SETTING)
     event = trainer.event
     edge, delta = gaussian_threshold(event.mu, runs)
-
-    def heard(present: bool, count: int) -> Float64:
-        return apart(trainer, present, count) * event.mu
-
-    return past("pso_dp_fl", "one round", runs, heard, edge, _claim(PAST, event, delta))
+    claim = _claim(PAST, event, delta)
+    return past("pso_dp_fl", "one round", runs, apart(trainer, event.mu), edge, claim)
 
 
-def apart(trainer: Trainer, present: bool, count: int) -> Float64:
-    """How far apart each of so many answers moves the two weights, over √2."""
-    return _moved(trainer, SETTING, _PRESENT if present else _WITHOUT, count)[:, 0]
+def apart(trainer: Trainer, scale: float = 1.0) -> Statistic:
+    """How far apart each of so many answers moves the two weights, over √2, times `scale`."""
+    worlds = (_WITHOUT, _PRESENT)
+    return lambda present, count: _moved(trainer, SETTING, worlds[present], count)[:, 0] * scale
 
 
 def _moved(trainer: Trainer, setting: MethodContext, records: Records, count: int) -> Float64:

@@ -17,7 +17,6 @@ from edgeveil_lab.audit.command import guards, judged
 from edgeveil_lab.audit.device_timing import TimedDevice, audit_job
 from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
 from edgeveil_lab.audit.timing import (
-    SHAPE,
     SUBNORMAL,
     OperatorChain,
     attacked,
@@ -108,7 +107,7 @@ def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
 ) -> None:
     given = records(4)
     own = Records(given, np.zeros(len(given), np.int64))
-    job = audit_job(SHAPE, len(own), 3, budget_s=0.001, rounds=3)
+    job = audit_job(len(own), budget_s=0.001, rounds=3)
     graph = crafted(SUBNORMAL, given[0])
     device = TimedDevice(tmp_path / "box", graph, own, job, max_records=len(given))
     (tmp_path / "box" / "own.npz").unlink()  # reading it would be told instead
