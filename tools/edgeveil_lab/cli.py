@@ -33,10 +33,8 @@ CAPACITY = {"selected": 100, "rounds": 2, "upload_bytes": 65536, "package_bytes"
 
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
-    _add_reproduce(commands)
-    _add_load(commands)
-    _add_capacity(commands)
-    _add_privacy(commands)
+    for one in (_add_reproduce, _add_load, _add_capacity, _add_privacy):
+        one(commands)
 
 
 def _add_reproduce(commands: Subparsers) -> None:

@@ -86,11 +86,12 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
     phi, count = recording.plan.features(both.x), len(members)
     free = list(_rehearsed(recording, members, None))
     seen = [recording.model(exchange) for exchange in recording.rounds]
-    pairs = [
-        [confidence(phi, both.y, model) for model in two] for two in zip(seen, free, strict=True)
-    ]
-    by_round = [[roc("", True, s[:count], s[count:]).auc for s in pair] for pair in pairs]
-    final = {True: pairs[-1][0], False: pairs[-1][1]}
+    rounds, final = [], {}
+    for with_noise, without in zip(seen, free, strict=True):
+        final = {True: with_noise, False: without}
+        final = {noise: confidence(phi, both.y, model) for noise, model in final.items()}
+        noised, plain = (roc("", True, s[:count], s[count:]).auc for s in final.values())
+        rounds.append((noised, plain))
     curves = [roc("loss", noise, s[:count], s[count:]) for noise, s in final.items()]
     advance()
     if len(both) <= MOST_SHADOWED:
@@ -100,8 +101,7 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
     upload = single_uploads(recording, members)
     advance()
     events = [e for e in recording.device.job_events() if isinstance(e, GaussianEvent)]
-    rounds = tuple((seen_auc, free_auc) for seen_auc, free_auc in by_round)
-    return Membership(tuple(curves), rounds, upload, events[-1].mu, total_mu(events))
+    return Membership(tuple(curves), tuple(rounds), upload, events[-1].mu, total_mu(events))
 
 
 def steps(recording: Recording) -> int:
@@ -169,11 +169,8 @@ def _parts(device: FmDevice, exchange: Exchange, sent: Tensors, records: Records
 def _blind(recording: Recording, noise: bool) -> RocCurve:
     """The first upload of each device against its own records and as many of nobody's."""
     device, exchange = recording.device, recording.rounds[0]
-    event, sent, test = (
-        device.budget.events[exchange.phase],
-        recording.broadcast(exchange),
-        recording.test,
-    )
+    event, sent = device.budget.events[exchange.phase], recording.broadcast(exchange)
+    test = recording.test
     rng = np.random.default_rng(1)
     scores: tuple[list[Float64], list[Float64]] = ([], [])
     for own in recording.devices[:CANDIDATES]:

@@ -222,8 +222,8 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     given = timing.records(_RECORDS)
     graph = timing.crafted(_CHAIN, given[-1])
     with timing.not_flushing() if flawed else nullcontext(), device(not flawed, _RECORDS) as answer:
-        case = timing.TimingCase("subnormal", graph, given, given[:-1])
-        return timing.attacked(answer, [case], _runs(flawed, quick))
+        case = timing.TimingCase(graph, given, given[:-1])
+        return timing.attacked(answer, case, _runs(flawed, quick))
 
 
 def _count(flawed: bool, quick: bool) -> AttackOutcome:
@@ -231,8 +231,8 @@ def _count(flawed: bool, quick: bool) -> AttackOutcome:
     given = timing.records(_MANY)
     graph = timing.crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
     with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
-        case = timing.TimingCase("count", graph, given, given[:0])
-        return timing.attacked(answer, [case], _runs(flawed, quick))
+        case = timing.TimingCase(graph, given, given[:0])
+        return timing.attacked(answer, case, _runs(flawed, quick))
 
 
 def _runs(flawed: bool, quick: bool) -> int:

@@ -125,11 +125,7 @@ def fresh_noise() -> DerivedRandom:
 
 def derived(mechanism: Callable[..., Any]) -> Callable[..., Any]:
     """`mechanism` with the noise of a new question in each call."""
-
-    def play(*values: Any, **options: Any) -> Any:
-        return mechanism(*values, random_bytes=fresh_noise(), **options)
-
-    return play
+    return lambda *values, **options: mechanism(*values, random_bytes=fresh_noise(), **options)
 
 
 Noise = Callable[[NDArray[Any], Any], tuple[NDArray[Any], Any]]
@@ -227,10 +223,8 @@ def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int
     def play(present: bool, count: int) -> Hits:
         sure = np.array([0.0, 1.0]) if present else np.array([1.0, 0.0])
         draws = [mechanism(sure, EPSILON, sensitivity=sensitivity)[0] for _ in range(count)]
-        out = np.stack(draws)
-        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
-        hits = [swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)]
-        return np.stack(hits if sensitivity == 2 else [*hits, swapped])
+        hits = _swapped(np.stack(draws))
+        return np.stack(hits if sensitivity == 2 else [*hits, hits[0]])
 
     claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
     if sensitivity == 1:
@@ -270,12 +264,16 @@ def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
     def play(present: bool, count: int) -> Hits:
         x = both if present else held
         sure = [0.0, 1.0] if sample_slots(x, 1, key)[0] else [1.0, 0.0]
-        out = mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]
-        swapped = (out[:, 0] <= 0) & (out[:, 1] >= 1)
-        return np.stack([swapped, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)])
+        return np.stack(_swapped(mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]))
 
     claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
     return Attack("softmax", "per sample, one slot", claims, play, runs)
+
+
+def _swapped(out: NDArray[np.float64]) -> list[Hits]:
+    """Both of two classes past the other's certainty; and the low bits."""
+    hit = (out[:, 0] <= 0) & (out[:, 1] >= 1)
+    return [hit, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)]
 
 
 def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -142,17 +141,13 @@ class _WalkingUniform(_CountedUniform):
         return x
 
 
-def _repeated(tail: bytes, count: int) -> bytes:
-    return (tail * count)[:count]
-
-
 def endless_words(flawed: bool, quick: bool) -> AttackOutcome:
     """Force the words of single draws, at the largest scale there is."""
     kind, endless, most = (_WalkingUniform if flawed else _CountedUniform), 0, 0
     tails = [byte * 8 for byte in (b"\0", b"\x01", b"\x55", b"\xff")]
     for word in WORDS:
         for tail in tails:
-            draw = kind(word, 64, partial(_repeated, tail))
+            draw = kind(word, 64, lambda count, tail=tail: (tail * count)[:count])  # type: ignore[misc]
             try:
                 draw.geometric(Fraction(1 << 40))
             except _EndlessError:

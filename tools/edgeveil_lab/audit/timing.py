@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -40,11 +41,12 @@ records x (n, ...); `math.inf` if none comes."""
 
 @dataclass(frozen=True)
 class OperatorChain:
-    """Operators that a graph runs after it has looked for r, `steps` `repeats` times. They start
-    from `scale` + `shift` where r is there, from `shift` where not, as 2^(10 + doublings) values. A
-    step is an operator and its second input, if it takes one."""
+    """An operator that a graph runs `repeats` times after it has looked for r, with its second
+    input, if it takes one. It starts from `scale` + `shift` where r is there, from `shift` where
+    not, as 2^(10 + doublings) values."""
 
-    steps: tuple[tuple[str, float | None], ...]
+    operator: str
+    second: float | None = None
     scale: float = 1.0
     shift: float = 0.0
     doublings: int = 9
@@ -53,20 +55,18 @@ class OperatorChain:
 
 # Its steps leave numbers below the smallest normal one. Some processors multiply these as fast as
 # any, none divides them so.
-SUBNORMAL = OperatorChain((("Div", 1.0000001),), scale=1e-39, doublings=5, repeats=90)
+SUBNORMAL = OperatorChain("Div", 1.0000001, scale=1e-39, doublings=5, repeats=90)
 
 
-@dataclass(frozen=True)
-class TimingCase:
+class TimingCase(NamedTuple):
     """A crafted graph and two sets of evaluation records x (n, ...): with r, and without."""
 
-    name: str
     graph: bytes
     present: Values
     absent: Values
 
 
-def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> bytes:
+def crafted(chain: OperatorChain, record: Values) -> bytes:
     """The graph for one record (...) without a batch axis; it takes no weights. Passes
     `check_graph`; its output is a distribution unless the chain ends in NaN."""
     from onnx import TensorProto, helper
@@ -88,31 +88,27 @@ def crafted(chain: OperatorChain, record: Values, classes: int = CLASSES) -> byt
     value = list_.add("Add", value, list_.number(chain.shift)) if chain.shift else value
     for _ in range(chain.doublings):
         value = list_.add("Concat", value, value, axis=1)
-    seconds = [
-        "" if second is None else list_.constant(np.array([second], np.float32))
-        for _, second in chain.steps
-    ]
+    second = [] if chain.second is None else [list_.number(chain.second)]
     for _ in range(chain.repeats):
-        for (operator, _), second in zip(chain.steps, seconds, strict=True):
-            value = list_.add(operator, value, *([second] if second else []))
+        value = list_.add(chain.operator, value, *second)
     most = list_.add("ReduceMax", value, axes=[1], keepdims=1)
-    none = list_.constant(np.zeros((size, classes), np.float32))
+    none = list_.constant(np.zeros((size, CLASSES), np.float32))
     logits = list_.add("Add", list_.add("MatMul", flat, none), most)
     list_.nodes.append(helper.make_node("Softmax", [logits], ["probabilities"], axis=1))
     x, out = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
-        for name, shape in (("x", record.shape), ("probabilities", (classes,)))
+        for name, shape in (("x", record.shape), ("probabilities", (CLASSES,)))
     )
     graph = serialise(helper.make_graph(list_.nodes, "g", [x], [out], list_.initializers))
     check_graph(graph)
     return graph
 
 
-def records(count: int, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> Values:
-    """Evaluation records x (n, *shape), all further than 1 from each other."""
-    chance = np.random.default_rng(seed)
-    apart = 256.0 * chance.permutation(count).reshape(count, *(1 for _ in shape))
-    return (apart + chance.random((count, *shape))).astype(np.float32)
+def records(count: int) -> Values:
+    """Evaluation records x (n, values), all further than 1 from each other."""
+    chance = np.random.default_rng(0)
+    apart = 256.0 * chance.permutation(count)[:, None]
+    return (apart + chance.random((count, *SHAPE))).astype(np.float32)
 
 
 def subnormal_case() -> TimingCase:
@@ -120,17 +116,7 @@ def subnormal_case() -> TimingCase:
     given = records(FEW_RECORDS + 1)
     others, record = given[:FEW_RECORDS], given[-1]
     present = np.concatenate([others[:-1], record[None]])
-    return TimingCase("subnormal", crafted(SUBNORMAL, record), present, others)
-
-
-def play(answer: DeviceAnswer, case: TimingCase, runs: int) -> tuple[list[float], list[float]]:
-    """Seconds of `runs` answers with r and of as many without, one beside the other."""
-    seen: tuple[list[float], list[float]] = ([], [])
-    for number in range(2 * runs):
-        # with, without, without, with: what drifts meets both alike
-        without = (number + number // 2) % 2
-        seen[without].append(answer(case.graph, case.absent if without else case.present))
-    return seen
+    return TimingCase(crafted(SUBNORMAL, record), present, others)
 
 
 def auc(present: Sequence[float], absent: Sequence[float]) -> float:
@@ -145,30 +131,15 @@ def tells(area: float, runs: int) -> bool:
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
 
 
-def attacked(answer: DeviceAnswer, played: Sequence[TimingCase], runs: int) -> AttackOutcome:
-    """Every case against one device; the figure is the AUC furthest from ½."""
-    found = {case.name: auc(*play(answer, case, runs)) for case in played}
-    worst = max(found, key=lambda name: abs(found[name] - 0.5))
-    figure = f"AUC {found[worst]:.2f} ({worst}) over {runs} runs each"
-    return AttackOutcome(any(tells(area, runs) for area in found.values()), figure)
-
-
-class DirectSessions:
-    """A `DeviceAnswer` of sessions alone: this thread's processor seconds for one inference."""
-
-    def __init__(self) -> None:
-        self._open: dict[bytes, InferenceSession] = {}
-
-    def __call__(self, graph: bytes, x: Values) -> float:
-        """Seconds for the mean of one graph's outputs on records x (n, ...)."""
-        session = self._open.get(graph)
-        if session is None:
-            digest = sha256(graph).digest()
-            session = self._open[graph] = InferenceSession(graph, digest, classes=CLASSES)
-            session.summed_softmax(x, {})  # the first run is slower than the others
-        start = time.thread_time()
-        session.summed_softmax(x, {})
-        return time.thread_time() - start
+def attacked(answer: DeviceAnswer, case: TimingCase, runs: int) -> AttackOutcome:
+    """`runs` answers of a device with r and as many without, one beside the other."""
+    seen: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * runs):
+        # with, without, without, with: what drifts meets both alike
+        without = (number + number // 2) % 2
+        seen[without].append(answer(case.graph, case.absent if without else case.present))
+    area = auc(*seen)
+    return AttackOutcome(tells(area, runs), f"AUC {area:.2f} over {runs} runs each")
 
 
 @contextmanager
@@ -191,9 +162,18 @@ def _left_off() -> bool:
 
 
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
-    """Whether subnormal numbers cost time inside a run."""
+    """Whether subnormal numbers cost time inside a run: one thread's processor seconds."""
+    case = subnormal_case()
     with not_flushing() if flawed else nullcontext():
-        return attacked(DirectSessions(), [subnormal_case()], QUICK_RUNS if quick else RUNS)
+        session = InferenceSession(case.graph, sha256(case.graph).digest(), classes=CLASSES)
+
+        def answer(_graph: bytes, x: Values) -> float:
+            start = time.thread_time()
+            session.summed_softmax(x, {})
+            return time.thread_time() - start
+
+        answer(case.graph, case.present)  # the first run is slower than the others
+        return attacked(answer, case, QUICK_RUNS if quick else RUNS)
 
 
 SUBNORMALS = Guard(

@@ -66,7 +66,6 @@ _REMEMBERED = 8  # rounds that are looked at and told of
 class RoundCounters:
     """One attempt at one round, of this process's devices. Times are seconds since 1970."""
 
-    began_s: float | None = None  # the first manifest
     first_offer_s: float | None = None
     last_ack_s: float | None = None
     offered: int = 0

@@ -94,7 +94,9 @@ class SharedWork:
         if isinstance(message, messages.Offer):
             header = messages.decode_header(message.header)
             if isinstance(header, messages.Manifest) and header.kind == "round":
-                self._forget()
+                self._frames.clear()  # what was for the round before hardly comes again
+                self._blobs.clear()
+                self._frames_bytes = 0
             if not isinstance(header, messages.Commit) or header == self._record:
                 return
             self._record = header
@@ -114,12 +116,6 @@ class SharedWork:
             if fetch.add(message):
                 del self._pieces[message.blob]
                 self.counters.commit(fetch.header.at, fetch.finish(), place, places)
-
-    def _forget(self) -> None:
-        """A new round: what was for the one before hardly comes again."""
-        self._frames.clear()
-        self._blobs.clear()
-        self._frames_bytes = 0
 
     # --- work ---
 
@@ -329,11 +325,8 @@ class LoadDevice:
 
     def client(self) -> BareClient:
         """A fresh connection, to be dialled now."""
-        options, will = (
-            self._crowd.options,
-            messages.encode(self._signer.note(messages.Bye(self.id))),
-        )
-        spoken = self._crowd.topics
+        options, spoken = self._crowd.options, self._crowd.topics
+        will = messages.encode(self._signer.note(messages.Bye(self.id)))
         login = Login(
             client_id=f"{self.id}-load",
             username=options.user or self.id,
@@ -471,19 +464,15 @@ class LoadDevice:
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
-        if isinstance(task, tasks.FindStanza):
-            if task.manifest.buckets == 1:
-                front = task.manifest.pieces[0].digest
-                task = tasks.FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
-        elif isinstance(task, device_round.OpenPackage):
-            manifest = task.manifest
-            if manifest.kind == "round":
-                row = self._shared.counters.round(manifest.at)
-                row.began_s = row.began_s or time.time()
-            if manifest.buckets == 1:
-                task = device_round.OpenPackage(
-                    manifest, self._shared.blob(manifest.blob.digest, task.blob)
-                )
+        """What comes in one bucket is the same for all devices: one copy of it waits."""
+        manifest = getattr(task, "manifest", None)
+        if manifest is not None and manifest.buckets == 1:
+            if isinstance(task, tasks.FindStanza):
+                stanzas = self._shared.blob(manifest.pieces[0].digest, task.stanzas)
+                task = tasks.FindStanza(manifest, stanzas)
+            elif isinstance(task, device_round.OpenPackage):
+                blob = self._shared.blob(manifest.blob.digest, task.blob)
+                task = device_round.OpenPackage(manifest, blob)
         self._crowd.queue(self, task)
 
     def _send(self, message: object) -> None:

@@ -24,7 +24,7 @@ _ROUND_ADDED = (
     *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
     *("unconfirmed", "unanswered", "missing"),
 )
-_ROUND_TIMES: dict[str, Any] = {"began_s": min, "first_offer_s": min, "last_ack_s": max}
+_ROUND_TIMES: dict[str, Any] = {"first_offer_s": min, "last_ack_s": max}
 
 
 class Leader:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from edgeveil.errors import JobFailed
 from edgeveil_lab.load.counters import GeneratorLoad
 from edgeveil_lab.load.leader import FleetTotals, Leader
 from edgeveil_lab.load.processes import ProcessWatch
@@ -66,12 +65,6 @@ class LoadRunLog:
             )
         elif kind in ("job_completed", "job_failed", "job_cancelled", "job_paused"):
             self.ended, self.reason = kind.removeprefix("job_"), str(data.get("reason") or "")
-
-    def require_completed(self, job: str) -> None:
-        """Raise JobFailed if the job ended in another way."""
-        if self.ended not in ("", "completed"):
-            reason = self.reason or f"the job {self.ended}"
-            raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
     def rows(self, merged: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
         """A row for each committed round, with the generators' counts of it."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from edgeveil.errors import BrokerError, EdgeVeilError
+from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
 from edgeveil_lab.load.leader import Leader
 from edgeveil_lab.load.processes import ProcessWatch, page
 from edgeveil_lab.load.run_log import LoadRunLog, RunMeasurements, SampleSeries, outcome
@@ -160,7 +160,9 @@ class LoadSession:
         await self._pause(_SETTLE_S, lambda: not self._leader.totals().counts["waiting"])
         await asyncio.sleep(1.0)  # the report after the last commit record
         self._loaded = False
-        self._run_log.require_completed(job)
+        if (ended := self._run_log.ended) not in ("", "completed"):
+            reason = self._run_log.reason or f"the job {ended}"
+            raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
 
     async def _follow(self, job: str, end_s: float | None) -> None:
         after = 0

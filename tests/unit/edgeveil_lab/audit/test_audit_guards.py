@@ -76,7 +76,7 @@ def test_more_than_chance_is_wider_for_fewer_runs(area, runs, more):
 
 
 def test_every_batch_is_found_to_hold_the_record_or_not():
-    ends = OperatorChain((("Log", None),), repeats=1, doublings=0)  # log 1 = 0, log 0 = -inf
+    ends = OperatorChain("Log", repeats=1, doublings=0)  # log 1 = 0, log 0 = -inf
     given = records(9)
     model = OnnxModel(crafted(ends, given[4]))
     assert np.isfinite(model.probabilities(given, {})).all()
@@ -89,7 +89,7 @@ def test_every_batch_is_found_to_hold_the_record_or_not():
 )
 def test_a_device_that_tells_by_its_time_is_found(with_it, without, broke):
     case = subnormal_case()
-    found = attacked(lambda graph, x: with_it if x is case.present else without, [case], 12)
+    found = attacked(lambda graph, x: with_it if x is case.present else without, case, 12)
     assert found.broke == broke
 
 

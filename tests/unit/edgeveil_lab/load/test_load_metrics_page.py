@@ -82,10 +82,7 @@ def test_a_page_that_wants_another_token_or_is_not_there_says_so(token_file, tmp
         *("".join(ALL.splitlines(True)[:n] + ALL.splitlines(True)[n + 1 :]) for n in range(3)),
     ],
 )
-def test_half_a_page_is_none(text):
+def test_half_a_page_is_none_but_the_kernels_mark_may_lack(text):
     with pytest.raises(OSError, match="/metrics"):
         figures(text)
-
-
-def test_without_the_kernels_mark_the_rest_is_known():
     assert figures(ALL) == ProcessFigures(12.5, 10**8, None, 1.7e9)

@@ -10,7 +10,7 @@ from load_kit import IDLE, NAMES, RAW, result, sample
 from rich.console import Console
 
 from edgeveil_lab.load.counters import DurationHistogram
-from edgeveil_lab.load.display import LoadView, shortened, show_result, warnings
+from edgeveil_lab.load.display import LoadView, show_result, warnings
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import drifts
 from edgeveil_lab.load.scenario import LoadOptions
@@ -67,21 +67,9 @@ def test_losses_and_a_busy_generator_are_said_aloud():
     assert list(warnings(result())) == []
 
 
-def test_held_connections_alone(tmp_path):
-    found = {**result(rounds=0, hold_s=30), "idle": IDLE}
-    for said in shown(found, tmp_path):
-        assert "counted in" not in said and "held idle" in said
-
-
 def test_a_test_that_ended_at_once(tmp_path):
     found = {**result(), "series": [], "rounds": [], "status": "failed", "reason": "<broker> gone"}
     assert "&lt;broker&gt; gone" in shown(found, tmp_path)[1]
-
-
-def test_only_the_most_frequent_reasons_are_named():
-    reasons = {"a": 9, "b": 8, "c": 7, "d": 6, "e": 5, "f": 4}
-    assert shortened(reasons) == "a 9, b 8, c 7, d 6, others 9"
-    assert shortened({}) == "none"
 
 
 def test_the_page_needs_nothing_else_and_has_each_picture(tmp_path):
