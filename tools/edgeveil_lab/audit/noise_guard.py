@@ -17,7 +17,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.privacy.sampler import LazyUniform, RandomBytes, os_random
+from edgeveil.privacy.sampler import LazyUniform, os_random
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 JOB, DATASET = "4a" * 16, "audit"
@@ -89,8 +89,8 @@ def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
     for number in range(4):
         question = question_key(key, Question(DATASET, JOB, number, bytes(32)))
         for law in (normal, flat):
-            without = _sent(total, law, _source(question, flawed))
-            present = _sent(neighbour, law, _source(question, flawed))
+            without = _sent(total, law, question, flawed)
+            present = _sent(neighbour, law, question, flawed)
             exact += int((present - without)[0] == GAP)
             worst = max(worst, abs(np.corrcoef(without, present - neighbour)[0, 1]))
     figure = f"{exact} of 8 differences are exact, correlation {worst:.3f}"
@@ -98,16 +98,13 @@ def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _sent(
-    total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, source: RandomBytes
+    total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, question: bytes, flawed: bool
 ) -> NDArray[np.int64]:
+    stream = DerivedRandom(question)
+    source = stream.__call__ if flawed else stream  # a plain function is taken for one not derived
     if isinstance(law, GaussianEvent):
         return gaussian(total, law, source)[0]
     return laplace(total, law, source)[0]
-
-
-def _source(question: bytes, flawed: bool) -> RandomBytes:
-    stream = DerivedRandom(question)
-    return stream.__call__ if flawed else stream  # a plain function is taken for one not derived
 
 
 class _EndlessError(Exception):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from edgeveil.errors import UsageError
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_lab.capacity.play import BROKER_BYTES_PER_S, PARTIES, FleetPlay
+from edgeveil_lab.capacity.play import BROKER_BYTES_PER_S, FleetPlay
 from edgeveil_lab.load.scenario import LoadOptions
 
 _WORKERS = ("cloud", "proxy")
@@ -42,11 +43,8 @@ def capacity(
             fix="ask fewer, or play more devices",
         )
     if min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
-        raise UsageError(
-            "a fleet needs a device that is asked, a round, and 4 bytes each way",
-            where="edgeveil capacity",
-            fix="use larger numbers",
-        )
+        what = "a fleet needs a device that is asked, a round, and 4 bytes each way"
+        raise UsageError(what, where="edgeveil capacity", fix="use larger numbers")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)
     shape = LoadOptions(
@@ -71,18 +69,13 @@ def capacity(
 
 
 def _played(shape: LoadOptions, console: Console) -> dict[str, Any]:
-    with (
-        tempfile.TemporaryDirectory(prefix="edgeveil-capacity-") as folder,
-        console.status("") as status,
-    ):
-        play = FleetPlay(
-            shape, Path(folder), lambda line: status.update(f"{shape.devices:,} devices: {line}")
-        )
-        try:
+    scratch = tempfile.TemporaryDirectory(prefix="edgeveil-capacity-")
+    with scratch as folder, console.status("") as status:
+        told = f"{shape.devices:,} devices"
+        play = FleetPlay(shape, Path(folder), lambda line: status.update(f"{told}: {line}"))
+        with closing(play):
             phases = play.play()
             rows = {party: dict(found) for party, found in play.rows().items()}
-        finally:
-            play.close()
     for phase in phases.values():
         phase["waits_for"] = waits_for(phase)
     keys = {"devices", "selected", "rounds", "payload_bytes", "package_bytes"}
@@ -100,34 +93,18 @@ def waits_for(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fleet_table(fleet: Mapping[str, Any]) -> Table:
-    """One fleet for a terminal: a line for each party of each phase that has anything to tell."""
+    """One fleet for a terminal: a line for each phase."""
     shape = fleet["shape"]
-    table = Table(
-        title=f"{shape['devices']:,} devices, {shape['selected']:,} of them asked a round"
-    )
-    for name in ("", "party", "messages out", "bytes out", "bytes in", "rows", "processor"):
-        words = name in ("", "party")
-        table.add_column(name, justify="left" if words else "right")
+    title = f"{shape['devices']:,} devices, {shape['selected']:,} of them asked a round"
+    heads = ("processor: cloud, proxy", "edge broker out", "each device hears", "most is")
+    table = Table("", *heads, title=title)
     for name, phase in fleet["phases"].items():
-        first = name
-        for party in PARTIES:
-            found = phase["parties"][party]
-            if found["messages_out"] or found["messages_in"]:
-                table.add_row(first, party, *_cells(found))
-                first = ""
-        table.add_section()
-    table.caption = "; ".join(
-        f"{name}: most is {wait['who']}'s, {seconds_text(wait['seconds'])}"
-        for name, phase in fleet["phases"].items()
-        for wait in (phase["waits_for"],)
-    )
+        parties, wait = phase["parties"], phase["waits_for"]
+        table.add_row(
+            name,
+            ", ".join(seconds_text(parties[worker]["busy_s"]) for worker in _WORKERS),
+            byte_text(parties["edge broker"]["bytes_out"]),
+            byte_text(parties["each device"]["bytes_in"]),
+            f"{wait['who']}'s, {seconds_text(wait['seconds'])}",
+        )
     return table
-
-
-def _cells(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{found['messages_out']:,}" if found["messages_out"] else ""
-    yield byte_text(found["bytes_out"]) if found["bytes_out"] else ""
-    yield byte_text(found["bytes_in"])
-    rows = sum(found["rows"].values())
-    yield f"{rows:,}" if rows else ""
-    yield seconds_text(found["busy_s"]) if found["busy_s"] else ""

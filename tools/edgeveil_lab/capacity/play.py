@@ -199,11 +199,8 @@ class FleetPlay(MemoryNet):
             host = NoiseHost(shared, opening, name, SizedSealing())
             self._by_key[public.to_bytes()] = self.add(fx.DeviceAddress(name), machine, host)
         _admit(state["proxy"] / REGISTRY_FILE, enrolments, shape.devices)
-        limits = {
-            "packet_bytes": shape.packet_bytes,
-            "blob_bytes": _NO_LIMIT,
-            "spool_bytes": _NO_LIMIT,
-        }
+        limits = {"packet_bytes": shape.packet_bytes, "blob_bytes": _NO_LIMIT}
+        limits["spool_bytes"] = _NO_LIMIT
         room = {"upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT, "devices": 10**7}
         proxy_site = ProxySite.model_validate(
             {
@@ -215,9 +212,7 @@ class FleetPlay(MemoryNet):
             }
         )
         with self.tallies["proxy"].busy("start"):
-            self.proxy_role = build_proxy(
-                proxy_site, link=lambda role: self.add(_PROXY, role.machine, role.host)
-            )
+            self.proxy_role = build_proxy(proxy_site, link=self._join)
         cloud_site = CloudSite.model_validate(
             {
                 "broker": _NOWHERE,
@@ -229,13 +224,16 @@ class FleetPlay(MemoryNet):
         self.cloud_role = build_cloud(
             cloud_site,
             random=CloudChance(choose=self._choose),
-            link=lambda role: self.add(_CLOUD, role.machine, role.host),
+            link=self._join,
             sealing=SizedSealing(),
         )
         self.stores = {
             "cloud": (state["cloud"] / STORE_FILE,),
             "proxy": (state["proxy"] / REGISTRY_FILE, state["proxy"] / SPOOL_FILE),
         }
+
+    def _join(self, role: Any) -> Node:
+        return self.add(role.address, role.machine, role.host)
 
     def close(self) -> None:
         self.proxy_role.close()
