@@ -86,12 +86,12 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
     phi, count = recording.plan.features(both.x), len(members)
     free = list(_rehearsed(recording, members, None))
     seen = [recording.model(exchange) for exchange in recording.rounds]
-    rounds, final = [], {}
-    for with_noise, without in zip(seen, free, strict=True):
-        final = {True: with_noise, False: without}
-        final = {noise: confidence(phi, both.y, model) for noise, model in final.items()}
-        noised, plain = (roc("", True, s[:count], s[count:]).auc for s in final.values())
-        rounds.append((noised, plain))
+    rounds: list[tuple[float, float]] = []
+    final: dict[bool, Float64] = {}
+    for models in zip(seen, free, strict=True):
+        final = {noise: confidence(phi, both.y, models[not noise]) for noise in (True, False)}
+        with_noise, without = (roc("", True, s[:count], s[count:]).auc for s in final.values())
+        rounds.append((with_noise, without))
     curves = [roc("loss", noise, s[:count], s[count:]) for noise, s in final.items()]
     advance()
     if len(both) <= MOST_SHADOWED:
