@@ -93,7 +93,7 @@ class TimedDevice:
         self._started = False
         self._heard = asyncio.Event()  # the hello, before which it takes up nothing
         self._executor = ThreadPoolExecutor(max_workers=1)
-        self._process = ComputeProcess()
+        self._process, self._said = ComputeProcess(), ["it does not say why"]
         data = {"source": "npz", "path": str(folder / "own.npz")}
         policy = {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10}
         site = attacked_site(
@@ -102,27 +102,22 @@ class TimedDevice:
             policy={**policy, "max_records": max_records},
             limits={"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30},
         )
-        self._build(site, guarded)
+        DeviceIdentity.load_or_create(site.state_dir)
+
+        def remote(site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
+            return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
+
+        compute = remote if guarded else None
+        self._device = build(site, link=self._join, say=self._said.append, compute=compute)
+        if not guarded:
+            self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
         self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
         self._sequence = 0
 
-    def _build(self, site: EdgeSite, guarded: bool) -> None:
-        self._said = ["it does not say why"]
-        self._runtime: Runtime
-        DeviceIdentity.load_or_create(site.state_dir)
-        self._device = build(
-            site, link=self._join, say=self._said.append, compute=self._remote if guarded else None
-        )
-        if not guarded:
-            self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
-
-    def _remote(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
-        return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
-
     def _join(self, device: DeviceRole) -> Runtime:
-        log = logging.getLogger("edgeveil.audit")
+        log, host = logging.getLogger("edgeveil.audit"), device.host
         self._runtime = Runtime(
-            device.machine, device.host, self._publish, self._executor, log, PACKET_BYTES
+            device.machine, host, self._publish, self._executor, log, PACKET_BYTES
         )
         return self._runtime
 

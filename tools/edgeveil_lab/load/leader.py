@@ -16,16 +16,6 @@ from edgeveil_lab.load.sites import LoadFleet, TargetCell
 
 Rows = dict[RoundKey, dict[str, Any]]
 
-_ADDED = (
-    *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
-    *("offered", "acknowledged", "counted", "missing", "contradicted", "waiting"),
-)
-_ROUND_ADDED = (
-    *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
-    *("unconfirmed", "unanswered", "missing"),
-)
-_ROUND_TIMES: dict[str, Any] = {"first_offer_s": min, "last_ack_s": max}
-
 
 class Leader:
     """Runs `options.processes` generators for each cell of `where`; `fleet` is dealt to the cells
@@ -104,22 +94,25 @@ class Leader:
 
 
 class FleetTotals:
+    """Counts of several generators; `rounds`: those of each round and attempt."""
+
     def __init__(self, counted: list[dict[str, Any]], rounds: list[Rows]) -> None:
         self._counted = counted
-        self.counts = {name: sum(int(t[name]) for t in counted) for name in _ADDED}
+        self.counts, self.refused = Counter[str](), Counter[str]()
+        for counters in counted:
+            self.counts.update({n: v for n, v in counters.items() if isinstance(v, int)})
+            self.refused.update(counters["refused"])
         # Every generator reads the same commit records.
         repeated = max((int(t["repeated"]) for t in counted), default=0)
         self.counts["duplicated"] = self.counts["contradicted"] + repeated
-        self.refused: Counter[str] = Counter()
-        for counters in counted:
-            self.refused.update(counters["refused"])
         self.rounds: Rows = {}
         for key in dict.fromkeys(key for rows in rounds for key in rows):
             found = [rows[key] for rows in rounds if key in rows]
-            self.rounds[key] = {name: sum(row[name] for row in found) for name in _ROUND_ADDED}
-            for name, pick in _ROUND_TIMES.items():
-                times = (row[name] for row in found if row[name] is not None)
-                self.rounds[key][name] = pick(times, default=None)
+            row = self.rounds[key] = {}
+            for name in found[0]:
+                known = [one[name] for one in found if one[name] is not None]
+                pick = {"first_offer_s": min, "last_ack_s": max}.get(name, sum)
+                row[name] = pick(known) if known else None
 
     def histogram(self, name: str) -> DurationHistogram:
         return DurationHistogram.merged(counters[name] for counters in self._counted)

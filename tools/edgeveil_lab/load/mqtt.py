@@ -192,15 +192,11 @@ class Dialler:
     """First connections keep to `rate_per_s` (None: unlimited); later ones come as they come."""
 
     def __init__(
-        self,
-        address: BrokerAddress,
-        context: ssl.SSLContext | None,
-        rate_per_s: float | None = None,
+        self, address: BrokerAddress, context: ssl.SSLContext | None, rate_per_s: float | None
     ) -> None:
         self._address, self._context, self._rate_per_s = address, context, rate_per_s
-        self._waiting: deque[ClientOwner] = deque()
+        self._room, self._host = asyncio.Semaphore(_AT_ONCE), address.host
         self._open: set[asyncio.Task[None]] = set()
-        self._host = address.host
 
     async def resolve(self) -> None:
         """Look the name up once for all devices. Raises BrokerError."""
@@ -223,33 +219,28 @@ class Dialler:
 
     def dial(self, device: ClientOwner) -> None:
         """Connect this device as soon as there is room."""
-        self._waiting.append(device)
-        self._fill()
+        task = asyncio.create_task(self._connect(device))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
 
     async def stop(self) -> None:
-        self._waiting.clear()
-        for task in list(self._open):
+        for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _fill(self, done: asyncio.Task[None] | None = None) -> None:
-        self._open.discard(done)
-        while self._waiting and len(self._open) < _AT_ONCE:
-            task = asyncio.create_task(self._connect(self._waiting.popleft()))
-            self._open.add(task)
-            task.add_done_callback(self._fill)
-
     async def _connect(self, device: ClientOwner) -> None:
-        address, context = self._address, self._context
-        loop, name = asyncio.get_running_loop(), address.host if context else None
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await loop.create_connection(
-                    device.client, self._host, address.port, ssl=context, server_hostname=name
-                )
-        except (OSError, TimeoutError) as error:
-            device.on_down(dial_fault(error, address).what)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TIMEOUT_S):
-                await device.answered.wait()
+        loop, address, context = asyncio.get_running_loop(), self._address, self._context
+        place = (self._host, address.port)
+        name = address.host if context else None
+        async with self._room:
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await loop.create_connection(
+                        device.client, *place, ssl=context, server_hostname=name
+                    )
+            except (OSError, TimeoutError) as error:
+                device.on_down(dial_fault(error, address).what)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await device.answered.wait()

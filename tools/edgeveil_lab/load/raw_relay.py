@@ -121,7 +121,7 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
     async def work() -> int:
         edge, address = crowd.edge, crowd.edge.addresses[0]
         tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
-        dialler = Dialler(address, tls)
+        dialler = Dialler(address, tls, None)
         peers = [_RawPeer(device, crowd, dialler) for device in crowd.devices]
         await dialler.bring(peers)
         async with asyncio.timeout(CONNECT_S):

@@ -204,11 +204,6 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
             ("broker", *missing),
             f"a running site also needs {', '.join(missing)}; or name its folder with site",
         )
-    if options.proxy_http is not None and options.broker is None:
-        yield Mix(
-            ("proxy_http", "broker"),
-            "goes with a running site that is named by broker, cloud and the rest; leave it out",
-        )
     if options.broker is not None and options.broker.startswith("ws"):
         yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
     if (options.cert is None) != (options.key is None):

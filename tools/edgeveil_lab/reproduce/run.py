@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -206,14 +206,6 @@ class ReproductionOptions:
         return shlex.join(parts)
 
 
-class PlayedTrial(NamedTuple):
-    """A trial with its job as it is run; `full_rounds` are those that `--rounds` may cut."""
-
-    trial: Trial
-    runs: Sequence[GridRun]
-    full_rounds: int
-
-
 def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C. Rows
     that are not asked for stay as a former run into the same folder left them. UsageError for an
@@ -246,14 +238,14 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
         )
     for files in left_out.values():
         print(f"left out, for want of files: {files}", file=stream)
-    played = [_prepared(trial, wanted) for trial in able]
+    played = [(trial, *_prepared(trial, wanted)) for trial in able]
     failures: list[str] = []
-    for one in played:
-        for run in one.runs:
-            if run_one(run, stream, failures, reference=False) == INTERRUPTED:
-                print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
-                return INTERRUPTED
-    made = {one.trial.name: rows_of(experiment, one, wanted.command(name)) for one in played}
+    for run in (run for _, runs, _ in played for run in runs):
+        if run_one(run, stream, failures, reference=False) == INTERRUPTED:
+            print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
+            return INTERRUPTED
+    command = wanted.command(name)
+    made = {one[0].name: rows_of(experiment, *one, command) for one in played}
     kept = kept_rows(wanted.out, name, wanted.quick)
     rows = [
         row
@@ -278,8 +270,9 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
     return JobFailed.exit_code if failures else 0
 
 
-def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
-    """The trial's job file, written, cut to the rounds asked for, and checked with its records."""
+def _prepared(trial: Trial, wanted: ReproductionOptions) -> tuple[Sequence[GridRun], int]:
+    """The runs of a trial, whose job file is written, cut to the rounds asked for and checked with
+    its records; and its rounds before they are cut."""
     path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, yaml.safe_dump(trial.job, sort_keys=False).encode())
@@ -290,7 +283,7 @@ def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
         write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
     folder = folder_of(trial.source, wanted.data)
     overrides = Overrides(simulate=True, data=folder, ray_address=wanted.ray)
-    return PlayedTrial(trial, grid_of(path, wanted.out, overrides, wanted.seeds, ()), full)
+    return grid_of(path, wanted.out, overrides, wanted.seeds, ()), full
 
 
 def tuned_rows(rows: Sequence[Row], trials: Sequence[Trial]) -> list[str]:
@@ -323,15 +316,17 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
 # --- rows of the table, from the runs that are kept ---
 
 
-def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[Row]:
+def rows_of(
+    experiment: Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int, command: str
+) -> list[Row]:
     """One row for each point of the trial; curve and scores are the first seed's."""
-    results = [found.content for run in played.runs if (found := run.done)]
+    results = [found.content for run in runs if (found := run.done)]
     agreed = experiment.about.get("measure") == "agreement"
     measured = [agreement(found) if agreed else found["final"]["accuracy"] for found in results]
     values = [value for value in measured if value is not None]
     shared: Row = {
-        "rounds": played.runs[0].job.rounds,
-        "full_rounds": played.full_rounds,
+        "rounds": runs[0].job.rounds,
+        "full_rounds": full_rounds,
         "command": command,
         "values": values,
         "ours": statistics.median(values) if values else None,
@@ -348,7 +343,7 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[R
             ],
             "scores": scores(first),
         }
-    return [{**row, **shared} for row in _unmeasured(played.trial, {})]
+    return [{**row, **shared} for row in _unmeasured(trial, {})]
 
 
 def _unmeasured(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
