@@ -157,6 +157,7 @@ class LoadSession:
             if self._run_log.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
                     await asyncio.to_thread(client.cancel, job)
+        await asyncio.sleep(2 * _LOOK_S)
         await self._pause(_SETTLE_S, lambda: not self._leader.totals().counts["waiting"])
         await asyncio.sleep(1.0)  # the report after the last commit record
         self._loaded = False
