@@ -2,13 +2,13 @@ import ssl
 import stat
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import yaml
 
 from edgeveil.config.policy import Policy
 from edgeveil.config.site_files import load_site
-from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli import main
@@ -181,52 +181,25 @@ def _handshake(tls, host, broker="broker-edge"):
     return ends[0].getpeercert()["subject"]
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_with_websockets_every_link_uses_them_and_both_brokers_listen(folder, tls):
-    site = provision(small(folder, websockets=True, tls=tls))
-    ports = site.plan.ports
-    begin = "wss" if tls else "ws"
-    proxy = load_site(site.proxy)
-    assert proxy.edge_broker.url == f"{begin}://127.0.0.1:{ports.edge_websockets}/mqtt"
-    assert proxy.cloud_broker.url == f"{begin}://127.0.0.1:{ports.cloud_websockets}/mqtt"
-    assert load_site(site.cloud).broker.url == proxy.cloud_broker.url
-    for edge in map(load_site, site.edges):
-        assert edge.broker.url == proxy.edge_broker.url
-    for side in ("edge", "cloud"):
-        broker = load_site(site.brokers[side])
-        assert broker.websockets_port == getattr(ports, f"{side}_websockets")
-
-
 CELLS = {"north": CellPorts(21001, 21002, 21003), "south": CellPorts(21011, 21012, 21013)}
 
 
 def test_each_cell_has_a_broker_a_proxy_and_its_turn_of_devices(folder):
     site = provision(small(folder, devices=5, cells=CELLS, tls=True, websockets=True))
-    for path in (*site.brokers.values(), site.cloud, *site.proxies.values(), *site.edges):
-        load_site(path)
     assert list(site.brokers) == ["edge-north", "edge-south", "cloud"]
     edges = [load_site(path) for path in site.edges]
     assert [edge.cell for edge in edges] == ["north", "south", "north", "south", "north"]
     for cell, config in site.proxies.items():
         proxy, broker = load_site(config), load_site(site.brokers[f"edge-{cell}"])
         assert (proxy.cell, broker.cells) == (cell, (cell,))
-        mine = {one.broker.username: one for one in edges if one.cell == cell}
+        mine = {one.broker.username for one in edges if one.cell == cell}
         assert set(read_users(broker.users_file)) == {f"proxy-{cell}", *mine}
-        registry = Registry(proxy.state_dir / REGISTRY_FILE)
-        assert set(registry.admitted()) == set(mine)
-        registry.close()
-        for edge in mine.values():
-            key = VerifyKey.load(edge.proxy_key_file)
-            assert key == SigningKey.load(proxy.state_dir / "proxy.key").public()
-            assert edge.broker.url == proxy.edge_broker.url
-    cloud = load_site(site.cloud)
-    assert [cell.name for cell in cloud.cells] == ["north", "south"]
+        with closing(Registry(proxy.state_dir / REGISTRY_FILE)) as registry:
+            assert set(registry.admitted()) == mine
     users = read_users(load_site(site.brokers["cloud"]).users_file)
     assert set(users) == {"cloud", "proxy-north", "proxy-south"}
     said, lines = guide(site), [line for _, line in commands(site)]
     assert len(lines) == 3 + 1 + 2 + 5 and all(line in said for line in lines)
-    assert "edgeveil job submit" in said
-    assert "the proxy of south" in said and "the broker of the edge side of north" in said
 
 
 def test_a_local_site_is_planned_written_and_goes_on_from_its_plan(folder, capsys):
