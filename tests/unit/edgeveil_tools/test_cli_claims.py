@@ -56,7 +56,7 @@ def listed(claims):
 def test_a_box_waits_until_the_operator_admits_it_and_an_unused_claim_is_withdrawn(config, claims):
     _, claim = claims("add", "ward-1").strip().split(",")
     assert listed(claims)["ward-1"] == ("open", None, 0)
-    assert "there is no" in claims("admit", "nobody", code=2)
+    assert "nobody: cannot be read" in claims("admit", "nobody", code=2)
     state = load_site(config).state_dir
     with closing(ClaimBook(state / CLAIMS_FILE)) as book:
         book.use(claim_key(claim).public().to_bytes(), "ab" * 8)
