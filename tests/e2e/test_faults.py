@@ -151,10 +151,9 @@ def test_a_disk_that_takes_nothing_is_tried_again(files: Path, role: str, option
 
 @pytest.mark.parametrize("role", FILES)
 def test_a_password_that_is_not_there_yet_is_tried_again(files: Path, role: str) -> None:
-    config = files / FILES[role]
-    path = files / named_in(config, "password_file")
+    path = files / named_in(files / FILES[role], "password_file")
     path.unlink()
-    code, said = ended(config)
+    code, said = ended(files / FILES[role])
     assert code == 1 and str(path) in said
 
 

@@ -94,10 +94,10 @@ def test_an_impossible_plan_is_refused_by_name(folder, change, path, value, told
     [
         ("name\nw-3\nw-3\n", "two parties have this name"),
         ("name\ncloud\n", "two parties have this name"),
-        ("name,role\nw-3,teach\n", "write train or infer"),
+        ("name,role\nw-3,teach\n", "device w-3: role: "),
         ("name,role\nw-3\n", "another number of values"),
         ("box\nw-3\n", "no column name"),
-        ("name\n../w-3\n", "is no name for a device"),
+        ("name\n../w-3\n", "device ../w-3: name: "),
     ],
 )
 def test_a_wrong_table_is_refused_at_its_line(folder, change, table, told):

@@ -15,7 +15,7 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
-from edgeveil_cloud.http_guard import load_or_make_token, proof
+from edgeveil_cloud.http_guard import proof
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.cli import jobs, main
 from edgeveil_tools.cloud_client import Cloud
@@ -221,19 +221,6 @@ def test_a_backbone_is_put_before_the_job_that_names_it(tmp_path, capsys):
         (digest,) = backbone_digests(Job.from_canonical(canonical).features)
         assert store.backbone(digest) == backbone
         assert b"own.onnx" not in canonical
-
-
-def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
-    load_or_make_token(tmp_path)
-    token = tmp_path / "http.token"
-    with pytest.raises(UsageError, match="Connection refused") as caught:
-        Cloud("http://127.0.0.1:1", token).list()
-    assert "edgeveil cloud" in caught.value.fix
-    with pytest.raises(UsageError, match="no such token file"):
-        Cloud("http://127.0.0.1:1", tmp_path / "absent").list()
-    for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
-        with pytest.raises(UsageError, match="no address of a cloud"):
-            Cloud(url, token).list()
 
 
 @contextmanager

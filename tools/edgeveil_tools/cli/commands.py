@@ -85,7 +85,6 @@ COMMANDS = (
         --from drafts a job from your own records: judge its lists and ranges, which may tell
         of a record.
         edgeveil init
-        edgeveil init images --out my-pictures
         edgeveil init --from people.csv --label income --out people""",
     ),
     row(
@@ -151,7 +150,6 @@ COMMANDS = (
         Writes report.html of one run again from the files in its DIR. Of several it writes
         one page that compares them: accuracy by round, accuracy beside both guarantees, and
         the settings that differ. Runs that differ in their seed alone are one row.
-        edgeveil report out/quickstart
         edgeveil report out/fm out/dp_sgd --out comparison.html""",
     ),
     row(
@@ -166,8 +164,7 @@ COMMANDS = (
         Prints label and probability of each record. MODEL is an ONNX file or a device's
         state folder, whose release in use is then taken. A model of a job with data.schema
         reads tables and pictures as its devices do and prints names; others take numbers.
-        edgeveil predict out/quickstart/model.onnx records.npz
-        edgeveil predict site/state/edge-1 --rollback""",
+        edgeveil predict out/quickstart/model.onnx records.npz""",
     ),
     row(
         "methods",
@@ -309,7 +306,6 @@ COMMANDS = (
         A running proxy sees them within a second or two. A claim is handed to one box that
         nobody has prepared, in the file that claim.claim_file of its site file names: at its
         first start it is admitted under the claim's name, or waits for you to admit that.
-        edgeveil proxy admit --config proxy.yaml --note 'ward 3' box.json
         edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv""",
     ),
     row(
@@ -442,8 +438,7 @@ COMMANDS = (
         bundle has a certificate of the new one. Once all are installed, the brokers' first,
         --finish drops the one before. Boxes that came with a claim take up a certificate of
         the new claims-authority within a week.
-        edgeveil site rotate clinics edge-authority
-        edgeveil site rotate clinics edge-authority --finish""",
+        edgeveil site rotate clinics edge-authority""",
     ),
     row("site status", "list all parties, and what needs doing", "cli.fleet:status", _DIR),
     row(
@@ -470,7 +465,6 @@ COMMANDS = (
         systemd: hardened units and a daily check. compose: services, read-only but for their
         state. kubernetes: a kustomization under the restricted profile. containers: the file
         that the images of both are built from. Units and this file take no bundles.
-        edgeveil deploy systemd --out units
         edgeveil deploy compose clinics/bundles/* --out clinics/bundles""",
     ),
     row(
@@ -521,7 +515,6 @@ COMMANDS = (
           root               new keys, or with --without the others of the same: as many of
                              them as must sign leave a lost one out
         edgeveil trust rotate root cloud-jobs cloud-next.pub
-        edgeveil trust rotate root root --keys 3 --threshold 2
         edgeveil trust rotate root registry 5f0c…""",
     ),
     row(
@@ -550,8 +543,7 @@ COMMANDS = (
         With --next a running cloud refuses the old token at once. Of a device the enrolment:
         hand it to the proxy's operator over a way that cannot be forged. --next, with the
         device stopped: a new sealing key; identity and ledger stay, nobody admits anew.
-        edgeveil keys --config configs/edge.yaml --out enrolment.json
-        edgeveil keys --config configs/cloud.yaml --token read --next""",
+        edgeveil keys --config configs/edge.yaml --out enrolment.json""",
     ),
     row(
         "backup",
@@ -580,7 +572,6 @@ COMMANDS = (
         On an empty disk --ask-proxy counts as spent what its proxy saw it answer since; with
         another proxy by now its owner vouches that there was nothing. A proxy's registry
         comes back as one that was rebuilt (edgeveil trust rotate DIR registry).
-        edgeveil restore --config proxy.yaml --from proxy.backup --replace
         edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy""",
     ),
     row(
@@ -590,8 +581,7 @@ COMMANDS = (
         arg("place PLACE", "edge site file, or a device's state folder", Path),
         about="""
         Lists the releases, their prices, and what the policy leaves, where a site file says
-        it. Exit code 5 at a broken link. The device may be running.
-        edgeveil ledger site/state/edge-1 --json""",
+        it. Exit code 5 at a broken link. The device may be running.""",
     ),
     row(
         "log",

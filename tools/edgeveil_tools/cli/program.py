@@ -108,11 +108,8 @@ def parser(wanted: str = "") -> CommandParser:
         for point in entry_points(group="edgeveil.commands"):
             point.load()(commands)
         if wanted in LABORATORY and wanted not in commands.choices:
-            raise UsageError(
-                "needs the laboratory, which is not installed",
-                where=f"edgeveil {wanted}",
-                fix="pip install edgeveil-lab",
-            )
+            what, fix = "needs the laboratory, which is not installed", "pip install edgeveil-lab"
+            raise UsageError(what, where=f"edgeveil {wanted}", fix=fix)
     return top
 
 
@@ -138,8 +135,7 @@ def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
 
 def run() -> int:
     """`main` as a whole process: a Ctrl-C more, while it ends, changes nothing."""
-    code = main()
-    if code == INTERRUPTED:
+    if (code := main()) == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 

@@ -30,9 +30,9 @@ from edgeveil_tools.site.bundles import SITE_FILE, TRUST_FILE, digest, site_text
 from edgeveil_tools.site.fleet_plan import (
     IMAGE,
     SIDES,
-    DevicePlan,
     FleetPlan,
     Hosted,
+    ListedDevice,
     PlannedDevices,
     host_and_port,
     of_cell,
@@ -216,7 +216,7 @@ def given_policy(plan: FleetPlan) -> bytes:
 
 
 def files_of(
-    plan: FleetPlan, party: Party, device: DevicePlan | None, facts: Facts
+    plan: FleetPlan, party: Party, device: ListedDevice | None, facts: Facts
 ) -> dict[str, bytes]:
     """All public files of a party's bundle. Raises UsageError for an unusable plan."""
     settings: Settings
@@ -342,14 +342,14 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
 
 def _image(plan: FleetPlan, party: Party) -> Settings:
     """A device's settings; its certificate comes with its claim."""
-    device = DevicePlan(IMAGE, plan.devices.role, None, plan.devices.data)
+    device = ListedDevice(name=IMAGE, role=plan.devices.role, data=plan.devices.data)
     settings = _edge(plan, party, device)
     settings["broker"] |= {"cert_file": "state/edge.crt", "key_file": "state/edge.key"}
     files = {"cert_file": "tls/claim.crt", "key_file": "tls/claim.key"}
     return {**settings, "claim": {**files, "claim_file": CLAIM_FILE}}
 
 
-def _edge(plan: FleetPlan, party: Party, device: DevicePlan) -> Settings:
+def _edge(plan: FleetPlan, party: Party, device: ListedDevice) -> Settings:
     return {
         "name": party.name,
         "role": device.role,

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -372,17 +371,6 @@ def _said(block: Block) -> dict[str, Any]:
     return {key: getattr(block, key) for key in block.model_fields_set}
 
 
-@dataclass(frozen=True)
-class DevicePlan:
-    """One device, its data block filled in. `cell` None: the plan names none."""
-
-    name: str
-    role: str
-    host: str | None
-    data: dict[str, Any]
-    cell: str | None = None
-
-
 def load_plan(folder: Path) -> FleetPlan:
     """Load a site folder's plan. Raises UsageError without one, and as `read_plan` does."""
     path = folder / PLAN_FILE
@@ -405,32 +393,37 @@ def read_plan(path: Path) -> FleetPlan:
     return only_block(FleetPlan, "fleet", tree, path)
 
 
-def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
-    """All devices in their order: by list, by table, by count. Raises UsageError, ConfigError."""
-    found: dict[str, DevicePlan] = {}
+def devices_of(plan: FleetPlan, where: str) -> list[ListedDevice]:
+    """All devices by list, table and count, with role and data block; `cell` None: the plan names
+    none. Raises UsageError."""
+    found: dict[str, ListedDevice] = {}
     rows = list(_rows(plan.devices, where))
     reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *plan.servers}
     for number, (place, values, own_data) in enumerate(rows, 1):
-        name = values["name"]
-        if not re.fullmatch(_NAME, name):
-            fix = "use letters, digits, '.', '-' and '_'"
-            raise UsageError(f"'{name[:64]}' is no name for a device", where=place, fix=fix)
+        name, cell = values["name"], values.get("cell") or plan.devices.cell
         if name in found or name in reserved:
             what, fix = f"two parties have this name: {name}", "name one of them otherwise"
             raise UsageError(what, where=place, fix=fix)
-        role = values.get("role") or plan.devices.role
-        if role not in ("train", "infer"):
-            raise UsageError(f"role '{role[:64]}'", where=place, fix="write train or infer")
         counts = {"number": number, "devices": len(rows), "index": number - 1}
         facts = {**values, **{key: str(count) for key, count in counts.items()}}
         data = _filled(plan.devices.data if own_data is None else own_data, facts, place)
-        _check_data(data, f"{place}, device {name}")
-        cell = values.get("cell") or plan.devices.cell
         if cell is not None and cell not in plan.cell_names:
             known = ", ".join(one for one in plan.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        found[name] = DevicePlan(name, role, values.get("host") or None, data, cell)
+        said = {"role": values.get("role") or plan.devices.role, "host": values.get("host") or None}
+        try:
+            DataSource.model_validate_json(json.dumps(data), strict=True)
+            found[name] = ListedDevice.model_validate(
+                {"name": name, "cell": cell, "data": data, **said}
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(step) for step in first["loc"])
+            what = f"device {name[:64]}: {path}: {first['msg']}"
+            raise UsageError(what, where=place, fix="correct the plan") from None
+        if problem := unstated_header(data):  # of a source that stands in a table
+            raise UsageError(f"its data block has no header: {problem}", where=f"{place}, {name}")
     if not found and plan.devices.claims is None:
         fix = "set devices.count, devices.list, devices.csv or devices.claims"
         raise UsageError("has no devices", where=where, fix=fix)
@@ -505,16 +498,3 @@ def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
     text = _PLACEHOLDER.sub(fact, template)
     alone = _PLACEHOLDER.fullmatch(template)
     return int(text) if alone and alone[2] is None and text.isdecimal() else text
-
-
-def _check_data(data: dict[str, Any], where: str) -> None:
-    try:
-        DataSource.model_validate_json(json.dumps(data), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(step) for step in first["loc"])
-        raise UsageError(
-            f"its data block: {path}: {first['msg']}", where=where, fix="correct devices.data"
-        ) from None
-    if said := unstated_header(data):  # of a source that stands in a table
-        raise UsageError(f"its data block has no header: {said}", where=where)

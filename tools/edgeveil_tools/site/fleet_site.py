@@ -72,8 +72,8 @@ from edgeveil_tools.site.fleet_files import (
 from edgeveil_tools.site.fleet_plan import (
     IMAGE,
     PLAN_FILE,
-    DevicePlan,
     FleetPlan,
+    ListedDevice,
     devices_of,
     load_plan,
     of_cell,
@@ -90,7 +90,7 @@ class FleetSite:
     """A site's folder. Methods raise UsageError, ConfigError, CryptoError or OSError."""
 
     _plan: FleetPlan  # as last read, with its devices by name in their cells
-    _devices: dict[str, DevicePlan]
+    _devices: dict[str, ListedDevice]
 
     def __init__(self, folder: Path, passphrase: Passphrase) -> None:
         self.folder, self._passphrase = folder, passphrase
@@ -251,7 +251,7 @@ class FleetSite:
                 cells[name] = min(plan.cell_names, key=lambda one: counts[one])
                 counts[cells[name]] += 1
         self._plan = plan
-        self._devices = {one.name: replace(one, cell=cells[one.name]) for one in devices}
+        self._devices = {d.name: d.model_copy(update={"cell": cells[d.name]}) for d in devices}
 
     def _still(self, names: Iterable[str]) -> list[Party]:
         held = self._record.parties
