@@ -141,10 +141,13 @@ def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
         wait_for(lambda: live.proxy_status()["online"] == 5, "the last will")
 
 
-def test_devices_without_torch_train_with_fm_and_infer(tmp_path: Path) -> None:
+def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
-    with LiveSite(tmp_path, devices=6, infer_only=1) as live:
+    with LiveSite(tmp_path, devices=7, infer_only=1) as live:
+        strict = live.site.edges[0]
+        text = strict.read_text().replace("max_epsilon_per_job: 10.0", "max_epsilon_per_job: 2.0")
+        strict.write_text(text)
         live.start("cloud", live.site.cloud)
         live.start("proxy", live.site.proxy)
         live.start("edge-train", *live.site.edges[:-1], blocked=blocked)
@@ -155,23 +158,10 @@ def test_devices_without_torch_train_with_fm_and_infer(tmp_path: Path) -> None:
         assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
         scored = [e["scores"]["used"] for e in job["exchanges"] if "used" in (e["scores"] or {})]
         assert scored == [6]
+        declined = "box-1: job [0-9a-f]{12}, round 1 declined: policy.max_epsilon_per_job"
+        assert re.search(declined, live.log("edge-train"))
         for name in ("edge-train", "edge-infer"):
             assert "Traceback" not in live.log(name)
-
-
-def test_policy_refusal_is_told_on_the_console_and_the_job_goes_on(tmp_path: Path) -> None:
-    with LiveSite(tmp_path, devices=6) as live:
-        strict = live.site.edges[0]
-        text = strict.read_text().replace("max_epsilon_per_job: 10.0", "max_epsilon_per_job: 2.0")
-        strict.write_text(text)
-        live.start_all()
-        job = live.finish(live.submit())
-        assert job["status"] == "completed", job["reason"]
-        assert {e["uploads"] for e in job["exchanges"]} == {5}
-        assert re.search(
-            "box-1: job [0-9a-f]{12}, round 1 declined: policy.max_epsilon_per_job",
-            live.log("edge"),
-        )
 
 
 def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:

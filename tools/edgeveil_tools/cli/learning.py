@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from edgeveil_edge.predict import Predictions
 
 
+_OVERRIDES = ("broker", "devices", "workers", "seed", "simulate", "data", "accept_unprotected")
+
+
 def check(args: argparse.Namespace) -> int:
     """`edgeveil check`; without files what this machine has, which needs no library of an extra."""
     if args.schema is not None:
@@ -37,26 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from edgeveil_tools.local.job import Overrides
     from edgeveil_tools.local.run import run_local
 
-    overrides = Overrides(
-        broker=args.broker,
-        devices=args.devices,
-        workers=args.workers,
-        seed=args.seed,
-        simulate=args.simulate,
-        ray_address=args.ray,
-        data=args.data,
-        accept_unprotected=args.accept_unprotected,
-    )
+    found = vars(args)
+    overrides = Overrides(ray_address=args.ray, **{key: found[key] for key in _OVERRIDES})
     out = args.out or Path("out") / args.job.stem
-    how = {
-        "as_json": args.json,
-        "keep": args.keep,
-        "reference": args.reference,
-        "record": args.record,
-        "force": args.force,
-        "track": args.track,
-        "command": args.command_line,
-    }
+    how = {key: found[key] for key in ("keep", "reference", "record", "force", "track")}
+    how |= {"as_json": args.json, "command": args.command_line}
     if args.seeds is not None or args.sweep:
         from edgeveil_tools.local.grid import run_grid
 

@@ -145,11 +145,10 @@ def _broker() -> Iterator[MachineFinding]:
 def _room() -> Iterator[MachineFinding]:
     if find_spec("psutil") is not None:
         free = importlib.import_module("psutil").virtual_memory().available
-        said = f"{byte_text(free)} of memory are free"
-        why = fix = ""
+        said, why = f"{byte_text(free)} of memory are free", ""
         if free < _USUAL_MEMORY_BYTES:
             why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
-            fix = "end other programs, or use fewer devices (--devices 6)"
+        fix = "use fewer devices (--devices 6)" if why else ""
         yield MachineFinding("room", "note" if why else "ok", said, why, fix)
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
         why = fix = ""
@@ -166,20 +165,17 @@ def _room() -> Iterator[MachineFinding]:
         yield MachineFinding("room", "problem" if why else "ok", said, why, fix)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != soft < _USUAL_FILES:
-        why = "each connection is one: brokers and load tests need many"
-        what = f"{soft:,} open files a process"
-        yield MachineFinding("room", "note", what, why, "raise it with ulimit -n")
+        why, fix = "each connection of a broker is one", "raise it with ulimit -n"
+        yield MachineFinding("room", "note", f"{soft:,} open files a process", why, fix)
 
 
 def _ports() -> Iterator[MachineFinding]:
     taken = []
     for port, who in _SITE_PORTS.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                taken.append(f"{port} ({who}): {error.strerror}")
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            taken.append(f"{port} ({who}): {error.strerror}")
     if taken:
         why = "`site init --local` gives these to a site; `edgeveil run` takes any free ones"
         fix = "end what has them, or write other ports into its fleet.yaml"

@@ -26,25 +26,22 @@ _SEED = 2025
 
 
 def command(args: argparse.Namespace) -> int:
+    folder = args.out or Path(f"my-{args.records.stem if args.records else args.kind}")
     if args.records is not None:
-        folder = args.out or Path(f"my-{args.records.stem}")
         then = write_from(args.records, folder, args.label)
         said = "judge each list and range of its schema, then write origin: public"
-        line = f"wrote {folder / 'job.yaml'}: {said}. Next:\n\n  {then}"
-        return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
-    if args.label is not None:
+    elif args.label is not None:
         raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
-    folder = args.out or Path(f"my-{args.kind}")
-    then = write(args.kind, folder)
-    line = f"wrote {folder}; {folder / 'README.md'} says what lies there. Next:\n\n  {then}"
+    else:
+        then, said = write(args.kind, folder), "README.md beside it says what lies there"
+    line = f"wrote {folder / 'job.yaml'}: {said}. Next:\n\n  {then}"
     return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
 
 
 def write(kind: str, folder: Path) -> str:
     """Write the folder for one kind; the command that plays it. UsageError for files in the way."""
     texts = {one.name: one.read_text("utf-8") for one in sorted((_TEMPLATES / kind).iterdir())}
-    made = _RECORDS_OF.get(kind, dict)()
-    files = {**{name: text.encode() for name, text in texts.items()}, **made}
+    files = {**{name: text.encode() for name, text in texts.items()}, **_RECORDS_OF[kind]()}
     for name in files:
         if (folder / name).exists():
             fix = "name another folder with --out, or move it away"
@@ -92,6 +89,10 @@ _OF_PICTURES = """
 _WITHOUT_CLASSES = """
 unsupervised: {eval_type: NOT_EVAL}       # that is about classes
 """
+_HEADER = (
+    "\n    header: false         # no line names the columns, as it seems",
+    "\n    header: true          # the first line names the columns, as it seems",
+)
 DEVICES = 20
 _NAME = re.compile(r"[^a-z0-9_-]+")
 
@@ -117,7 +118,7 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
         evaluation=_WITHOUT_CLASSES if OF_NUMBER in data else "",
         features=_OF_PICTURES if source == "images" else _OF_TABLE,
         source=source,
-        header=_header(records) if source == "csv" else "",
+        header=_HEADER[bool(csv_rows(records)[0])] if source == "csv" else "",
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
     with writing(folder):
@@ -126,27 +127,14 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
     return f"edgeveil check {path}"
 
 
-def _header(records: Path) -> str:
-    """What a site file says of a CSV file's first line, by a look at it."""
-    if csv_rows(records)[0]:
-        return "\n    header: true          # the first line names the columns, as it seems"
-    return "\n    header: false         # no line names the columns, as it seems"
-
-
 def _fruit() -> dict[str, bytes]:
     """Apples, pears and quinces as a trained tongue scores them, 0 to 10 in tenths."""
     chance = np.random.default_rng(_SEED)
-    usual = np.array(
-        [
-            [6.5, 4.5, 7.0, 5.0, 5.5],  # apple
-            [7.5, 2.5, 4.0, 5.5, 3.0],  # pear
-            [4.0, 6.5, 8.5, 8.0, 2.0],  # quince
-        ]
-    )
-    kinds = chance.integers(0, 3, _RECORDS)
-    scores = usual[kinds] + chance.normal(0, 1.2, (_RECORDS, 5))
-    names = ("sweetness", "acidity", "firmness", "scent", "redness", "kind")
     called = ("apple", "pear", "quince")
+    usual = [[6.5, 4.5, 7.0, 5.0, 5.5], [7.5, 2.5, 4.0, 5.5, 3.0], [4.0, 6.5, 8.5, 8.0, 2.0]]
+    kinds = chance.integers(0, 3, _RECORDS)
+    scores = np.array(usual)[kinds] + chance.normal(0, 1.2, (_RECORDS, 5))
+    names = ("sweetness", "acidity", "firmness", "scent", "redness", "kind")
     return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), [called[k] for k in kinds], "%.1f")}
 
 
@@ -170,10 +158,8 @@ def _bearing() -> dict[str, bytes]:
 def _csv(
     names: tuple[str, ...], values: NDArray[np.float64], labels: Sequence[str], form: str
 ) -> bytes:
-    rows = (
-        ",".join([*(form % value for value in row), label])
-        for row, label in zip(values, labels, strict=True)
-    )
+    pairs = zip(values, labels, strict=True)
+    rows = (",".join([*(form % value for value in row), label]) for row, label in pairs)
     return "\n".join([",".join(names), *rows, ""]).encode()
 
 
