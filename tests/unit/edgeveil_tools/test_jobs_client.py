@@ -224,58 +224,6 @@ def test_a_backbone_is_put_before_the_job_that_names_it(tmp_path, capsys):
 
 
 @contextmanager
-def answering(raw):
-    """The address of something that answers each connection so."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve_all():
-            with suppress(OSError):
-                while True:
-                    one, _ = server.accept()
-                    with one, suppress(OSError):  # who has seen enough hangs up
-                        one.sendall(raw)
-                        one.shutdown(socket.SHUT_WR)
-                        while one.recv(1 << 16):
-                            pass
-
-        threading.Thread(target=serve_all, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def http(body, kind=b"application/json"):
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
-    return head % (kind, len(body), body)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        http(b"{}"),
-        http(b'{"jobs":5}'),
-        http(b"[" * 100_000),
-        http(b"<html>", b"text/html"),
-        b"SSH-2.0-x\r\n",
-    ],
-)
-def test_what_is_no_cloud_is_told(tmp_path, raw):
-    with answering(raw) as url:
-        other = Cloud(url, "secret")
-        calls = [
-            other.list,
-            partial(other.events, "0" * 32),
-            partial(other.wait, "0" * 32),
-            partial(other.submit_yaml, b"job: x"),
-            partial(other.fetch, "0" * 32, tmp_path / "a.onnx"),
-            partial(other.fetch, "0" * 32, tmp_path / "a.safetensors"),
-        ]
-        for call in calls:
-            with pytest.raises(UsageError, match="what answers there is no cloud"):
-                call()
-    assert not list(tmp_path.iterdir())
-
-
-@contextmanager
 def recording(answer):
     """(address, what all connections sent) of what answers a connection's first request so."""
     heard = []
@@ -296,6 +244,38 @@ def recording(answer):
         threading.Thread(target=one_after_another, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}", heard
         server.shutdown(socket.SHUT_RDWR)
+
+
+def http(body, kind=b"application/json"):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
+    return head % (kind, len(body), body)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        http(b"{}"),
+        http(b'{"jobs":5}'),
+        http(b"[" * 100_000),
+        http(b"<html>", b"text/html"),
+        b"SSH-2.0-x\r\n",
+    ],
+)
+def test_what_is_no_cloud_is_told(tmp_path, raw):
+    with recording(lambda _said: raw) as (url, _):
+        other = Cloud(url, "secret")
+        calls = [
+            other.list,
+            partial(other.events, "0" * 32),
+            partial(other.wait, "0" * 32),
+            partial(other.submit_yaml, b"job: x"),
+            partial(other.fetch, "0" * 32, tmp_path / "a.onnx"),
+            partial(other.fetch, "0" * 32, tmp_path / "a.safetensors"),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match="what answers there is no cloud"):
+                call()
+    assert not list(tmp_path.iterdir())
 
 
 def true_proof(token, said):

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from edgeveil.pages.frozen import frozen, thawed
@@ -15,6 +14,7 @@ from edgeveil.privacy.policy import Quote
 from edgeveil_tools.cli import main
 from edgeveil_tools.report.page import report_view, write_report
 from edgeveil_tools.result import Result, RunEvents, build, privacy_of
+from tests.kits.job_events import committed
 
 HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
@@ -23,40 +23,19 @@ CLAIMED = Quote(
 )
 
 
-def events(rounds=6, every=3, uploads=9):
-    rng = np.random.default_rng(3)
-    found = []
-    for index in range(1, rounds + 2):
-        number = index - 1
-        clusters = None
-        if number and number % every == 0:
-            vectors = rng.random((uploads, 4))
-            clusters = {
-                "eval_type": "SILHOUETTE_SCORE",
-                "score": -0.125,
-                "reason": "",
-                "used": uploads,
-                "wanted": uploads,
-                "labels": vectors.argmax(axis=1).tolist(),
-                "vectors": vectors.tolist(),
-            }
-        data = {
-            "exchange": index,
-            "phase": "train" if number else "centre",
-            "number": number,
-            "attempt": 1,
-            "uploads": uploads,
-            "declined": 0,
-            "accuracy": 0.5 + 0.05 * number if number else None,
-            "clusters": clusters,
-            "seconds": 0.4,
-            "timeline": {"seal_s": 0.1, "broadcast_s": 0.05, "wait_s": 0.2, "absorb_s": 0.05},
-            "bytes": {"cloud_out": 1000, "cloud_in": 2048},
-            "epsilon": {"training": 1.0 * index, "inference": 20.0 * (number // every)},
-        }
-        kind = "exchange_committed"
-        found.append({"seq": index, "time": 0.0, "type": kind, "data": data})
-    return found
+def events():
+    return [
+        committed(
+            number + 1,
+            number,
+            number + 1,
+            uploads=9,
+            loss=None,
+            accuracy=0.5 + 0.05 * number if number else None,
+            epsilon={"training": 1.0 + number, "inference": 20.0 * (number // 3)},
+        )
+        for number in range(7)
+    ]
 
 
 def result(course, quote=PROVEN, **changes):

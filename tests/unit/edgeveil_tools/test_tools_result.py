@@ -5,38 +5,13 @@ from dataclasses import replace
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
+from tests.kits.job_events import broadcast, committed
 
 
-def event(name, /, **data):
-    return {"seq": 1, "job": "j-1", "time": 0.0, "type": name, "data": data}
+def event(kind, /, **data):
+    return {"type": kind, "data": data}
 
 
-def committed(index, number, accuracy=None, clusters=None):
-    return event(
-        "exchange_committed",
-        exchange=index,
-        phase="train" if number else "centre",
-        number=number,
-        attempt=1,
-        uploads=4,
-        declined=1,
-        accuracy=accuracy,
-        clusters=clusters,
-        seconds=0.5,
-        bytes={"cloud_out": 10, "cloud_in": 20},
-        epsilon={"training": float(index), "inference": 0.0},
-    )
-
-
-CLUSTERS = {
-    "eval_type": "SILHOUETTE_SCORE",
-    "score": 0.25,
-    "reason": "",
-    "used": 4,
-    "wanted": 4,
-    "labels": [0, 0, 1, 1],
-    "vectors": [[0.9, 0.1]] * 4,
-}
 QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))
 FACTS = dict(  # noqa: C408 - as arguments
     job="digits",
@@ -56,10 +31,8 @@ FACTS = dict(  # noqa: C408 - as arguments
 
 def course():
     record = RunEvents()
-    record.take(event("job_started", rounds=3))
-    record.take(committed(1, 0))
-    record.take(committed(2, 1, 0.5))
-    record.take(committed(3, 2, 0.625, CLUSTERS))
+    for one in (committed(1, 0, 1), committed(2, 1, 2), committed(3, 2, 3, accuracy=0.625)):
+        record.take(one)
     return record
 
 
@@ -105,7 +78,7 @@ def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
 def test_an_exchange_that_was_asked_for_counts_before_it_is_committed():
     record = course()
     assert record.asked == 0
-    record.take(event("broadcast", kind="round", round="round 3", selected=5))
+    record.take(broadcast("round 3", 4))
     assert (record.asked, record.committed) == (4, 3)
     record.take(event("broadcast", kind="release", round="release", selected=5))
     assert record.asked == 4
