@@ -77,8 +77,7 @@ COMMANDS = (
         arg("--out DIR", "default my-KIND, or my-FILE", Path),
         arg("--from FILE", "CSV, Parquet or pictures to draft it from", Path, dest="records"),
         arg("--label COLUMN", "its label's column; default: a guess"),
-        about="""
-        Writes a commented job, records for it and a README to DIR. Nothing is written over.
+        about="""Writes a commented job, records and a README to DIR. Nothing is written over.
           classification   a table of numbers, CSV
           images           small grey pictures, PNG, a folder for each class
           anomaly          windows of a sensor: most are normal, few have a label, CSV
@@ -97,14 +96,13 @@ COMMANDS = (
         arg("--devices N", "of the fleet", int),
         arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
         arg("--show", "print jobs whole, with what presets and defaults give"),
-        about="""
-        Prints every problem of every file as `file:line key: what, fix`. A job is played on
-        made-up records, with cloud.yaml or proxy.yaml beside it against their brokers'
+        about="""Prints every problem of every file as `file:line key: what, fix`. A job is played
+        on made-up records, with cloud.yaml or proxy.yaml beside it against their brokers'
         quotas for --devices; a device's site file, on the device, with its records as each
-        job beside it reads them; records against each job beside them, alone they are
-        drafted as a `data` block. Also policies, plans, backbones, weights and bundles.
-        Python that a job names is run here, with your rights: read it before. Exit code 2:
-        a file is wrong, 4: records are, 1: this machine is. --estimate spends nothing.
+        job beside it reads them; records against each job beside them, alone they are drafted
+        as a `data` block. Also policies, plans, backbones, weights and bundles. Python that a
+        job names is run here, with your rights: read it before. Exit code 2: a file is wrong,
+        4: records are, 1: this machine is. --estimate spends nothing.
         edgeveil check --schema job > job.schema.json
         edgeveil check configs/*.yaml configs/jobs/*.yaml
         edgeveil check edge.yaml job.yaml
@@ -131,8 +129,7 @@ COMMANDS = (
         arg("--record", "keep what the cloud sees, for edgeveil attack"),
         arg("--keep", "keep keys, ledgers and stores too"),
         arg("--force", "write over a result that DIR holds"),
-        about="""
-        Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
+        about="""Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
         MQTT and writes result, events, model and report to DIR. With --simulate its rounds
         are played in memory: no broker, no encryption, and a run repeats exactly. With
         --seeds or --sweep it runs once for each seed and value, and writes table.json and
@@ -146,8 +143,7 @@ COMMANDS = (
         "cli.learning:report",
         arg("folders DIR", "folder of a run, or of such folders", Path, nargs="+"),
         arg("--out FILE", "the page; default DIR/report.html, of several comparison.html", Path),
-        about="""
-        Writes report.html of one run again from the files in its DIR. Of several it writes
+        about="""Writes report.html of one run again from the files in its DIR. Of several it writes
         one page that compares them: accuracy by round, accuracy beside both guarantees, and
         the settings that differ. Runs that differ in their seed alone are one row.
         edgeveil report out/fm out/dp_sgd --out comparison.html""",
@@ -160,8 +156,7 @@ COMMANDS = (
         arg("input FILE", "of records", Path, nargs="?"),
         arg("--rollback", "put the release before in use"),
         arg("--personal", "use what `edge personalise` made of the release on this box"),
-        about="""
-        Prints label and probability of each record. MODEL is an ONNX file or a device's
+        about="""Prints label and probability of each record. MODEL is an ONNX file or a device's
         state folder, whose release in use is then taken. A model of a job with data.schema
         reads tables and pictures as its devices do and prints names; others take numbers.
         edgeveil predict out/quickstart/model.onnx records.npz""",
@@ -171,10 +166,9 @@ COMMANDS = (
         "list the names that a job may use, with their privacy status",
         "methods:command",
         arg("names NAME", "a name, or a family of names; `check NAME`, `digest NAME`", nargs="*"),
-        about="""
-        Of each name its source, needs, what it reveals, and whether its guarantee is proven,
-        claimed or none. `check` plays the laws of its family on each named part, exit code 1
-        where one is broken; `digest` prints what lets a device import a plug-in.
+        about="""Of each name its source, needs, what it reveals, and whether its guarantee is
+        proven, claimed or none. `check` plays the laws of its family on each named part, exit
+        code 1 where one is broken; `digest` prints what lets a device import a plug-in.
         edgeveil methods fm min_divergence
         edgeveil methods check krum""",
     ),
@@ -186,16 +180,14 @@ COMMANDS = (
         arg("--out FILE", "the ONNX file; default: the user's cache", Path),
         arg("--force", "train again, write over the file"),
         arg("--seed N", "default 0", int, default=0),
-        about="""
-        It learns from public images of digits (28 x 28) alone, for some minutes. Jobs name it
-        `file: digits`.
-        edgeveil backbone digits --seed 3""",
+        about="""It learns from public images of digits (28 x 28) alone, for some minutes. Jobs
+         name it `file: digits`.
+         edgeveil backbone digits --seed 3""",
     ),
     row(
         "job",
         "submit, watch and end jobs, fetch models, steer releases",
-        about="""
-        Steers the jobs of a cloud over its HTTP control.
+        about="""Steers the jobs of a cloud over its HTTP control.
         Over https, EDGEVEIL_CA_FILE names the authorities that vouch for the cloud's certificate,
         EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE a certificate of your own in place of a token.
         EDGEVEIL_INSECURE_HTTP=1 sends the token over http:// to another machine.
@@ -209,8 +201,7 @@ COMMANDS = (
         arg("--watch", "follow it until it has ended"),
         arg("--wait-s S", "wait so long for the cloud's start", float, default=0.0),
         *_CLOUD,
-        about="""
-        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml""",
+        about="""edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml""",
     ),
     row(
         "job show",
@@ -220,10 +211,9 @@ COMMANDS = (
         arg("--watch", "follow it until it has ended"),
         _TRACK,
         *_CLOUD,
-        about="""
-        Of repeated attempts and of a pause the counts of uploads, declines, late devices and
-        segments that did not count; of its release the counts of the devices' reports. With
-        --watch --json one event a line, the object last.
+        about="""Of repeated attempts and of a pause the counts of uploads, declines, late devices
+        and segments that did not count; of its release the counts of the devices' reports.
+        With --watch --json one event a line, the object last.
         edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml
         edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000""",
     ),
@@ -233,8 +223,7 @@ COMMANDS = (
         "cli.jobs:change",
         _ID,
         *_CLOUD,
-        about="""
-        `job show` says why it paused. It goes on at its round.
+        about="""`job show` says why it paused. It goes on at its round.
         edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml""",
     ),
     row("job cancel", "cancel a job that has not ended", "cli.jobs:change", _ID, *_CLOUD),
@@ -245,8 +234,7 @@ COMMANDS = (
         _ID,
         arg("--out FILE", "FILE.onnx or FILE.safetensors; default ID.onnx", Path),
         *_CLOUD,
-        about="""
-        As ONNX for every ONNX runtime, or as .safetensors, the weights alone.
+        about="""As ONNX for every ONNX runtime, or as .safetensors, the weights alone.
         edgeveil job fetch quickstart-1a2b3c4d --out model.onnx""",
     ),
     row(
@@ -256,9 +244,8 @@ COMMANDS = (
         _ID,
         arg("change", choices=("promote", "withdraw")),
         *_CLOUD,
-        about="""
-        promote: to all devices now, whatever its canary says. withdraw: all devices go back
-        to the release before this one.
+        about="""promote: to all devices now, whatever its canary says. withdraw: all devices go
+        back to the release before this one.
         edgeveil job release quickstart-1a2b3c4d withdraw --config site/cloud.yaml""",
     ),
     row(
@@ -266,8 +253,7 @@ COMMANDS = (
         "run an MQTT broker",
         "cli.parties:broker",
         _CONFIG,
-        about="""
-        Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.
+        about="""Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.
         edgeveil broker --config configs/broker-edge.yaml""",
     ),
     row(
@@ -276,9 +262,8 @@ COMMANDS = (
         "cli.parties:cloud",
         _CONFIG,
         arg("--accept-registry", "believe the next roster, of whatever registry it is"),
-        about="""
-        Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry is
-        for a site without a root, whose proxy has rebuilt its registry: see first that no
+        about="""Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry
+        is for a site without a root, whose proxy has rebuilt its registry: see first that no
         revoked device is in it. Then resume the paused jobs.
         edgeveil cloud --config configs/cloud.yaml""",
     ),
@@ -287,8 +272,7 @@ COMMANDS = (
         "run the proxy, or manage its devices",
         "cli.parties:proxy",
         _OWN_CONFIG,
-        about="""
-        Without a sub-command: runs the proxy until Ctrl-C.
+        about="""Without a sub-command: runs the proxy until Ctrl-C.
         edgeveil proxy --config configs/proxy.yaml""",
     ),
     row(
@@ -302,8 +286,7 @@ COMMANDS = (
         arg("--claim", "make claims for these names; an unused one of the name ends"),
         arg("--valid-h HOURS", "after which an unused claim ends, default 72", float, default=72.0),
         arg("--out FILE", "claims as `name,claim` lines, mode 0600, not to standard output", Path),
-        about="""
-        A running proxy sees them within a second or two. A claim is handed to one box that
+        about="""A running proxy sees them within a second or two. A claim is handed to one box that
         nobody has prepared, in the file that claim.claim_file of its site file names: at its
         first start it is admitted under the claim's name, or waits for you to admit that.
         edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv""",
@@ -314,9 +297,9 @@ COMMANDS = (
         "cli.parties:devices",
         _PART_CONFIG,
         arg("--all", "revoked devices too"),
-        about="""
-        Where the proxy runs, also whose messages it refused or drops. The lineage tells this
-        registry from one that was rebuilt (`edgeveil trust rotate DIR registry LINEAGE`).""",
+        about="""Where the proxy runs, also whose messages it refused or drops. The lineage tells
+        this registry from one that was rebuilt (`edgeveil trust rotate DIR registry
+        LINEAGE`).""",
     ),
     row(
         "proxy revoke",
@@ -324,16 +307,14 @@ COMMANDS = (
         "cli.parties:revoke",
         _PART_CONFIG,
         arg("ids ID|NAME", "device id, or a claim's name", nargs="+"),
-        about="""
-        edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb""",
+        about="""edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb""",
     ),
     row(
         "edge",
         "run a device, or steer a running one",
         "cli.parties:edge",
         arg("--config FILE", "site file, or several", Path, nargs="+", action="extend"),
-        about="""
-        Without a sub-command: runs a device until Ctrl-C. Several site files make several
+        about="""Without a sub-command: runs a device until Ctrl-C. Several site files make several
         devices in one process, for demonstrations.
         edgeveil edge --config configs/edge.yaml""",
     ),
@@ -343,9 +324,8 @@ COMMANDS = (
         "cli.parties:control",
         _PART_CONFIG,
         arg("--page", "print an address that opens its page, and no more"),
-        about="""
-        The address of --page logs a browser on this box in, once and within a minute, where
-        the site file has `page`; from another machine forward the port with ssh -L.""",
+        about="""The address of --page logs a browser on this box in, once and within a minute,
+        where the site file has `page`; from another machine forward the port with ssh -L.""",
     ),
     row(
         "edge pause",
@@ -353,8 +333,7 @@ COMMANDS = (
         "cli.parties:control",
         _PART_CONFIG,
         arg("--end", "take part again, from its next change of presence"),
-        about="""
-        Rounds are declined at once, and the device goes at its next change of presence; an
+        about="""Rounds are declined at once, and the device goes at its next change of presence; an
         answer that is under way still leaves. Holds over restarts, until --end.""",
     ),
     row(
@@ -362,8 +341,7 @@ COMMANDS = (
         "learn this box's own model from the release in use",
         "cli.parties:personalise",
         _PART_CONFIG,
-        about="""
-        Trains the release's last layer on this box's training records, without noise, and
+        about="""Trains the release's last layer on this box's training records, without noise, and
         compares both on its evaluation records. Model and figures stay in the state folder.
         edgeveil edge personalise --config configs/edge.yaml
         edgeveil predict --personal site/state/edge-1 records.npz""",
@@ -374,16 +352,14 @@ COMMANDS = (
         "probe:command",
         _CONFIG,
         arg("--live", "whether it turns, so that a new start would mend nothing"),
-        about="""
-        Asks the process beside it whether it turns, its links are up and its state folder
+        about="""Asks the process beside it whether it turns, its links are up and its state folder
         takes what it writes. For a liveness probe --live.
         edgeveil health --config /etc/edgeveil/edgeveil.yaml --live""",
     ),
     row(
         "site",
         "plan a fleet, and make a bundle for each party",
-        about="""
-        One folder plans a fleet: fleet.yaml says what there is, and each party gets a
+        about="""One folder plans a fleet: fleet.yaml says what there is, and each party gets a
         bundle with its own files and nobody else's. Apply again after every change of the
         plan: owners' policies, ledgers and keys stay as they are.
         edgeveil site init clinics --host broker.example.org --devices 20
@@ -400,8 +376,7 @@ COMMANDS = (
         arg("--local", "a site on this machine for trials: site files, to be started by hand"),
         arg("--tls", "with --local: its links are encrypted"),
         arg("--cells NAME,NAME", "each with a proxy of its own", default=""),
-        about="""
-        edgeveil site init clinics --host broker.example.org --devices 20
+        about="""edgeveil site init clinics --host broker.example.org --devices 20
         edgeveil site init my-site --local --devices 3""",
     ),
     row(
@@ -419,8 +394,7 @@ COMMANDS = (
         _DIR,
         arg("name NAME", "its name, or its id"),
         _PASSPHRASE,
-        about="""
-        Its certificate or account counts no more, and the proxy drops it: hand the bundles
+        about="""Its certificate or account counts no more, and the proxy drops it: hand the bundles
         of the edge broker and the proxy over. What the record knows of it stays.
         edgeveil site revoke clinics box-0007""",
     ),
@@ -433,8 +407,7 @@ COMMANDS = (
         arg("--finish", "the second step"),
         arg("--cell CELL", "of this cell's own broker or claims", default=""),
         _PASSPHRASE,
-        about="""
-        In two steps: from the first on both authorities count, and every client's next
+        about="""In two steps: from the first on both authorities count, and every client's next
         bundle has a certificate of the new one. Once all are installed, the brokers' first,
         --finish drops the one before. Boxes that came with a claim take up a certificate of
         the new claims-authority within a week.
@@ -448,8 +421,7 @@ COMMANDS = (
         arg("bundle BUNDLE", "", Path),
         arg("to FOLDER", "", Path),
         arg("--site FINGERPRINT", "of the site's key, for the first time"),
-        about="""
-        All of the bundle is checked before the first file is written. What the party has
+        about="""All of the bundle is checked before the first file is written. What the party has
         made or changed since (keys, ledger, the owner's policy) is never written over.
         edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081""",
     ),
@@ -461,17 +433,15 @@ COMMANDS = (
         arg("bundles BUNDLE", "", Path, nargs="*"),
         arg("--out DIR", "", Path, required=True),
         arg("--tag TAG", "of the images, default the version of edgeveil", default=""),
-        about="""
-        systemd: hardened units and a daily check. compose: services, read-only but for their
-        state. kubernetes: a kustomization under the restricted profile. containers: the file
-        that the images of both are built from. Units and this file take no bundles.
+        about="""systemd: hardened units and a daily check. compose: services, read-only but for
+        their state. kubernetes: a kustomization under the restricted profile. containers: the
+        file that the images of both are built from. Units and this file take no bundles.
         edgeveil deploy compose clinics/bundles/* --out clinics/bundles""",
     ),
     row(
         "trust",
         "keep the offline root: who may speak for cloud and proxy",
-        about="""
-        The keys of the root lie on a machine that is not connected. They sign which keys
+        about="""The keys of the root lie on a machine that is not connected. They sign which keys
         speak for the cloud and the proxy, and until when. Every party is handed trust.json;
         after a change, hand it to cloud and proxy: devices get it from them.
         edgeveil trust rotate root cloud-jobs cloud-next.pub""",
@@ -486,8 +456,7 @@ COMMANDS = (
         arg("--proxy-rosters KEY.pub", "", Path, required=True),
         arg("--site KEY.pub", "who moves devices: site.pub of edgeveil site", Path),
         *_NEW_ROOT,
-        about="""
-        edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\
+        about="""edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\
             --cloud-releases releases.pub --proxy-rosters proxy.pub""",
     ),
     row(
@@ -506,8 +475,7 @@ COMMANDS = (
         arg("--cell NAME", "of this cell; else of the unnamed one", default=""),
         arg("--without FINGERPRINT", "of the root: leave a lost key out"),
         *_NEW_ROOT,
-        about="""
-          cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub in place of the role's
+        about="""  cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub in place of the role's
                              key, whose words count no more: sequence numbers begin anew.
                              `edgeveil keys --next` makes the next key where it stays.
                              `none` at once, before there is one: nobody speaks for it
@@ -524,8 +492,7 @@ COMMANDS = (
         _ROOT,
         arg("--renew", "the same for longer, before it expires"),
         *_SIGNING,
-        about="""
-        Where the keys are on several machines: copy the folder without keys/ to each, and
+        about="""Where the keys are on several machines: copy the folder without keys/ to each, and
         sign there. What changes is printed first.""",
     ),
     row(
@@ -536,13 +503,13 @@ COMMANDS = (
         arg("--next", "what follows the keys, or the token, in use"),
         arg("--token", "of a cloud: its token file", choices=("read", "submit", "admin")),
         arg("--out FILE", "of a device: the enrolment, not to standard output", Path),
-        about="""
-        Of a cloud or proxy the public key files that the root vouches for; --next: those that
-        take their place once the root names them (`edgeveil trust rotate`). --token read:
-        jobs, status, metrics; submit: also submit, cancel, resume, fetch; admin: everything.
-        With --next a running cloud refuses the old token at once. Of a device the enrolment:
-        hand it to the proxy's operator over a way that cannot be forged. --next, with the
-        device stopped: a new sealing key; identity and ledger stay, nobody admits anew.
+        about="""Of a cloud or proxy the public key files that the root vouches for; --next: those
+        that take their place once the root names them (`edgeveil trust rotate`). --token
+        read: jobs, status, metrics; submit: also submit, cancel, resume, fetch; admin:
+        everything. With --next a running cloud refuses the old token at once. Of a device the
+        enrolment: hand it to the proxy's operator over a way that cannot be forged. --next,
+        with the device stopped: a new sealing key; identity and ledger stay, nobody admits
+        anew.
         edgeveil keys --config configs/edge.yaml --out enrolment.json""",
     ),
     row(
@@ -551,9 +518,8 @@ COMMANDS = (
         "cli.parties:backup",
         _CONFIG,
         arg("--out ARCHIVE", "", Path, required=True),
-        about="""
-        The process may run meanwhile. The archive holds its secret keys: keep it where they
-        may be kept. A store on PostgreSQL is not in it: use pg_dump.
+        about="""The process may run meanwhile. The archive holds its secret keys: keep it where
+        they may be kept. A store on PostgreSQL is not in it: use pg_dump.
         edgeveil backup --config edge.yaml --out box-0001.backup""",
     ),
     row(
@@ -567,11 +533,10 @@ COMMANDS = (
             arg("--nothing-since", "a device without a ledger answered nothing since the backup"),
             arg("--ask-proxy", "the proxy of a device without a ledger knows what it answered"),
         ],
-        about="""
-        With the process stopped. A device never gets an older ledger than the one in place.
-        On an empty disk --ask-proxy counts as spent what its proxy saw it answer since; with
-        another proxy by now its owner vouches that there was nothing. A proxy's registry
-        comes back as one that was rebuilt (edgeveil trust rotate DIR registry).
+        about="""With the process stopped. A device never gets an older ledger than the one in
+        place. On an empty disk --ask-proxy counts as spent what its proxy saw it answer
+        since; with another proxy by now its owner vouches that there was nothing. A proxy's
+        registry comes back as one that was rebuilt (edgeveil trust rotate DIR registry).
         edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy""",
     ),
     row(
@@ -579,9 +544,8 @@ COMMANDS = (
         "show what a device has spent, and check every link of its record",
         "cli.ledger:show",
         arg("place PLACE", "edge site file, or a device's state folder", Path),
-        about="""
-        Lists the releases, their prices, and what the policy leaves, where a site file says
-        it. Exit code 5 at a broken link. The device may be running.""",
+        about="""Lists the releases, their prices, and what the policy leaves, where a site file
+        says it. Exit code 5 at a broken link. The device may be running.""",
     ),
     row(
         "log",
@@ -589,8 +553,7 @@ COMMANDS = (
         "cli.parties:log",
         arg("place PLACE", "site file of a cloud or proxy, a site's folder or the root's", Path),
         arg("--key FINGERPRINT", "of a site's key, as apply prints it"),
-        about="""
-        Lines are chained and signed, and written before each change; one that was changed,
+        about="""Lines are chained and signed, and written before each change; one that was changed,
         removed or put elsewhere is named. `what` holds no secret and no name of a device.
         edgeveil log clinics --key 1a2b3c4d5e6f7081""",
     ),

@@ -116,7 +116,8 @@ def parser(wanted: str = "") -> CommandParser:
 def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
     """Add a row of the table below the group that its path names."""
     group, _, name = row.path.rpartition(" ")
-    text = dedent(row.about).strip("\n")
+    first, _, rest = row.about.partition("\n")
+    text = f"{first}\n{dedent(rest)}".rstrip("\n")
     found = re.search(r"^(edgeveil|eval) ", text, re.MULTILINE)
     at = len(text) if found is None else found.start()
     made = command(inner[group], name, row.help, about=text[:at].rstrip(), examples=text[at:])

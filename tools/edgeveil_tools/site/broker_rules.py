@@ -133,8 +133,7 @@ def hash_password(password: str) -> str:
 
 def password_matches(hashed: str, password: str) -> bool:
     """Whether `password` is the one that was hashed; False for a hash of another form."""
-    parts = _hash_parts(hashed)
-    if parts is None:
+    if (parts := _hash_parts(hashed)) is None:
         return False
     iterations, salt, digest = parts
     tried = hashlib.pbkdf2_hmac("sha512", password.encode("utf-8"), salt, iterations)
@@ -145,10 +144,8 @@ def users_text(users: Mapping[str, str]) -> str:
     """A users file: one `name:hash` line each. Raises UsageError for a name unfit for topics."""
     for name in users:
         if not _plain(name):
-            raise UsageError(
-                f"the user name '{name}' cannot stand in a topic",
-                fix="use letters, digits, '-', '_' and '.'",
-            )
+            fix = "use letters, digits, '-', '_' and '.'"
+            raise UsageError(f"the user name '{name}' cannot stand in a topic", fix=fix)
     return "".join(f"{name}:{hash_password(word)}\n" for name, word in users.items())
 
 
@@ -168,9 +165,8 @@ def read_users(path: Path) -> dict[str, str]:
             continue
         name, colon, word = line.partition(":")
         if not colon or not word or not _plain(name):
-            raise BrokerError(
-                "not a 'name:password' line", where=f"{path}:{number}", fix="correct or remove it"
-            )
+            what, fix = "not a 'name:password' line", "correct or remove it"
+            raise BrokerError(what, where=f"{path}:{number}", fix=fix)
         users[name] = word if _hash_parts(word) else hash_password(word)
     return users
 

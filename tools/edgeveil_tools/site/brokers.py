@@ -308,11 +308,9 @@ class BrokerProcess:
             try:
                 socket.create_server((self._plan.host, port), family=family).close()
             except OSError as error:
-                raise BrokerError(
-                    f"cannot listen on port {port}: {error.strerror}",
-                    where=place(self._plan.host, port),
-                    fix="stop the process that uses it, or set another port",
-                ) from None
+                what = f"cannot listen on port {port}: {error.strerror}"
+                where, fix = place(self._plan.host, port), "stop who uses it, or set another port"
+                raise BrokerError(what, where=where, fix=fix) from None
 
     def _wait_until_open(self) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S

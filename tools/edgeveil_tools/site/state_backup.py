@@ -299,12 +299,10 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
             _check_link(archived, here, ChainHead(*newest))
         return
     if mine is None or mine.number == 0:
-        raise BackupError(
-            "no sound ledger is in place, so nobody knows what was paid since the backup",
-            where=str(state),
-            fix="pass --ask-proxy where its proxy is the one that it had, --nothing-since where it"
-            " has surely answered nothing; else enrol a new device with a state_dir of its own",
-        )
+        what = "no sound ledger is in place, so nobody knows what was paid since the backup"
+        fix = "pass --ask-proxy where its proxy is the one that it had, --nothing-since where it"
+        fix += " has surely answered nothing; else enrol a new device in a state_dir of its own"
+        raise BackupError(what, where=str(state), fix=fix)
     _check_link(archived, here, mine)
 
 

@@ -91,12 +91,11 @@ class TrustFolder:
     def delegated(self) -> Delegated:
         found = self.trusted().delegated
         if found is None:
-            raise TrustError(
-                "too_few_signatures",
-                "the root's newest delegations are not signed",
-                where=str(self.folder),
-                fix="edgeveil trust sign, with the missing keys",
+            what, fix = (
+                "its newest delegations are not signed",
+                "edgeveil trust sign, with the keys",
             )
+            raise TrustError("too_few_signatures", what, where=str(self.folder), fix=fix)
         return found
 
     # --- changes ---
