@@ -75,6 +75,12 @@ def small_job(**changes: object) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
+def committed(fleet: MemoryFleet, job: str) -> list[dict[str, Any]]:
+    """What was told of each committed exchange of a job."""
+    events = fleet.store.events_after(0, job)
+    return [dict(event.data) for event in events if event.type == "exchange_committed"]
+
+
 def played_by_all_parties(
     path: Path, folder: Path, overrides: Overrides
 ) -> tuple[str, bytes, bytes, list[dict[str, Any]], list[str]]:

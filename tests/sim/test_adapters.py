@@ -115,9 +115,3 @@ def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_
     plan = compile_job(wanted).with_artifacts(read_artifacts(wanted))
     first = plan.graph_weights(plan.cloud.initial_state())
     assert np.array_equal(OnnxModel(plan.graph()).probabilities(x, first), told)
-
-
-def test_a_device_whose_owner_does_not_allow_the_frozen_weights_declines(tmp_path: Path) -> None:
-    fleet, _, ended = played(tmp_path, job(tmp_path, f"model: {{{MLP}, adapters: {{rank: 2}}}}"))
-    assert ended == "failed"
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)

@@ -42,11 +42,3 @@ def test_a_job_on_a_mix_of_maps_completes_where_owners_allow_the_backbone(tmp_pa
     assert [data["uploads"] for data in rounds] == [6] * 4
     assert rounds[-1]["accuracy"] > 0.6
     assert not any(node.refused for node in fleet.net.nodes.values())
-
-
-def test_a_device_whose_owner_does_not_allow_it_declines(tmp_path: Path) -> None:
-    wanted = mixed_job(tmp_path)
-    fleet = Fleet(tmp_path / "site", 5)
-    job = fleet.submit(wanted)
-    assert fleet.finish(job) == "failed"
-    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)

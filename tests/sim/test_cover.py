@@ -21,7 +21,7 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.transport.memory import LATENCY_S
-from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 
 pytestmark = pytest.mark.slow
 
@@ -56,11 +56,6 @@ class CoveredFleet(Fleet):
         if isinstance(header, Upload):
             self.moments[header.at.exchange].append(now_s - self._begun[header.at.exchange])
         return [LATENCY_S]
-
-
-def committed(fleet: Fleet, job: str) -> list[dict]:
-    events = fleet.store.events_after(0, job)
-    return [dict(event.data) for event in events if event.type == "exchange_committed"]
 
 
 def played(fleet: Fleet) -> str:

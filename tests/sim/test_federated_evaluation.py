@@ -20,7 +20,7 @@ from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
-from tests.kits.fleet import Fleet
+from tests.kits.fleet import Fleet, committed
 from tests.sim.test_secure_sums import (
     DEVICES,
     LIMITS,
@@ -55,8 +55,7 @@ def evaluated(**changes: Any) -> Job:
 
 def told(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
     """The events of evaluations, by round."""
-    events = fleet.store.events_after(0, done)
-    rounds = [event.data for event in events if event.type == "exchange_committed"]
+    rounds = committed(fleet, done)
     assert all(("federated" in one) == (one["phase"] == EVALUATE) for one in rounds)
     return {one["number"]: one for one in rounds if one["phase"] == EVALUATE}
 
@@ -238,7 +237,7 @@ def test_cluster_scores_are_those_of_all_devices_records(
     assert [one.phase for one in records][2:] == ["train", CLUSTER, "train", CLUSTER]
     if "aggregation" not in changes:
         check_exact(fleet, books, done)
-    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
+    events = committed(fleet, done)
     first, last = [one["clusters"] for one in events if one["phase"] == CLUSTER]
     assert {k: v for k, v in records[-1].scores.items() if k != "guessing"} == last
     assert (last["upload"], last["uploads"]) == ("sums", DEVICES)

@@ -13,17 +13,12 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_proxy.registry import ROSTER_VALID_S
-from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
-
-
-def committed(fleet: Fleet, job: str) -> list[dict]:
-    events = fleet.store.events_after(0, job)
-    return [dict(event.data) for event in events if event.type == "exchange_committed"]
 
 
 def ledger_links(fleet: Fleet) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import read_ledger
-from tests.kits.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, committed, small_job
 
 CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))
 
@@ -34,7 +34,7 @@ def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(
     job = fleet.submit(claimed_job(pca))
     assert fleet.finish(job) == "completed"
     events = fleet.store.events_after(0, job)
-    rounds = [dict(e.data) for e in events if e.type == "exchange_committed"]
+    rounds = committed(fleet, job)
     assert [r["phase"] for r in rounds] == ["covariance", "train", "train", "train"]
     assert [r["uploads"] for r in rounds] == [6] * 4
     printed = events[-1].data["privacy"]["training"]
@@ -46,17 +46,3 @@ def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(
         assert box.ledger.spent().epsilon == pytest.approx(8.0, rel=0.02)
         # opened, four releases, closed
         assert read_ledger(box.site.state_dir / "ledger.sqlite").links == 6
-
-
-@pytest.mark.parametrize(
-    "changed", [{"accept_unproven": False}, {"allowed_methods": ("fm",)}], ids=str
-)
-def test_an_owner_who_did_not_ask_for_it_takes_no_part(
-    tmp_path: Path, changed: dict[str, object]
-) -> None:
-    fleet = Fleet(tmp_path, 6, policy=CONSENTING)
-    fleet.devices[2].site.__dict__["policy"] = CONSENTING.model_copy(update=changed)
-    job = fleet.submit(claimed_job())
-    assert fleet.finish(job) == "completed"
-    assert fleet.devices[2].ledger.spent().epsilon == 0
-    assert not fleet.devices[3].ledger.spent().proven

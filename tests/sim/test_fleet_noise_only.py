@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeveil.config.policy import Policy
 from edgeveil.protocol.tensors import unpack_tensors
-from tests.kits.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, committed, small_job
 
 
 def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Pat
     )
     assert fleet.finish(job) == "completed"
     events = fleet.store.events_after(0, job)
-    rounds = [dict(e.data) for e in events if e.type == "exchange_committed"]
+    rounds = committed(fleet, job)
     assert [(r["uploads"], r["declined"]) for r in rounds] == [(5, 1), (5, 1)]
     printed = events[-1].data["privacy"]["training"]
     assert (printed["epsilon"], printed["status"]) == (0, "proven")

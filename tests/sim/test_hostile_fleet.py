@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.protocol import effects as fx
-from tests.kits.fleet import Fleet, small_job
+from tests.kits.fleet import Fleet, committed, small_job
 from tests.sim import hostile
 from tests.sim.hostile import Attacker
 
@@ -32,8 +32,7 @@ class Outcome:
             self.attackers[0].spam = spam
         self.job = fleet.submit(JOB)
         self.status = fleet.finish(self.job)
-        events = fleet.store.events_after(0, self.job)
-        self.rounds = [dict(e.data) for e in events if e.type == "exchange_committed"]
+        self.rounds = committed(fleet, self.job)
         release = fleet.store.release(self.job)
         self.model = release.safetensors if release else b""
         self.refused = fleet.proxy.runner.refused

@@ -16,6 +16,7 @@ from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
 from edgeveil_edge.role import DeviceRole
+from tests.kits.fleet import committed
 from tests.sim.hostile import Attacker
 
 pytestmark = pytest.mark.slow
@@ -98,14 +99,10 @@ def accuracy(folder: Path, rule: dict[str, object], lie: Lie | None) -> float:
             Liar(fleet, box, lie)
         number = fleet.submit(job(rule))
         fleet.net.run(lambda: fleet.store.job(number).ended, fleet.net.now_s + 3600)
-        committed = [
-            dict(event.data)
-            for event in fleet.store.events_after(0, number)
-            if event.type == "exchange_committed"
-        ]
-        assert [one["uploads"] for one in committed] == [DEVICES] * 8
-        assert not any(one.get("refused") for one in committed)
-        return committed[-1]["accuracy"]
+        rounds = committed(fleet, number)
+        assert [one["uploads"] for one in rounds] == [DEVICES] * 8
+        assert not any(one.get("refused") for one in rounds)
+        return rounds[-1]["accuracy"]
     finally:
         fleet.close()
 

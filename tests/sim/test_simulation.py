@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.testing import PlainSealing, SimulationSeeds
+from edgeveil.testing import PlainSealing
 from tests.kits.fleet import Fleet, small_job
 
 pytestmark = pytest.mark.slow
@@ -27,19 +27,3 @@ def model(folder: Path, seed: int = 7, devices: int = 6, **options: object) -> b
 
 def test_encryption_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
     assert model(tmp_path / "plain", **PLAIN) == model(tmp_path / "encrypted")
-
-
-def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:
-    devices = [bytes([number]) * 32 for number in range(20)]
-    drawn = [SimulationSeeds(3).choose(devices, 5) for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert SimulationSeeds(4).choose(devices, 5) != drawn[0]
-
-
-def test_every_device_draws_noise_of_its_own() -> None:
-    seeds = SimulationSeeds(7)
-    streams = [seeds.noise(device) for device in (1, 2, 1)]
-    first, second, again = (stream(64) for stream in streams)
-    assert first == again != second
-    assert streams[0](64) != first
-    assert SimulationSeeds(8).noise(1)(64) != first

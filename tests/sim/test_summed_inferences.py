@@ -16,7 +16,7 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
 from edgeveil.protocol.messages import Manifest, Unmask
 from edgeveil_cloud.store_tables import ExchangeRecord
-from tests.kits.fleet import Fleet
+from tests.kits.fleet import Fleet, committed
 from tests.sim.test_pause import Mute
 from tests.sim.test_secure_sums import (
     DEVICES,
@@ -42,8 +42,7 @@ def summed(**changes: Any) -> Job:
 
 def averages(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
     """What the cloud's events tell, by exchange."""
-    events = fleet.store.events_after(0, done)
-    rounds = [dict(event.data) for event in events if event.type == "exchange_committed"]
+    rounds = committed(fleet, done)
     return {one["exchange"]: one["mean_softmax"] for one in rounds if one["mean_softmax"]}
 
 

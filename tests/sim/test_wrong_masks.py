@@ -27,7 +27,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.tensors import masked_segment
 from edgeveil_edge.role import DeviceRole
-from tests.kits.fleet import Fleet
+from tests.kits.fleet import Fleet, committed
 from tests.sim.hostile import Attacker
 from tests.sim.test_secure_sums import (
     LIMITS,
@@ -211,7 +211,7 @@ def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path: Path, bad: int
 def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path: Path) -> None:
     fleet, done, _ = attacked(tmp_path, "garbage", 1)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
+    events = committed(fleet, done)
     assert len(events) == 4
     for event in events:
         assert event["uploads"] == 0
