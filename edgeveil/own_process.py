@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -21,7 +20,6 @@ from edgeveil.errors import DataError, EdgeVeilError
 REPLY_BYTES = 1 << 29
 _HEAD_BYTES = 1 << 14
 _TEXT_CHARACTERS = 2000
-_READ_BYTES = 1 << 20
 _own = False
 
 
@@ -43,57 +41,31 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
     (ModuleNotFoundError where a library is missing), or, at `where`, that the process ended or did
     not end within `limit_s` seconds. What comes back was in the hands of the code that ran there.
     """
-    ours, theirs = os.pipe()
-    command = [sys.executable, "-P", "-m", "edgeveil.own_process", target, str(theirs)]
-    try:
+    with tempfile.TemporaryFile() as answer:
+        command = [sys.executable, "-P", "-m", "edgeveil.own_process", target]
         process = subprocess.Popen(
-            command,
+            [*command, str(answer.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # what the code prints is no output of ours
-            pass_fds=[theirs],
+            pass_fds=[answer.fileno()],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-    finally:
-        os.close(theirs)
-    try:
-        if process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin as stream:
-                stream.write(request)
-        reply = _reply(ours, time.monotonic() + limit_s)
-    except TimeoutError:
-        fix = "let it be loaded and run without waiting for anything"
-        raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
-    finally:
-        os.close(ours)
-        with suppress(ProcessLookupError):  # those that it started too
-            os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-    if reply is None:
-        # Killed: by us, as it had ended already.
-        how = f" ({signal.Signals(-code).name})" if code < 0 and code != -signal.SIGKILL else ""
+        try:
+            process.communicate(request, limit_s)
+        except subprocess.TimeoutExpired:
+            fix = "let it be loaded and run without waiting for anything"
+            raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
+        finally:
+            with suppress(ProcessLookupError):  # those that it started too
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        answer.seek(0)
+        size, reply = int.from_bytes(answer.read(8), "big"), answer.read(REPLY_BYTES)
+    if size != len(reply) or not reply:
+        how = f" ({signal.Signals(-code).name})" if code < 0 else ""
         raise DataError(f"ended the process that it ran in{how}", where=where)
     return _result(reply, where)
-
-
-def _reply(descriptor: int, end_s: float) -> bytes | None:
-    """Head and body, up to the end; None where the process ended first. Raises TimeoutError."""
-    found = bytearray()
-    with selectors.DefaultSelector() as ready:
-        ready.register(descriptor, selectors.EVENT_READ)
-        while True:
-            remaining_s = end_s - time.monotonic()
-            if remaining_s <= 0 or not ready.select(remaining_s):
-                raise TimeoutError
-            piece = os.read(descriptor, _READ_BYTES)
-            found += piece
-            size = int.from_bytes(found[:8], "big")
-            if len(found) >= 8 and size > REPLY_BYTES:
-                return None
-            if len(found) >= 8 + size and len(found) >= 8:
-                return bytes(found[8 : 8 + size])
-            if not piece:
-                return None
 
 
 def _result(reply: bytes, where: str) -> bytes:

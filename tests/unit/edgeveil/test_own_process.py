@@ -61,8 +61,7 @@ def forges(_request: bytes) -> bytes:
 
 def floods(_request: bytes) -> bytes:
     os.write(int(sys.argv[2]), b"\xff" * 4096)
-    signal.pause()
-    return b""
+    os._exit(0)
 
 
 def apart(name: str, request: bytes = b"", limit_s: float = LONG_S) -> bytes:
