@@ -34,16 +34,11 @@ def follow(place: Place) -> None:
     _here.set(place)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
+def _event(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     here = _here.get()
     # What begins with an underscore is a library's own: Ray puts a time of its own into all lines.
     own = {k: v for k, v in record.__dict__.items() if k not in _STANDARD and k[0] != "_"}
-    return {"job": here.job, "round": here.round, **own}
-
-
-def _event(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
-    """The line's event and its fields."""
-    text, fields = record.getMessage(), _fields(record)
+    text, fields = record.getMessage(), {"job": here.job, "round": here.round, **own}
     if record.name.split(".")[0] == OURS:
         return text, fields
     # Of a library the first line alone: what follows may quote an exception, and that may quote

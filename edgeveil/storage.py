@@ -128,7 +128,7 @@ class SqliteFile:
         except EdgeVeilError:
             raise  # told already
         except _FAULTS as error:
-            why = "its disk is full" if self._lacks_room(error) else error
+            why = "its disk is full" if lacks_room(error, Path(self._path)) else error
             raise self._error(
                 f"{self._name} cannot be {what}: {why}", where=str(self._path), fix=self._fix(error)
             ) from error
@@ -138,10 +138,8 @@ class SqliteFile:
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
-            what, fix = (
-                f"{self._name} cannot be used: {error.strerror}",
-                "check its folder's rights",
-            )
+            what = f"{self._name} cannot be used: {error.strerror}"
+            fix = "check its folder's rights"
             raise self._error(what, where=str(self._path), fix=fix) from error
 
     def _prepare(
@@ -199,16 +197,14 @@ class SqliteFile:
     def _is_empty(self) -> bool:
         return self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
-    def _lacks_room(self, error: Exception) -> bool:
-        return lacks_room(error, Path(self._path))
-
     def _fix(self, error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):
             return self._damaged_fix
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
             return "check the disk and the file's rights"
-        primary = sqlite3.SQLITE_FULL if self._lacks_room(error) else code & _PRIMARY
+        full = lacks_room(error, Path(self._path))
+        primary = sqlite3.SQLITE_FULL if full else code & _PRIMARY
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged_fix
         return _FIXES.get(primary, "check the disk and the file's rights")
