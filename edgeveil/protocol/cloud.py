@@ -116,21 +116,9 @@ class RosterRefused:
 
 def job_of(task: object) -> bytes | None:
     """The job that a task of the cloud's is about."""
-    match task:
-        case (
-            cj.SealJob(job_id)
-            | cj.SealRelease(job_id)
-            | SealPublication(job_id)
-            | cj.SealRound(job_id)
-        ):
-            return job_id
-        case cj.OpenArrived(batch) | cj.TakeBatch(batch):
-            return batch.at.job_id
-        case cj.Absorb(at=at) | cj.TakeChecks(at) | cj.TakeMasks(at) | CountReports(at):
-            return at.job_id
-        case tr.GrantPut(job_id=job_id):
-            return job_id
-    return None
+    at = getattr(getattr(task, "batch", task), "at", None)
+    found: bytes | None = getattr(task, "job_id", None) if at is None else at.job_id
+    return found
 
 
 class RosterArrival:

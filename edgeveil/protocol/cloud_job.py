@@ -236,9 +236,7 @@ class CloudSettings:
 
 
 def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
-    if cell:
-        return f"{what}/{job_id.hex()}/{cell}"
-    return f"{what}/{job_id.hex()}" if job_id else what
+    return "/".join([what, job_id.hex(), cell]).rstrip("/")
 
 
 BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
@@ -665,7 +663,7 @@ class CellCourse:
 
     def come(self) -> list[fx.Effect]:
         self.stand = Stand.CAME
-        return [self.home.cancel("resend"), self.home.cancel("watchdog")]
+        return self.rest()
 
     def go(self, reason: str) -> list[fx.Effect]:
         self.stand, self.reason = Stand.GONE, reason
@@ -1080,7 +1078,6 @@ class JobCourse:
         return [*out, *cell.come(), *self._move()]
 
     def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
-        out = out
         if cell.batch is None or not self.takes(cell.cell, cell.batch):
             return out
         return [*out, *cell.come(), *self._move()]

@@ -200,21 +200,14 @@ class Fetches:
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
             new = tr.Fetch[m.BroadcastHeader](offer, header, limit_bytes, beside=beside)
             return self.under_way.setdefault(header.blob.digest, new)
-        stanzas, stream = header.pieces
-        if not self.has(header):
-            bucketed = header.buckets > 1
+        stanzas = header.pieces[0]
+        for piece in () if self.has(header) else header.pieces:
+            bucketed, stream = piece == stanzas and header.buckets > 1, piece != stanzas
             mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
-            self.under_way[stanzas.digest] = tr.Fetch[m.BroadcastHeader](
-                offer,
-                header,
-                limit_bytes,
-                blob=stanzas,
-                only=frozenset(mine) if mine else None,
-                beside=beside and stanzas.size_bytes >= tr.LEAST_BYTES and not bucketed,
-            )
-            large = beside and stream.size_bytes >= tr.LEAST_BYTES
-            self.under_way[stream.digest] = tr.Fetch[m.BroadcastHeader](
-                offer, header, limit_bytes, blob=stream, idle=True, beside=large
+            large = beside and piece.size_bytes >= tr.LEAST_BYTES and not bucketed
+            only = frozenset(mine) or None
+            self.under_way[piece.digest] = tr.Fetch[m.BroadcastHeader](
+                offer, header, limit_bytes, blob=piece, idle=stream, only=only, beside=large
             )
         return self.under_way.get(stanzas.digest)
 

@@ -8,7 +8,8 @@ nothing that computes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -136,18 +137,14 @@ class MaskChecks:
 
     def of_seed(self, seed: MaskSeed) -> bytes:
         """Return the checks of a seed's masks, 8 bytes for each masked group."""
-        return b"".join(_word(one.check_of_mask(seed)) for one in self._factors)
+        return b"".join(one.check_of_mask(seed).to_bytes(CHECK_BYTES) for one in self._factors)
 
     def of_masked(self, packed: Sequence[bytes | memoryview]) -> bytes:
         pairs = zip(self._vectors, self._factors, packed, strict=True)
         return b"".join(
-            _word(factors.check_of_masked(Vector.from_bytes(one.ring, bytes(raw))))
+            factors.check_of_masked(Vector.from_bytes(one.ring, bytes(raw))).to_bytes(CHECK_BYTES)
             for one, factors, raw in pairs
         )
-
-
-def _word(check: int) -> bytes:
-    return check.to_bytes(CHECK_BYTES)
 
 
 def mask_checks(
@@ -164,7 +161,7 @@ def exact_sums(
     if len(masks) != sum(one.ring.byte_count for one in vectors):
         raise ProtocolError("wrong_mask_sums")
     result = {}
-    for one, total, removed in zip(vectors, totals, _vectors(vectors, masks), strict=True):
+    for one, total, removed in zip(vectors, totals, unpacked_vectors(vectors, masks), strict=True):
         numbers = unmasked(total, removed, check.key, one.use, check.bits(one.ring))
         if numbers is None:
             raise ProtocolError("wrong_mask_sums")
@@ -177,12 +174,6 @@ def packed_vectors(totals: Sequence[Vector]) -> bytes:
 
 
 def unpacked_vectors(vectors: Sequence[MaskedVector], raw: bytes) -> list[Vector]:
-    return list(_vectors(vectors, raw))
-
-
-def _vectors(vectors: Sequence[MaskedVector], raw: bytes) -> Iterator[Vector]:
-    start = 0
-    for one in vectors:
-        end = start + one.ring.byte_count
-        yield Vector.from_bytes(one.ring, raw[start:end])
-        start = end
+    ends = list(accumulate(one.ring.byte_count for one in vectors))
+    parts = zip(vectors, [0, *ends], ends, strict=False)
+    return [Vector.from_bytes(one.ring, raw[start:end]) for one, start, end in parts]

@@ -20,9 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -69,8 +69,7 @@ class ClaimBookError(EdgeVeilError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class HeldClaim:
+class HeldClaim(NamedTuple):
     """`device` is the id that used it; `issued` counts its certificates, `approved` says whether
     the operator has admitted it."""
 
@@ -79,12 +78,7 @@ class HeldClaim:
     expires_s: float
     device: str | None
     issued: int
-    approved: bool
-
-
-def _held(row: tuple[bytes, str, float, str | None, int, int]) -> HeldClaim:
-    key, name, expires_s, device, issued, approved = row
-    return HeldClaim(key, name, expires_s, device, issued, bool(approved))
+    approved: int
 
 
 class ClaimBook:
@@ -128,7 +122,7 @@ class ClaimBook:
     def all(self) -> list[HeldClaim]:
         with self._file.guard() as db:
             rows = db.execute("SELECT * FROM claim ORDER BY name").fetchall()
-        return [_held(row) for row in rows]
+        return [HeldClaim(*row) for row in rows]
 
     def withdraw(self, name: str) -> None:
         with self._file.transaction() as db:
@@ -155,7 +149,7 @@ class ClaimBook:
             row = db.execute("SELECT * FROM claim WHERE key = ?", (key,)).fetchone()
             if row is None:
                 raise ClaimError("the claim is unknown")
-            found = _held(row)
+            found = HeldClaim(*row)
             if found.device is None and found.expires_s <= self._now_s():
                 raise ClaimError("the claim has expired")
             if found.device not in (None, device):
@@ -174,7 +168,7 @@ class ClaimBook:
             row = db.execute(query, (device,)).fetchone()
         if row is None:
             raise ClaimError("the device has used no claim")
-        return _held(row)
+        return HeldClaim(*row)
 
     def next_issue(self, key: bytes, device: str) -> int:
         """The number of the device's next certificate, over all its claims; then it is taken.

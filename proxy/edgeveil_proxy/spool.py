@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -128,7 +128,7 @@ class Spool:
                 for name in self._counted_on:
                     self._files.sync(name)
         except BaseException:
-            self._files.keep_dropped()
+            self._files.dropped.clear()
             raise
         finally:
             self._together = False
@@ -178,7 +178,7 @@ class Spool:
                 )
                 self._forget_uploads(db, at)
                 if pieces:
-                    self._files.spare(uploads_of(at))
+                    self._files.dropped.discard(uploads_of(at))
                     self._files.close(uploads_of(at))
                     self._streams.pop(uploads_of(at), None)
             case rounds.UploadsDropped(at=at):
@@ -191,12 +191,12 @@ class Spool:
                 if isinstance(item, rounds.RoundDropped):
                     _run(db, "DELETE FROM uploads", at)
                 _run(db, _DELIVERED, at)
-                self._files.drop(uploads_of(at))
-                self._files.drop(batch_of(at))
+                self._files.dropped.add(uploads_of(at))
+                self._files.dropped.add(batch_of(at))
             case broadcasts.BroadcastDropped(digest=digest):
-                self._files.drop(arriving_of(digest))
+                self._files.dropped.add(arriving_of(digest))
                 if not db.execute("SELECT 1 FROM kept WHERE digest = ?", (digest,)).fetchone():
-                    self._files.drop(kept_of(digest))
+                    self._files.dropped.add(kept_of(digest))
             case broadcasts.ReleaseReplaced(digest=digest):
                 self._drop_kept(db, "digest = ?", digest)
             case broadcasts.JobEnded(job_id=job_id, note=note):
@@ -208,7 +208,7 @@ class Spool:
 
     def _forget_uploads(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
         _run(db, "UPDATE uploads SET slot = -1, digest = x'', seed = x''", at)
-        self._files.drop(uploads_of(at))
+        self._files.dropped.add(uploads_of(at))
 
     def _forget(self) -> None:
         """The write-ahead log still holds the pages from before: who sent which upload."""
@@ -316,7 +316,7 @@ class Spool:
             (header.blob.digest, job_id, kind, _encode(kept.signed), _raw(kept.key)),
         )
         self._files.close(arriving_of(header.blob.digest))
-        self._files.spare(kept_of(header.blob.digest))
+        self._files.dropped.discard(kept_of(header.blob.digest))
 
     def _drop_key(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
         """A committed round takes no more seeds; the next one's may be there already."""
@@ -328,15 +328,15 @@ class Spool:
 
     def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes | str) -> None:
         for (digest,) in db.execute(f"SELECT digest FROM kept WHERE {which}", values):  # noqa: S608 - constants
-            self._files.drop(kept_of(digest))
+            self._files.dropped.add(kept_of(digest))
         db.execute(f"DELETE FROM kept WHERE {which}", values)  # noqa: S608 - constants
 
     def _drop_rounds(self, db: sqlite3.Connection, job_id: bytes) -> None:
         for table in ("uploads", "batches"):
             where = f"FROM {table} WHERE job = ?"
             for key in db.execute(f"SELECT DISTINCT job, round, attempt {where}", (job_id,)):
-                self._files.drop(uploads_of(m.ExchangeId(*key)))
-                self._files.drop(batch_of(m.ExchangeId(*key)))
+                self._files.dropped.add(uploads_of(m.ExchangeId(*key)))
+                self._files.dropped.add(batch_of(m.ExchangeId(*key)))
             db.execute(f"DELETE {where}", (job_id,))
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: m.Note) -> None:
@@ -492,12 +492,11 @@ class BroadcastSink:
         return b""
 
 
-def uploads_of(at: m.ExchangeId) -> str:
-    return f"uploads-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
+def _of_round(what: str) -> Callable[[m.ExchangeId], str]:
+    return lambda at: f"{what}-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
 
 
-def batch_of(at: m.ExchangeId) -> str:
-    return f"batch-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
+uploads_of, batch_of = _of_round("uploads"), _of_round("batch")
 
 
 def arriving_of(digest: bytes) -> str:
@@ -516,7 +515,7 @@ class SpoolFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open: dict[str, int] = {}
         self._dirty: set[str] = set()
-        self._dropped: set[str] = set()
+        self.dropped: set[str] = set()  # to be removed
         self._made = False
 
     def path(self, name: str) -> Path:
@@ -542,18 +541,9 @@ class SpoolFiles:
             sync_folder(self.folder)
             self._made = False
 
-    def drop(self, name: str) -> None:
-        self._dropped.add(name)
-
-    def spare(self, name: str) -> None:
-        self._dropped.discard(name)
-
-    def keep_dropped(self) -> None:
-        self._dropped.clear()
-
     def remove_dropped(self) -> set[str]:
         """Remove what was dropped; the names."""
-        gone, self._dropped = self._dropped, set()
+        gone, self.dropped = self.dropped, set()
         for name in gone:
             self.close(name)
             with suppress(FileNotFoundError):
