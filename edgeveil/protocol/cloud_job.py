@@ -627,11 +627,6 @@ class CellCourse:
         self.shortfall: m.Shortfall | None = None
 
     @property
-    def batch(self) -> m.Batch | None:
-        """Its batch, once it is whole."""
-        return self.arrival.whole_batch
-
-    @property
     def awaited(self) -> bool:
         return self.stand in (Stand.OFFERED, Stand.HELD, Stand.ASKED)
 
@@ -760,6 +755,7 @@ class JobCourse:
     def __init__(self, start: StartJob, cells: list[Cell], ends: list[RepeatedNotes]) -> None:
         """`cells` have this job's timers; the end of the job is told to `ends`."""
         self.start, self._ends, self._settings = start, ends, cells[0].settings
+        self.job_id = start.job_id
         self.state = CLOUD_STATES.start
         self.exchange, self.attempt = start.exchange, start.attempt
         self.retries_left = start.retries
@@ -767,10 +763,6 @@ class JobCourse:
         self._announce_again = False
         alone = len(cells) == 1
         self.cells = {cell.name: CellCourse(cell, alone=alone) for cell in cells}
-
-    @property
-    def job_id(self) -> bytes:
-        return self.start.job_id
 
     @property
     def at(self) -> m.ExchangeId:
@@ -1078,7 +1070,8 @@ class JobCourse:
         return [*out, *cell.come(), *self._move()]
 
     def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
-        if cell.batch is None or not self.takes(cell.cell, cell.batch):
+        batch = cell.arrival.whole_batch
+        if batch is None or not self.takes(cell.cell, batch):
             return out
         return [*out, *cell.come(), *self._move()]
 
@@ -1141,7 +1134,8 @@ class JobCourse:
         if held and not offered and self._may("held"):
             self._step("held")
             out.append(self._report("held", round=self.exchange))
-        batches = {one.cell: one.batch for one in came if one.batch is not None}
+        wholes = {one.cell: one.arrival.whole_batch for one in came}
+        batches = {cell: batch for cell, batch in wholes.items() if batch is not None}
         uploads = sum(batch.uploads for batch in batches.values())
         if offered or held:
             asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]

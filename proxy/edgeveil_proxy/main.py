@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil import logs
-from edgeveil.config.proxy import ClaimDeskSettings, ProxySite
+from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SIGNATURE_BYTES, SigningKey, sign, verify
 from edgeveil.crypto.labels import PROXY_RUNS
 from edgeveil.errors import BrokerError, UsageError
@@ -38,7 +38,7 @@ from edgeveil.transport.health import (
 )
 from edgeveil.transport.http import Route
 from edgeveil.transport.http_server import HttpServer
-from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkSettings, Topics
+from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
 from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
@@ -50,8 +50,6 @@ from edgeveil_proxy.role import LOG, ProxyRole, build
 if TYPE_CHECKING:
     from edgeveil.config.links import BrokerLink
     from edgeveil.transport.blob_client import BlobClient
-    from edgeveil.transport.blob_store import StoreBeside
-    from edgeveil.trust.bundle import HeldTrust
     from edgeveil.trust.watch import TrustWatch
     from edgeveil_proxy.claims import ClaimLink
 
@@ -70,22 +68,8 @@ class _ProxyProcess:
         self.site, self._at = site, ListenAt.of(site.http)
         self._folder = OwnFolder(site.state_dir)
         topics = Topics(site.cell)
-        self.edge = RuntimeLink(
-            self._link(site.edge_broker),
-            [topics.devices_up],
-            fx.AllDevices(),
-            topics.of_proxy,
-            topics.sender_of,
-            site.edge_broker.links,
-        )
-        self.cloud = RuntimeLink(
-            self._link(site.cloud_broker),
-            [topics.cloud_out],
-            fx.CloudAddress(),
-            topics.of_proxy,
-            topics.sender_of,
-            site.cloud_broker.links,
-        )
+        self.edge = self._link(site.edge_broker, topics.devices_up, fx.AllDevices())
+        self.cloud = self._link(site.cloud_broker, topics.cloud_out, fx.CloudAddress())
         self.alone = AloneInCell(site, lambda: self.proxy.machine.signer.key)
         self.metrics = Metrics()
         self.runtime: Runtime
@@ -93,14 +77,26 @@ class _ProxyProcess:
         self.links = {"edge": self.edge, "cloud": self.cloud}
         self.metrics.registry.register(Linked(self.runtime, self.links))
         self.metrics.registry.register(StateDisk(site.state_dir))
-        self.claims = self._claim_desk(site.claims) if site.claims else None
-        self.trust = self._trust_watch(self.proxy.trust) if self.proxy.trust else None
-        if self.trust is not None:
+        self.claims: ClaimLink | None = None
+        if site.claims is not None:
+            from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded
+
+            conduct, signer = self.proxy.conduct, lambda: self.proxy.machine.signer.key
+            self.claims = ClaimLink(site, site.claims, signer, conduct.refused)
+        self.trust: TrustWatch | None = None
+        if self.proxy.trust is not None:
+            from edgeveil.trust.watch import TrustWatch
+
+            self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG)
             self.metrics.registry.register(self.trust)
         self.health = Health(
             {
                 **({"trust": self.trust.healthy} if self.trust else {}),
-                **({"devices_file": self._plan_taken} if site.devices_file else {}),
+                **(
+                    {"devices_file": lambda: not self.proxy.plan_problem}
+                    if site.devices_file
+                    else {}
+                ),
                 "edge_broker": lambda: self.edge.connected or LINK_DOWN,
                 "cloud_broker": lambda: self.cloud.connected or LINK_DOWN,
                 "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
@@ -117,12 +113,19 @@ class _ProxyProcess:
             site, self._at, self.proxy, self.runtime, self.health, self.links, self.claims
         )
 
-    def _link(self, broker: BrokerLink) -> LinkSettings:
-        limits, name = self.site.limits, Topics(self.site.cell).proxy_id
-        return link_settings(broker, name, limits.packet_bytes, backoff_cap_s=SERVER_BACKOFF_CAP_S)
+    def _link(self, broker: BrokerLink, topic: str, peer: fx.Address) -> RuntimeLink:
+        packet_bytes, topics = self.site.limits.packet_bytes, Topics(self.site.cell)
+        settings = link_settings(
+            broker, topics.proxy_id, packet_bytes, backoff_cap_s=SERVER_BACKOFF_CAP_S
+        )
+        return RuntimeLink(settings, [topic], peer, topics.of_proxy, topics.sender_of, broker.links)
 
     def _join(self, proxy: ProxyRole) -> Runtime:
-        self._blobs = self._client(proxy)
+        self._blobs: BlobClient | None = None
+        if (blobs := self.site.cloud_blobs) is not None:
+            from edgeveil.transport.blob_client import BlobClient
+
+            self._blobs = BlobClient(blobs.ca_file, proxy.spool.sink)
         host = MeteredHost(proxy.host, self.metrics, ProxyMetrics(self.metrics, proxy).watch)
         self.runtime = Runtime(
             proxy.machine,
@@ -135,25 +138,6 @@ class _ProxyProcess:
             blobs=self._blobs,
         )
         return self.runtime
-
-    def _client(self, proxy: ProxyRole) -> BlobClient | None:
-        store = self.site.cloud_blobs
-        if store is None:
-            return None
-        from edgeveil.transport.blob_client import BlobClient
-
-        return BlobClient(store.ca_file, proxy.spool.sink)
-
-    def _trust_watch(self, trust: HeldTrust) -> TrustWatch:
-        from edgeveil.trust.watch import TrustWatch
-
-        return TrustWatch(self.proxy, trust, LOG)
-
-    def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
-        from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded
-
-        signer, conduct = lambda: self.proxy.machine.signer.key, self.proxy.conduct
-        return ClaimLink(self.site, settings, signer, conduct.refused)
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         session = self.cloud if isinstance(to, fx.CloudAddress) else self.edge
@@ -176,8 +160,10 @@ class _ProxyProcess:
         try:
             sweeping = []
             if store is not None:
+                from edgeveil.transport.blob_store import sweep_forever
+
                 await store.start()
-                sweeping.append(_sweep(store))
+                sweeping.append(sweep_forever(store))
             await self.edge.connect_or_raise()
             await self.cloud.connect_or_raise()
             self.runtime.post(fx.Command("started"))
@@ -213,19 +199,10 @@ class _ProxyProcess:
         LOG.info("stopped")
         return 0
 
-    def _plan_taken(self) -> bool:
-        return not self.proxy.plan_problem
-
     async def _watch_registry(self) -> None:
         while True:
             await asyncio.sleep(ROSTER_CHECK_S)
             self.proxy.look_at_registry()
-
-
-async def _sweep(store: StoreBeside) -> None:
-    from edgeveil.transport.blob_store import sweep_forever
-
-    await sweep_forever(store)
 
 
 def _said(hop: str) -> Callable[[bool, str], None]:

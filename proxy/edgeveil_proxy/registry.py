@@ -206,7 +206,13 @@ class Registry:
             (device, sealing),
         ).fetchall()
         for known, known_sealing, active in rows:
-            _same(device, sealing, known, known_sealing)
+            if known != device:
+                fix = "enrol the device again with keys that it made itself"
+                raise EnrolmentError(f"device {known} has this sealing key already", fix=fix)
+            if known_sealing != sealing:
+                fix = "restore the device's keys, or enrol it anew with a new state_dir"
+                what = f"device {device} is known with another sealing key"
+                raise EnrolmentError(what, fix=fix)
             if active:
                 return False
         if room <= 0:
@@ -345,12 +351,3 @@ class Registry:
         with self._file.transaction() as db:
             yield db
         self._load()
-
-
-def _same(device: str, sealing: bytes, known: str, known_sealing: bytes) -> None:
-    if known != device:
-        fix = "enrol the device again with keys that it made itself"
-        raise EnrolmentError(f"device {known} has this sealing key already", fix=fix)
-    if known_sealing != sealing:
-        fix = "restore the device's keys, or enrol it anew with a new state_dir"
-        raise EnrolmentError(f"device {device} is known with another sealing key", fix=fix)

@@ -176,17 +176,11 @@ def _own_store(site: ProxySite) -> StoreBeside | None:
 
 
 def machine_settings(site: ProxySite) -> rounds.ProxySettings:
-    limits = site.limits
+    own = {"devices", "device_messages_per_s"}  # limits of the role, not of the machine
     return rounds.ProxySettings(
-        packet_bytes=limits.packet_bytes,
-        blob_bytes=limits.blob_bytes,
-        upload_bytes=limits.upload_bytes,
-        spool_bytes=limits.spool_bytes,
-        cache_bytes=limits.cache_bytes,
-        hellos_per_s=limits.hellos_per_s,
+        **site.limits.model_dump(exclude=own),
         cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
         min_batch_floor=site.min_batch_floor,
-        lot_bytes=limits.lot_bytes,
         beside_bytes=LEAST_BYTES if site.blobs else 0,
         blob_urls=site.cloud_blobs.urls if site.cloud_blobs else (),
     )

@@ -205,18 +205,3 @@ def test_a_short_round_s_stream_goes_with_its_uploads(path: Path) -> None:
         held(spool, slot)
     assert spool.streamed(lot(uploads, 0, 2), backwards).name != name
     spool.close()
-
-
-def test_a_new_process_begins_another_stream_of_all(path: Path) -> None:
-    spool = Spool(path)
-    for slot in range(4):
-        held(spool, slot)
-    uploads = [(slot, ONLY) for slot in range(4)]
-    first = spool.streamed(lot(uploads, 0, 2), backwards)
-    again = Spool(path)
-    again.load()
-    second = again.streamed(lot(uploads, 0, 4), backwards)
-    assert second.name != first.name
-    assert second.data[0 : len(second.data)] == masked_of([3, 2, 1, 0])
-    spool.close()
-    again.close()

@@ -145,25 +145,6 @@ def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason:
     assert shown["refused"] == {reason: 1000}
 
 
-def test_each_identity_has_its_counts_and_the_most_refused_come_first() -> None:
-    scene = Scene(**STRICT)
-    scene.admitted = {A.id}
-    scene.misbehave(B, 2)
-    scene.misbehave(A, 4, "forged")
-    scene.taken(A, 10)
-    assert scene.conduct.refused_by_device()[:1] == [
-        {
-            "device": A.id,
-            "enrolled": True,
-            "refused": {"forged": 4, "cooling_down": 10},
-            "cooling_down_s": 20.0,
-            "cool_downs": 1,
-        }
-    ]
-    shown = scene.conduct.refused_by_device()
-    assert [(one["device"], one["enrolled"]) for one in shown] == [(A.id, True), (B.id, False)]
-
-
 def test_identities_that_nobody_admitted_take_little_room_and_no_page() -> None:
     scene = Scene()
     scene.admitted = {A.id}

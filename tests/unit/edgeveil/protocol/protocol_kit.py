@@ -149,6 +149,10 @@ def bodies(effects: list[fx.Effect], kind: type[T]) -> list[T]:
     return [body for body in found if isinstance(body, kind)]
 
 
+def acks(effects: list[fx.Effect]) -> list[tuple[str, str]]:
+    return [(ack.status, ack.reason) for ack in bodies(effects, m.Ack)]
+
+
 def headers(effects: list[fx.Effect]) -> list[Any]:
     """Without the proof in a job's, which its signer adds."""
     found = [m.decode_header(message.header) for message in messages(effects, m.Offer)]

@@ -10,7 +10,7 @@ import protocol_kit as kit
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.messages import Manifest, Message, PeerKeys
+from edgeveil.protocol.messages import Hello, Manifest, Message, PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
 from edgeveil.protocol.proxy_uploads import UploadPart
@@ -116,6 +116,18 @@ def says(
     machine: ProxyMachine, who: kit.Member, message: Message, now_s: float = 0.0
 ) -> list[fx.Effect]:
     return machine.handle(fx.MessageReceived(fx.DeviceAddress(who.id), message), now_s)
+
+
+def hello(machine: ProxyMachine, who: kit.Member, now_s: float = 0.0) -> list[fx.Effect]:
+    return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
+
+
+def part_by_part(machine: ProxyMachine, header: Any, data: bytes) -> list[Any]:
+    """The cloud's broadcast comes in parts; what all devices hear of it."""
+    out = cloud_says(machine, kit.offer(header))
+    for part in kit.parts_of(header, data):
+        out += cloud_says(machine, part)
+    return to_devices(out)
 
 
 def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:

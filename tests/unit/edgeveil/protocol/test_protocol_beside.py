@@ -288,15 +288,6 @@ def test_nobody_says_that_anothers_upload_lies_there():
     assert kit.refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
 
 
-def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
-    machine, header = large_round()
-    (grant,) = kit.tasks(put_offer(machine, header))
-    out = machine.handle(fx.WorkDone(grant, fx.WorkFailed("x")), 0.0)
-    assert "store_failed" in kit.reports(out)
-    (need,) = kit.messages(put_offer(machine, header), m.Need)
-    assert need.blob == header.blob.digest
-
-
 def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
     machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
     machine.hold_work = True

@@ -41,16 +41,6 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     assert record in kit.headers(out)
 
 
-def test_a_batch_may_come_before_the_acknowledgement():
-    machine = cb.cloud()
-    cb.start(machine)
-    cb.broadcast(machine, cj.SealJob(kit.JOB))
-    header, _ = cb.seal(machine, cj.SealRound(kit.JOB, 1, 1))
-    assert kit.tasks(cb.hand_over(machine)) == [cj.Absorb({"": cb.batch()[0]})]
-    assert cb.receive(machine, ack(header)) == []
-    assert kit.tasks(cb.absorb(machine)) == [cj.SealRound(kit.JOB, 2, 1)]
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -222,4 +222,4 @@ def test_a_proxy_speaks_for_its_own_cell_alone():
     header, data = of_cell(SOUTH)
     out = hear(machine, NORTH, kit.offer(header, data, PROXIES[SOUTH]))
     assert [one.reason for one in kit.of(out, fx.Refuse)] == ["forged"]
-    assert machine.courses[kit.JOB].cells[NORTH].batch is None
+    assert machine.courses[kit.JOB].cells[NORTH].arrival.whole_batch is None

@@ -199,20 +199,6 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
     assert kit.stored(cb.fire(machine, "watchdog"))[0].status == "paused"
 
 
-@pytest.mark.parametrize("keys", [b"", bytes(32 * 100)])
-def test_a_roster_of_any_size_is_kept(keys):
-    machine = cb.cloud()
-    header = m.Roster(1, describe(keys, kit.PART_BYTES))
-    inline = len(keys) < 1000
-    out = cb.receive(machine, kit.offer(header, keys if inline else b"", kit.PROXY))
-    pieces = [] if inline else kit.parts_of(header, keys)
-    for index, piece in enumerate(pieces):
-        if index == 2:  # the proxy's offer comes again in between
-            cb.receive(machine, kit.offer(header, b"", kit.PROXY))
-        out = cb.receive(machine, piece)
-    assert kit.stored(out) == [cl.RosterKept(1, keys)]
-
-
 def test_an_older_roster_cannot_bring_a_revoked_device_back():
     machine, old, new = cb.cloud(), bytes(96), bytes(64)
     cb.receive(machine, kit.offer(m.Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY))

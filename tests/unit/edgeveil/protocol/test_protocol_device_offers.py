@@ -355,9 +355,3 @@ def test_what_it_has_begun_it_ends_before_it_goes():
     assert kit.bodies(out, m.Bye) == []
     assert machine.state is dr.DeviceState.UPLOADING
     assert kit.bodies(db.fire(machine, "deadline"), m.Bye) == [m.Bye(db.ME.id)]
-
-
-def test_a_device_that_is_away_says_nothing() -> None:
-    machine = db.device()
-    machine.handle(fx.Command("leave"), 0.0)
-    assert machine.handle(fx.PeerSilent(fx.ProxyAddress()), 0.0) == []

@@ -7,7 +7,7 @@ import protocol_kit as kit
 import pytest
 from device_bench import MODEL, PACKAGE, device, done, fire, receive, snapshot, work_on
 from protocol_kit import at
-from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
+from proxy_bench import FLEET, cloud_says, hello, part_by_part, proxy, says
 
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
@@ -262,17 +262,9 @@ PUSHED = list(parts(LONGER.pieces[0], STANZAS))
 PULLED = list(parts(LONGER.pieces[1], LONG[len(STANZAS) :]))
 
 
-def brought(machine, header, data):
-    """The cloud's broadcast, part by part; what devices hear of it."""
-    out = cloud_says(machine, kit.offer(header))
-    return to_devices(
-        out + [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
-    )
-
-
 def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
     machine = proxy()
-    assert brought(machine, LONGER, LONG) == [kit.offer(LONGER), *PUSHED]
+    assert part_by_part(machine, LONGER, LONG) == [kit.offer(LONGER), *PUSHED]
     asked = m.Need(LONGER.pieces[1].digest, (0, 2))
     assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart) == [PULLED[0], PULLED[2]]
     late = m.Need(LONGER.pieces[0].digest, (0,))
@@ -390,21 +382,12 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
     assert kit.stored(out) == [LateRecord(at(), "counted")]
 
 
-def brought_of_records(machine, commit, data):
-    """What devices hear of it."""
-    out = cloud_says(machine, kit.offer(commit))
-    return to_devices(
-        out + [e for part in kit.parts_of(commit, data) for e in cloud_says(machine, part)]
-    )
-
-
 def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
     machine = proxy(ended_kept=2)
     commit, data = record()
-    brought_of_records(machine, commit, data)
+    part_by_part(machine, commit, data)
     cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
-    hello = FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3))
-    assert kit.messages(says(machine, FLEET[0], hello), m.Offer) == []
+    assert kit.messages(hello(machine, FLEET[0]), m.Offer) == []
     asked = m.Need(commit.pieces[0].digest, (0,))
     assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
     for number in range(2):

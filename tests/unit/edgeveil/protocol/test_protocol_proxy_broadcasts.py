@@ -21,10 +21,6 @@ LONG = bytes(range(256)) * 20
 ME = pb.FLEET[0]
 
 
-def acks(effects):
-    return [(ack.status, ack.reason) for ack in kit.bodies(effects, m.Ack)]
-
-
 def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
     header = kit.manifest(pb.MODEL)
     sent = kit.offer(header, pb.MODEL)
@@ -77,7 +73,7 @@ def test_the_same_broadcast_again_is_acknowledged_and_not_passed_on():
     machine = pb.proxy()
     pb.open_round(machine)
     out = pb.open_round(machine)
-    assert acks(out) == [("held", "")] and pb.to_devices(out) == [] and kit.stored(out) == []
+    assert kit.acks(out) == [("held", "")] and pb.to_devices(out) == [] and kit.stored(out) == []
 
 
 def test_a_second_manifest_for_an_attempt_is_refused():
@@ -85,7 +81,9 @@ def test_a_second_manifest_for_an_attempt_is_refused():
     pb.open_round(machine)
     fork = msgspec.structs.replace(kit.manifest(pb.MODEL), commitment=b"z" * 32)
     out = pb.cloud_says(machine, kit.offer(fork, pb.MODEL))
-    assert kit.refused(out) == ["forked_manifest"] and acks(out) == [("refused", "forked_manifest")]
+    assert kit.refused(out) == ["forked_manifest"] and kit.acks(out) == [
+        ("refused", "forked_manifest")
+    ]
     assert pb.to_devices(out) == [] and kit.stored(out) == []
 
 
@@ -107,7 +105,7 @@ def test_a_round_that_may_not_open_is_refused(header, reason):
         header = msgspec.structs.replace(header, at=_later(header.at))
     before = dict(machine.memory.kept)
     out = pb.cloud_says(machine, kit.offer(header, pb.MODEL))
-    assert kit.refused(out) == [reason] and acks(out) == [("refused", reason)]
+    assert kit.refused(out) == [reason] and kit.acks(out) == [("refused", reason)]
     assert pb.to_devices(out) == [] and machine.memory.kept == before
 
 
@@ -203,7 +201,7 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
         and machine.memory.kept == {}
     )
     again = pb.cloud_says(machine, note)
-    assert acks(again) == acks(out) == [("held", "")] and pb.to_devices(again) == []
+    assert kit.acks(again) == kit.acks(out) == [("held", "")] and pb.to_devices(again) == []
 
 
 def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
@@ -265,7 +263,7 @@ def test_a_job_is_refused_before_its_first_round_for_what_comes_later(before, jo
         pb.cloud_says(machine, one)
     kept = dict(machine.memory.kept)
     out = pb.cloud_says(machine, kit.offer(job, b"job"))
-    assert kit.refused(out) == [reason] and acks(out) == [("refused", reason)]
+    assert kit.refused(out) == [reason] and kit.acks(out) == [("refused", reason)]
     assert machine.memory.kept == kept and pb.to_devices(out) == []
 
 
@@ -284,7 +282,7 @@ def test_a_job_whose_release_will_be_taken_is_announced(before, job):
     for one in before:
         pb.cloud_says(machine, one)
     out = pb.cloud_says(machine, kit.offer(job, b"job"))
-    assert acks(out) == [("held", "")] and job.blob.digest in machine.memory.kept
+    assert kit.acks(out) == [("held", "")] and job.blob.digest in machine.memory.kept
 
 
 def reading_trust():
@@ -304,14 +302,14 @@ def test_a_job_waits_until_the_roots_word_that_came_before_it_is_read():
     assert pb.cloud_says(machine, announced) == []
     keys = m.PeerKeys(kit.CLOUD.key.public(), kit.PROXY.key.public(), RELEASES.key.public())
     machine.handle(fx.WorkDone(task, keys), 0.0)
-    assert acks(pb.cloud_says(machine, announced)) == [("held", "")]
+    assert kit.acks(pb.cloud_says(machine, announced)) == [("held", "")]
 
 
 def test_a_job_is_refused_where_the_root_does_not_name_its_key():
     machine, task = reading_trust()
     machine.handle(fx.WorkDone(task, None), 0.0)
     out = pb.cloud_says(machine, kit.offer(job_of(signer=RELEASES), b"job"))
-    assert acks(out) == [("refused", "unknown_release_key")]
+    assert kit.acks(out) == [("refused", "unknown_release_key")]
 
 
 def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
@@ -325,7 +323,7 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     assert kit.refused(pb.cloud_says(machine, stated(2**61))) == ["far_sequence"]
     assert kit.refused(pb.cloud_says(machine, stated(3))) == []
     assert kit.refused(pb.cloud_says(machine, kit.offer(job_of(4), b"job"))) == []
-    assert acks(pb.cloud_says(machine, kit.offer(again, b"release"))) == [("held", "")]
+    assert kit.acks(pb.cloud_says(machine, kit.offer(again, b"release"))) == [("held", "")]
     assert [k.header for k in machine.memory.kept.values() if k.header.kind == "release"] == [again]
 
 
@@ -337,13 +335,13 @@ def test_a_broadcast_that_is_not_its_digest_is_fetched_again():
     lie = msgspec.structs.replace(last, data=wrong, crc=zlib.crc32(wrong))
     for piece in (*rest, lie):
         out = pb.cloud_says(machine, piece)
-    assert kit.refused(out) == ["bad_digest"] and pb.to_devices(out) == [] and acks(out) == []
+    assert kit.refused(out) == ["bad_digest"] and pb.to_devices(out) == [] and kit.acks(out) == []
     assert kit.stored(out)[-1] == BroadcastDropped(header.blob.digest)
     assert machine.memory.kept == {}
     pb.cloud_says(machine, kit.offer(header))
     for piece in (*rest, last):
         out = pb.cloud_says(machine, piece)
-    assert acks(out) == [("held", "")]
+    assert kit.acks(out) == [("held", "")]
 
 
 def checked(machine, task, data):
@@ -362,7 +360,7 @@ def test_a_commit_that_the_next_round_overtakes_is_still_passed_on_and_kept():
     )
     checked(machine, new, b"newer")
     out = checked(machine, commit, data)
-    assert pb.to_devices(out) == [kit.offer(record, data)] and acks(out) == [("held", "")]
+    assert pb.to_devices(out) == [kit.offer(record, data)] and kit.acks(out) == [("held", "")]
     assert machine.memory.kept[record.blob.digest].header == record
     assert list(machine.rounds.open) == [kit.at(2)]
 
@@ -413,16 +411,12 @@ def test_the_cache_has_a_bound_and_says_so():
         pb.cloud_says(machine, kit.offer(header))
         for piece in kit.parts_of(header, LONG + job):
             out = pb.cloud_says(machine, piece)
-        assert acks(out) == [("held", "")]
+        assert kit.acks(out) == [("held", "")]
     used = machine.broadcasts.cached_bytes
     third = kit.manifest(LONG, m.ExchangeId(b"3" * 16, 0, 0), kind="job")
     out = pb.cloud_says(machine, kit.offer(third))
-    assert kit.refused(out) == ["cache_full"] and acks(out) == [("refused", "cache_full")]
+    assert kit.refused(out) == ["cache_full"] and kit.acks(out) == [("refused", "cache_full")]
     assert machine.broadcasts.cached_bytes == used and machine.broadcasts.arriving == {}
-
-
-def hello_of_greeting(machine, who, now_s=0.0):
-    return pb.says(machine, who, who.signer.note(m.Hello(who.id, knows=3)), now_s)
 
 
 def crowd(machine, count):
@@ -437,7 +431,7 @@ def test_a_forged_hello_takes_nobody_s_place():
     for _ in range(5):
         forged = pb.FLEET[1].signer.note(m.Hello(pb.FLEET[0].id, knows=3))
         assert kit.refused(pb.says(machine, pb.FLEET[0], forged)) == ["unknown_signer"]
-    assert kit.bodies(hello_of_greeting(machine, pb.FLEET[0]), m.Ack)
+    assert kit.bodies(pb.hello(machine, pb.FLEET[0]), m.Ack)
 
 
 @pytest.mark.parametrize("window_s", [0.0, 7.0])
@@ -445,7 +439,7 @@ def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
     machine = pb.proxy(cover_window_s=window_s)
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     assert kit.bodies(out, m.Cover) == ([m.Cover(window_s)] if window_s else [])
-    greeted = hello_of_greeting(machine, pb.FLEET[0])
+    greeted = pb.hello(machine, pb.FLEET[0])
     assert kit.bodies(greeted, m.Cover) == ([m.Cover(window_s)] if window_s else [])
     if window_s:
         notes = kit.of(greeted, fx.Send)
@@ -456,7 +450,7 @@ def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
 def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
     machine = pb.proxy()
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    hello_of_greeting(machine, pb.FLEET[0])
+    pb.hello(machine, pb.FLEET[0])
     pb.says(machine, pb.FLEET[0], pb.FLEET[0].signer.note(m.Bye(pb.FLEET[0].id)))
     pb.open_round(machine)
     assert kit.bodies(pb.upload(machine, 0), m.Here) == []  # all are still coming
@@ -464,7 +458,7 @@ def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():
     out = pb.upload(machine, 0)
     assert kit.of(out, fx.Send)[-1].to == fx.DeviceAddress(pb.FLEET[0].id)
     assert kit.bodies(out, m.Here) == [m.Here(0.0)]
-    hello_of_greeting(machine, pb.FLEET[0], 60.0)
+    pb.hello(machine, pb.FLEET[0], 60.0)
     assert kit.bodies(pb.upload(machine, 0), m.Here) == []
 
 
@@ -474,11 +468,11 @@ def last_delay_s(machine, loud):
     for moment in range(200):
         now_s = moment / 10
         while machine.hello_rate.free(now_s):
-            hello_of_greeting(machine, others.pop(), now_s)
+            pb.hello(machine, others.pop(), now_s)
         for who in loud:
             for _ in range(20):
-                hello_of_greeting(machine, who, now_s)
-    (later,) = kit.bodies(hello_of_greeting(machine, honest, now_s), m.Later)
+                pb.hello(machine, who, now_s)
+    (later,) = kit.bodies(pb.hello(machine, honest, now_s), m.Later)
     return later.delay_s
 
 
@@ -492,7 +486,7 @@ def test_hellos_of_strangers_are_not_answered_and_put_nobody_off():
     strangers = [kit.member(number) for number in range(50, 53)]
     machine = pb.proxy(hellos_per_s=5.0)
     assert last_delay_s(machine, strangers) == calm_s
-    out = hello_of_greeting(machine, strangers[0], 20.0)
+    out = pb.hello(machine, strangers[0], 20.0)
     assert kit.refused(out) == ["unknown_signer"] and kit.of(out, fx.Send) == []
 
 

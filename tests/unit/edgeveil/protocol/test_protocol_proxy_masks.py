@@ -15,7 +15,7 @@ import pytest
 from cloud_bench import batch, done, fire, receive, state, waiting
 from cloud_bench import hand_over as offer_batch
 from msgspec import structs
-from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud, to_devices
+from proxy_bench import FLEET, MODEL, cloud_says, hello, says, to_cloud, to_devices
 from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey
@@ -60,8 +60,7 @@ def key_of(machine: ProxyMachine, where: m.ExchangeId) -> bytes:
 
 def told_key(machine: ProxyMachine, where: m.ExchangeId | None = None) -> bytes:
     """The round's key, as a device that says hello is told it."""
-    device = FLEET[5]
-    out = says(machine, device, device.signer.note(m.Hello(device.id, knows=3)))
+    out = hello(machine, FLEET[5])
     keys = {body.at: body.key for body in kit.bodies(out, m.RoundKey)}
     return keys.get(where or kit.at(), b"")
 

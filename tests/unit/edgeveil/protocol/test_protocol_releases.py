@@ -7,7 +7,7 @@ import hashlib
 import protocol_kit as kit
 from cloud_bench import cloud, seal
 from device_bench import ME, device, done, fire, receive
-from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
+from proxy_bench import FLEET, cloud_says, hello, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import device as dv
@@ -120,7 +120,7 @@ def holding(header: m.Manifest | None = None, **settings: object):
     header = header or release()
     cloud_says(machine, kit.offer(header, bytes_of(header)))
     for one in FLEET[:4]:
-        says(machine, one, one.signer.note(m.Hello(one.id, knows=3)))
+        hello(machine, one)
     return machine
 
 
@@ -187,7 +187,7 @@ def test_the_newest_statement_is_kept_passed_on_and_told_to_who_comes():
     older = kit.CLOUD.note(m.ReleaseStatement(4, 100.0, (), (7,)))
     assert kit.refused(cloud_says(machine, older)) == ["replayed_statement"]
     says(machine, FLEET[0], FLEET[0].signer.note(m.Bye(FLEET[0].id)))
-    out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
+    out = hello(machine, FLEET[0])
     assert note in kit.messages(out, m.Note)
     assert len(kit.headers(out)) == 1
 
@@ -197,9 +197,7 @@ def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     note = kit.CLOUD.note(m.ReleaseStatement(5, 100.0, (), (7,)))
     out = cloud_says(machine, note)
     assert kit.stored(out) == [ReleaseStated(note, (header.blob.digest,))]
-    assert not kit.messages(
-        says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3))), m.Offer
-    )
+    assert not kit.messages(hello(machine, FLEET[5]), m.Offer)
     again = cloud_says(machine, kit.offer(header, bytes_of(header)))
     assert kit.refused(again) == ["withdrawn_release"]
 
@@ -219,7 +217,7 @@ def test_of_each_data_set_the_newest_release_is_kept():
     out = cloud_says(machine, kit.offer(newer, bytes_of(newer)))
     assert ReleaseReplaced(release(5).blob.digest) in kit.stored(out)
     assert kept_releases(machine) == [7, 9]
-    late = says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3)))
+    late = hello(machine, FLEET[5])
     assert [header.sequence for header in kit.headers(late)] == [7, 9]
     again = release(6, data_set=B)
     assert kit.refused(cloud_says(machine, kit.offer(again, bytes_of(again)))) == [
@@ -267,15 +265,6 @@ def test_reports_are_acknowledged_once_they_are_counted():
     assert machine.handle(fx.WorkDone(task, cj.Obstacle("disk")), 0.0) == []
     out = machine.handle(fx.WorkDone(task, ReportsCounted()), 0.0)
     assert kit.bodies(out, m.Ack) == [m.Ack(task.note, "held")]
-
-
-def test_the_statement_is_said_until_the_proxy_confirms_it():
-    machine = cloud()
-    said = m.ReleaseStatement(5, 100.0, (7,), ())
-    (note,) = kit.messages(machine.handle(fx.Command(said), 0.0), m.Note)
-    assert kit.messages(machine.handle(fx.Timer("statement"), 0.0), m.Note) == [note]
-    told(machine, ack_of(note))
-    assert machine.handle(fx.Timer("statement"), 0.0) == []
 
 
 def test_every_outcome_survives_its_padding_and_nothing_else_is_one():

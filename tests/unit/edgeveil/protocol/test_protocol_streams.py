@@ -93,30 +93,6 @@ def test_what_is_not_masked_waits_for_all(tmp_path: Path) -> None:
     assert told(upload(opened(tmp_path / "plain", header_of(masked=())), 0, (0, 1))) == []
 
 
-def test_the_batch_begins_with_what_went_on(tmp_path: Path) -> None:
-    machine, fronts = opened(tmp_path), []
-    for number in range(COUNT):
-        out = upload(machine, number)
-        if number < COUNT - 1:
-            fronts += [(a.blob.digest, pulled(machine, a.blob)) for a in told(out)]
-    name, front = fronts[-1]
-    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
-    assert batch.stream == name
-    assert batch.counts == (COUNT, COUNT)
-    assert kit.messages(out, m.BlobPart) == [], "not pushed: most of it is there"
-    for name in (batch.blob.digest, batch.stream):
-        whole = pulled(machine, structs.replace(batch.blob, digest=name))
-        assert whole.startswith(front)
-    # Whose seed is whose: the order of the seeds is that of the stream.
-    data = machine.masks._context.memory.batches[kit.at()].data
-    order = [data[i * UPLOAD_BYTES : (i + 1) * UPLOAD_BYTES] for i in range(COUNT)]
-    whose = [[segments(n, (0,))[0] for n in range(COUNT)].index(one) for one in order]
-    seeds = machine.masks._context.memory.batches[kit.at()].seeds
-    made = [MaskSeed(hashlib.sha256(b"%d" % n).digest()).to_bytes() for n in whose]
-    assert [seed.to_bytes() for seed in seeds] == made
-    assert sorted(whose) == list(range(COUNT))
-
-
 @pytest.mark.parametrize(("floor", "first"), [(1, 2), (2, 4), (3, 6)])
 def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(
     tmp_path: Path, floor: int, first: int
