@@ -30,7 +30,7 @@ from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import MODELS, Network, build_network
 from edgeveil.parts.sources import SOURCES, require_schema
-from edgeveil.parts.update import BaseStage
+from edgeveil.parts.stage import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up

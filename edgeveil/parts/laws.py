@@ -32,7 +32,7 @@ from edgeveil.parts.models.mlp import build as build_mlp
 from edgeveil.parts.part import BlockPart, Part
 from edgeveil.parts.partitions import PartitionPart
 from edgeveil.parts.sources import Origin, SourcePart
-from edgeveil.parts.update import BaseStage, Task
+from edgeveil.parts.stage import BaseStage, Task
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.units import byte_text
 

@@ -21,7 +21,7 @@ from edgeveil.parts.part import BlockPart, PartBlock
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
-    from edgeveil.parts.update import BaseStage
+    from edgeveil.parts.stage import BaseStage
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.stage import Task
 from edgeveil.parts.stages import STAGES
-from edgeveil.parts.update import Task
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors

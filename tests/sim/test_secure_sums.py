@@ -15,7 +15,8 @@ import pytest
 from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.methods.fm import UNIT
-from edgeveil.parts.update import CLIP_NORM, WITHIN, Pipeline
+from edgeveil.parts.stage import CLIP_NORM, WITHIN
+from edgeveil.parts.update import Pipeline
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Arrived,

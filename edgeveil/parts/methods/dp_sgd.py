@@ -28,7 +28,8 @@ from edgeveil.parts.method_context import MethodContext, MethodParameters, size_
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
-from edgeveil.parts.update import Task, Update, trainer_part
+from edgeveil.parts.stage import Task, Update
+from edgeveil.parts.update import trainer_part
 from edgeveil.privacy.events import Event, PoissonSampled
 from edgeveil.privacy.gaussian_mechanism import (
     calibrated,

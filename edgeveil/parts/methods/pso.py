@@ -38,8 +38,9 @@ from edgeveil.parts.methods.dp_sgd import (
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import Sgd, SgdParameters
+from edgeveil.parts.stage import Task, Update, flat, shaped
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import Task, Update, flat, shaped, trainer_part
+from edgeveil.parts.update import trainer_part
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, PoissonSampled
 from edgeveil.privacy.sampler import RandomBytes

@@ -24,7 +24,8 @@ from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
-from edgeveil.parts.update import Task, Update, trainer_part
+from edgeveil.parts.stage import Task, Update
+from edgeveil.parts.update import trainer_part
 from edgeveil.privacy.accountant import HAIR, mu_for
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event, UnprotectedEvent

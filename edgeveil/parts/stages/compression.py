@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
-from edgeveil.parts.update import (
+from edgeveil.parts.stage import (
     BaseStage,
     StageParameters,
     StagePart,

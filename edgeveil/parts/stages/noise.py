@@ -23,7 +23,7 @@ from pydantic import Field
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import size_of
 from edgeveil.parts.part import says_nothing
-from edgeveil.parts.update import (
+from edgeveil.parts.stage import (
     AdaptiveClip,
     BaseStage,
     FixedPoint,

@@ -28,8 +28,8 @@ from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
+from edgeveil.parts.stage import Task, flat, shaped
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent, as_single, as_summed, for_one_record
 from edgeveil.privacy.gaussian_mechanism import clipped_steps

@@ -37,13 +37,14 @@ from edgeveil.parts.methods.sgd import (
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.stage import BaseStage, Task, flat, shaped
 from edgeveil.parts.stages.noise import (
     GradientGaussian,
     GradientGaussianParameters,
     LdpFl,
     LdpFlParameters,
 )
-from edgeveil.parts.update import BaseStage, Task, Trainer, UpdateDevice, flat, shaped
+from edgeveil.parts.update import Trainer, UpdateDevice
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_one_record
 from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event

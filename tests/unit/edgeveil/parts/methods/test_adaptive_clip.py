@@ -10,8 +10,9 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.stage import CLIP_NORM, WITHIN, AdaptiveClip
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import CLIP_NORM, WITHIN, AdaptiveClip, UpdateCloud
+from edgeveil.parts.update import UpdateCloud
 from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
 
 STEPS = 1 << 18

@@ -20,7 +20,7 @@ from edgeveil.parts.methods.dp_sgd import (
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.parts.update import Task
+from edgeveil.parts.stage import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom

@@ -13,7 +13,7 @@ from edgeveil.parts.methods.pso import losses_under
 from edgeveil.parts.models import Network, build_network
 from edgeveil.parts.models.layers import Dense
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.parts.update import Task, flat
+from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import ROUND
 

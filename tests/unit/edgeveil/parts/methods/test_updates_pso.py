@@ -10,7 +10,7 @@ from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS, pso
 from edgeveil.parts.methods.pso import PsoDpFl, Swarm, mean_loss
 from edgeveil.parts.methods.sgd import SgdParameters
-from edgeveil.parts.update import Task, flat
+from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian

@@ -10,8 +10,9 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.stage import USUAL_GRID, FixedPoint
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import USUAL_GRID, WHOLE, FixedPoint, Pipeline, UpdateCloud
+from edgeveil.parts.update import WHOLE, Pipeline, UpdateCloud
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SharedGaussian, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import LEAST_SHARE_BITS, clipped_steps

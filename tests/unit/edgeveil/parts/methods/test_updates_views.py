@@ -14,7 +14,7 @@ from edgeveil.parts.methods.dp_sgd import NoisedSums, RecordSums
 from edgeveil.parts.methods.pso import PARTICLES, PsoDpSgd, losses_under
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.parts.update import Task, flat
+from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import sampled_gaussian_event
 from edgeveil.privacy.sampler import SeededRandom

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
+from edgeveil.parts.stage import Task
 from edgeveil.parts.stages import STAGES
-from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 from tests.kits.softmax_regression import NETWORK, ROUND
