@@ -58,31 +58,18 @@ async def take_up_claim(site: EdgeSite) -> str:
         folder.release()
 
 
-def is_due(site: EdgeSite, now: datetime.datetime) -> bool:
-    """Whether a certificate that came with a claim is a week old or has little time left."""
-    shown = _shown(site)
-    if shown is None:
-        return False
-    return now - shown.not_valid_before_utc > _RENEW or ends_soon(site, now)
-
-
-def ends_soon(site: EdgeSite, now: datetime.datetime) -> bool:
-    """Whether less than a third of the life of a certificate that came with a claim is left."""
-    shown = _shown(site)
-    if shown is None:
-        return False
-    ends, life = shown.not_valid_after_utc, shown.not_valid_after_utc - shown.not_valid_before_utc
-    return ends - now < life / 3
-
-
-def _shown(site: EdgeSite) -> x509.Certificate | None:
+def due(site: EdgeSite, now: datetime.datetime) -> tuple[bool, bool]:
+    """Whether a certificate of a claim is a week old, or soon ends; and the latter alone."""
     path = site.broker.cert_file
     if site.claim is None or path is None:
-        return None
+        return False, False
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        shown = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
-        return None  # the link tells of it
+        return False, False  # the link tells of it
+    begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
+    soon = ends - now < (ends - begins) / 3
+    return soon or now - begins > _RENEW, soon
 
 
 async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:

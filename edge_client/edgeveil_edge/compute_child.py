@@ -1,6 +1,6 @@
 """The child that loads libraries, jobs and records for a device, and forks workers that compute.
 
-    python -m edgeveil_edge.compute_child SOCKET
+    python -m edgeveil_edge.compute_child PIPE
 
 Nothing here starts threads that a fork would lose: torch is imported and never used, a session is
 opened in workers alone.
@@ -18,12 +18,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import select
 import signal
-import socket
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import TYPE_CHECKING
 
 from edgeveil.heap import keep_heap, keep_memory_private
@@ -39,8 +38,8 @@ _IDLE_EXIT = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(control: socket.socket) -> None:
-    """Serve until the socket is closed, which is also when the starter ends."""
+def serve(control: Connection) -> None:
+    """Serve until the pipe is closed, which is also when the starter ends."""
     declare_own()
     flush_subnormals()
     keep_heap()
@@ -50,14 +49,14 @@ def serve(control: socket.socket) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from edgeveil_edge.compute_worker import ComputeServer
 
-    with control, suppress(OSError):  # the starter may end at any moment
+    with control, suppress(OSError, EOFError):  # the starter may end at any moment
         WorkerNursery(control, ComputeServer()).serve()
 
 
 class Forked:
     """A child that shares its starter's memory, with a `Popen`'s methods; before any thread."""
 
-    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
+    def __init__(self, ours: Connection, theirs: Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         gc.freeze()  # a collection on either side would copy what they share
@@ -90,22 +89,10 @@ class Forked:
         return 0
 
 
-def whole(control: socket.socket, count: int) -> bytes:
-    """So many bytes; OSError where the other end was closed."""
-    parts = []
-    while count:
-        part = control.recv(min(count, 1 << 20))
-        if not part:
-            raise OSError("closed")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
 class WorkerNursery:
     """Keeps what workers know, and one worker at a time."""
 
-    def __init__(self, control: socket.socket, server: ComputeServer) -> None:
+    def __init__(self, control: Connection, server: ComputeServer) -> None:
         self._control, self._server, self._worker = control, server, 0
 
     def serve(self, *, branch: bool = False) -> int:
@@ -115,12 +102,12 @@ class WorkerNursery:
             if branch and not self._server.jobs and not self._asked_within(IDLE_S):
                 code = _IDLE_EXIT
                 break
-            header, descriptors = self._receive(8)
-            if len(header) < 8:
+            try:
+                raw = self._control.recv_bytes()
+            except EOFError:
                 break
-            raw = whole(self._control, int.from_bytes(header, "big"))
-            if descriptors:
-                self._fork(descriptors[0])
+            if not raw:  # a worker's pipe follows
+                self._fork(recv_handle(self._control))
             elif branch or not self._server.teaches_job(raw):
                 self._learn(raw)
             elif not self._branch_idled(raw):
@@ -129,11 +116,10 @@ class WorkerNursery:
         return code
 
     def _asked_within(self, seconds: float) -> bool:
-        return bool(select.select([self._control], [], [], seconds)[0])
+        return self._control.poll(seconds)
 
     def _learn(self, raw: bytes) -> None:
-        reply = self._server.learn(raw)
-        self._control.sendall(len(reply).to_bytes(8, "big") + reply)
+        self._control.send_bytes(self._server.learn(raw))
 
     def _branch_idled(self, raw: bytes) -> bool:
         """Let a branch serve, which begins by learning a job; False where it ended otherwise."""
@@ -145,16 +131,12 @@ class WorkerNursery:
         try:
             self._learn(raw)
             code = self.serve(branch=True)
-        except OSError:  # the starter may end at any moment
+        except (OSError, EOFError):  # the starter may end at any moment
             pass
         except Exception as error:
             _tell_of(error)
         finally:
             os._exit(code)
-
-    def _receive(self, count: int) -> tuple[bytes, list[int]]:
-        raw, descriptors, _, _ = socket.recv_fds(self._control, count, 1)
-        return raw + (whole(self._control, count - len(raw)) if raw else b""), descriptors
 
     def _fork(self, pipe: int) -> None:
         self._end()
@@ -188,4 +170,4 @@ def _tell_of(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])))

@@ -21,7 +21,6 @@ import hashlib
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import send_handle
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.policy import USUAL_ROOM
@@ -50,7 +50,7 @@ from edgeveil_edge.compute import (
     TaughtJob,
     reading_s,
 )
-from edgeveil_edge.compute_child import Forked, whole
+from edgeveil_edge.compute_child import Forked
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
@@ -69,7 +69,7 @@ class ComputeProcess:
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.shared, self._clock = shared, clock
         self._child: subprocess.Popen[bytes] | Forked | None = None
-        self._control: socket.socket | None = None
+        self._control: Connection | None = None
         self._connection: Connection | None = None  # to the worker
         self._owed: set[Half] = set()  # late halves of question `_owed_number`, not taken yet
         self._owed_number = 0
@@ -86,7 +86,7 @@ class ComputeProcess:
 
     def fork_early(self) -> None:
         """Start the child from this process, whose memory it then shares; before it has threads."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs:
             self._child = Forked(ours, theirs)
         self._control = ours
@@ -97,7 +97,7 @@ class ComputeProcess:
         if self._child is not None and self._child.poll() is None:
             return
         self.end()
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-P", "-m", "edgeveil_edge.compute_child"]
             self._child = subprocess.Popen(
@@ -354,19 +354,16 @@ class ComputeProcess:
     def _tell(self, request: wire.Request) -> wire.Reply:
         """Have the child take something in; the worker, which does not know it, is given up."""
         self._drop_worker()
-        raw = wire.encode(request)
         try:
-            control = self._child_socket()
-            control.sendall(len(raw).to_bytes(8, "big"))
-            control.sendall(raw)
-            size = int.from_bytes(whole(control, 8), "big")
-            return wire.decode_reply(whole(control, size))
-        except OSError:
+            control = self._to_child(wire.encode(request))
+            return wire.decode_reply(control.recv_bytes())
+        except (OSError, EOFError):
             raise self._lost() from None
 
-    def _child_socket(self) -> socket.socket:
+    def _to_child(self, raw: bytearray) -> Connection:
         if self._control is None:
             raise OSError("no child")
+        self._control.send_bytes(raw)
         return self._control
 
     def _fork(self) -> Connection:
@@ -375,7 +372,7 @@ class ComputeProcess:
         ours, theirs = Pipe()
         try:
             with theirs:
-                socket.send_fds(self._child_socket(), [bytes(8)], [theirs.fileno()])
+                send_handle(self._to_child(bytearray()), theirs.fileno(), 0)
         except OSError:
             ours.close()
             raise self._lost() from None

@@ -45,7 +45,7 @@ from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
 from edgeveil_edge import conditions
-from edgeveil_edge.claim import ends_soon, is_due, is_unclaimed, renew, take_up_claim
+from edgeveil_edge.claim import due, is_unclaimed, renew, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG, DeviceHost
@@ -318,13 +318,14 @@ class DeviceProcess:
         while True:
             unheard, self.device.host.unheard = self.device.host.unheard, False
             now = datetime.datetime.now(datetime.UTC)
-            if unheard or is_due(self.site, now):
+            old, soon = due(self.site, now)
+            if unheard or old:
                 try:
                     await renew(self.site, self.device.identity)
                     LOG.info("certificate_renewed")
                 except EdgeVeilError as error:
                     LOG.warning("certificate_not_renewed")
-                    if unheard or ends_soon(self.site, now):
+                    if unheard or soon:
                         self._tell(f"there is no new certificate for the broker: {error}")
             await asyncio.sleep(CERTIFICATE_LOOK_S)
 

@@ -149,8 +149,8 @@ class DeviceStore:
                     _put_fact(db, "release_reported", str(sequence))
                 case machine.JobClosed(job_id=job_id, status=status):
                     db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?)", (job_id, status))
-                    old = "rowid <= (SELECT max(rowid) FROM closed) - ?"
-                    db.execute(f"DELETE FROM closed WHERE {old}", (machine.CLOSED_KEPT,))  # noqa: S608 - constants
+                    old = "DELETE FROM closed WHERE rowid <= (SELECT max(rowid) FROM closed) - ?"
+                    db.execute(old, (machine.CLOSED_KEPT,))
                     for table in ("jobs", "backbones", "seen", "answered"):
                         db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
                     facts = (trial_name(job_id), memory_name(job_id))
@@ -172,9 +172,9 @@ class DeviceStore:
 
     def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""
+        query = "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
         with self._file.guard() as db:
-            wanted = "job, round, attempt, state, segment_hashes"
-            rows = db.execute(f"SELECT {wanted} FROM receipts ORDER BY rowid")  # noqa: S608
+            rows = db.execute(query)
             return [UploadReceipt(j, r, a, state, _hashes(m)) for j, r, a, state, m in rows]
 
     def load(self) -> rounds.DeviceMemory:
@@ -182,9 +182,8 @@ class DeviceStore:
         memory = rounds.DeviceMemory()
         with self._file.guard() as db:
             for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
-                memory.seen[job] = rounds.ManifestMark(
-                    m.ExchangeId(job, number, attempt), digest, bool(settled)
-                )
+                at = m.ExchangeId(job, number, attempt)
+                memory.seen[job] = rounds.ManifestMark(at, digest, bool(settled))
             for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
                 memory.jobs[job] = None
             for (job,) in db.execute("SELECT job FROM closed ORDER BY rowid"):

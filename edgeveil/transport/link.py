@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +108,9 @@ class SendWindow:
         self._on_wait = on_wait
         self._free_messages, self._free_bytes = messages, size_bytes
         self._messages, self._bytes = messages, size_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting, self._turn = 0, asyncio.Lock()  # the first that waits holds it
+        self._error: Exception | None = None
+        self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -126,40 +127,36 @@ class SendWindow:
         if not self._waiting and self._fits(size):
             self._take(size)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (size, turn)
-        self._waiting.append(entry)
-        if len(self._waiting) == 1:
+        self._waiting += 1
+        if self._waiting == 1:
             self._on_wait(True)
         try:
-            await turn
-        except asyncio.CancelledError:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                if not self._waiting:
-                    self._on_wait(False)
-                self._serve()
-            elif not turn.cancelled() and turn.exception() is None:
-                self.release(size)  # cancelled after its turn had come
-            raise
+            async with self._turn:
+                while self._error is None and not self._fits(size):
+                    self._room.clear()
+                    await self._room.wait()
+                if self._error is not None:
+                    raise self._error
+                self._take(size)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._on_wait(False)
 
     def release(self, size: int) -> None:
         self._free_messages += 1
         self._free_bytes += size
         if self.messages == 0:
             self._idle.set()
-        self._serve()
+        self._room.set()
 
     async def idle(self) -> None:
         await self._idle.wait()
 
     def fail(self, error: Exception) -> None:
-        while self._waiting:
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
-            if not self._waiting:
-                self._on_wait(False)
+        """End every wait, now and later, with this error."""
+        self._error = error
+        self._room.set()
         self._idle.set()
 
     def _fits(self, size: int) -> bool:
@@ -170,15 +167,6 @@ class SendWindow:
         self._free_messages -= 1
         self._free_bytes -= size
         self._idle.clear()
-
-    def _serve(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            if not turn.done():
-                self._take(size)
-                turn.set_result(None)
-            if not self._waiting:
-                self._on_wait(False)
 
 
 # --- topics ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Two cells at one broker: each proxy hears and speaks to its own, and a device in its own name."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -31,10 +30,6 @@ def shared(engine, side, tmp_path):
 
 def entered(broker, user, *topics):
     return linked(broker, user, topics, password=USERS[user])
-
-
-def played(story):
-    asyncio.run(asyncio.wait_for(story, 60))
 
 
 async def tries(link, *topics):

@@ -123,14 +123,3 @@ def test_a_key_that_others_may_read_is_refused(site, capsys):
     (site / "broker.key").chmod(0o640)
     assert main(["broker", "--config", str(site / "broker.yaml")]) == 3
     assert f"chmod 600 {site / 'broker.key'}" in capsys.readouterr().err
-
-
-def test_amqtt_says_that_it_cannot(site):
-    text = (site / "broker.yaml").read_text()
-    (site / "broker.yaml").write_text(text.replace("mosquitto", "amqtt"))
-    command = [sys.executable, "-m", "edgeveil_tools.cli", "broker", "--config"]
-    told = subprocess.run(
-        [*command, str(site / "broker.yaml")], capture_output=True, text=True, check=False
-    )
-    assert told.returncode == 2
-    assert "set mosquitto" in told.stderr

@@ -90,12 +90,6 @@ def test_a_port_that_nobody_listens_on():
     assert told.where == f"127.0.0.1:{port}"
 
 
-def test_a_port_that_accepts_and_stays_silent():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        told = fault(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", timeout_s=2.0)
-    assert "no answer to MQTT" in told.what
-
-
 async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
     broker = tls_broker()
     changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}

@@ -152,23 +152,6 @@ def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
     assert ids == ["x", "x"]  # a service that knows clients by their id sees the same
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (133, "client id"),
-        (136, "not available"),
-        (137, "busy"),
-        (138, "banned"),
-        (149, "reason 149"),
-    ],
-)
-async def test_refusals_are_named(code, said):
-    async with peer(lambda _: bytes([32, 3, 0, code, 0])) as (link, ear):
-        with pytest.raises(BrokerError, match=said):
-            await link.connect_or_raise()
-    assert ear.versions == [5]
-
-
 async def test_the_brokers_limits_are_kept():
     """Receive Maximum 2 and Maximum Packet Size 100, as MQTT 5 announces them."""
     limits = bytes([0x21, 0, 2]) + bytes([0x27, 0, 0, 0, 100])

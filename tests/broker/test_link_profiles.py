@@ -87,22 +87,6 @@ def test_who_does_not_pace_is_cut_off(enforcing, profile, count, size, limit):
     assert limit in broker.log
 
 
-@pytest.mark.parametrize(
-    ("profile", "changes", "limit"),
-    [
-        ("aws_iot", {"keepalive_s": 10}, "a keep-alive of 10 s"),
-        ("aws_iot", {"client_id": "x" * 129}, "a client id of 129 bytes"),
-        ("event_grid", {"keepalive_s": 1161}, "a keep-alive of 1161 s"),
-    ],
-)
-async def test_a_login_beyond_the_profile_is_refused(enforcing, profile, changes, limit):
-    broker = enforcing(profile)
-    with pytest.raises(Exception, match="closed the connection without an answer"):
-        async with linked(broker, "ada", protocol=4, **changes):
-            pass
-    assert limit in broker.log
-
-
 @pytest.mark.parametrize("cell", ["", "a-cell-of-the-longest-name-there-i"[:32]])
 def test_topics_of_ours_fit_every_profile(cell):
     from edgeveil.transport.link import Topics

@@ -9,8 +9,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import RuntimeLink
 
-HANG_S = 60  # only ends a test that hangs
-
 
 def spread(broker, connections):
     settings = LinkSettings(

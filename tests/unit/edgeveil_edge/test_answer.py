@@ -160,20 +160,6 @@ def test_a_tensor_of_another_shape_or_name_is_never_sealed(device):
     assert caught.value.reason == "wrong_shape"
 
 
-def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path):
-    asked = {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 5}
-    plan = compile_job(job(unsupervised=asked))
-    device = Device(tmp_path).knows(plan)
-    sealed = Round(plan, FIRST, device.keys())
-    tensors = sealed.tensors(device.answer(sealed))
-    rows = np.frombuffer(tensors["softmax"][: 5 * 3 * 8], "<f8")
-    assert np.isfinite(rows).all()
-    found = device.ledger.spent(purpose="infer")
-    assert (found.epsilon, found.unit) == (pytest.approx(5), "record")
-    assert plan.quote().inference.unit == "record"
-    assert plan.segments(plan.exchange(FIRST))[-1].shape == (5, 3)
-
-
 # --- each half of an answer reads its own half of the records ---------------------------------
 
 

@@ -65,12 +65,6 @@ def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for
     assert unmet(wanted, DISK, box(minute_of_day=23 * 60)) == []
 
 
-def test_a_plugged_battery_is_never_low_and_a_box_without_one_is_on_power():
-    wanted = Conditions(charging=True, battery_not_low=True)
-    for battery in ((3.0, True), None):
-        assert unmet(wanted, DISK, box(battery=battery)) == []
-
-
 @pytest.mark.parametrize(
     ("minute", "holds"),
     [(22 * 60 - 1, False), (22 * 60, True), (0, True), (6 * 60 - 1, True), (6 * 60, False)],

@@ -89,14 +89,6 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path):
     asked.seals(plan, FIRST)
 
 
-def test_a_job_for_other_data_is_refused(tmp_path):
-    data = {"source": "faces", "classes": 3, "input_shape": (4,), "nominal_records": 30}
-    plan = compile_job(job(data=data))
-    device = Device(tmp_path, unread()).knows(plan)
-    answer = device.declines(plan, QUADRATIC)
-    assert "'faces'" in answer.why
-
-
 def test_an_inference_only_device_does_not_judge_the_training(tmp_path):
     policy = {"min_devices": 3, "allowed_methods": (), "max_epsilon_per_job": 0.0}
     device = Device(tmp_path, role="infer", policy=policy).knows(PLAN)
@@ -185,12 +177,3 @@ def test_a_name_that_a_job_gives_to_a_column_is_not_the_file_s():
 def test_a_job_without_a_schema_reads_every_column():
     assert "reads every column there is" in columns_refused(PLAN, "age")
     assert columns_refused(PLAN, "*") == ""
-
-
-def test_a_job_of_another_column_is_declined_before_a_record_is_read(tmp_path):
-    plan = of_columns("age")
-    policy = {"min_devices": 3, "allowed_columns": ("hours",)}
-    device = Device(tmp_path, unread(), policy=policy).knows(plan)
-    answer = device.declines(plan, QUADRATIC)
-    assert answer.why.startswith("policy.allowed_columns: ")
-    assert device.load.reads == 0 and device.ledger.spent().epsilon == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -107,9 +105,6 @@ def test_other_records_another_package_or_device_have_other_noise(tmp_path, name
     ]
     for other_values in values[1:]:
         assert (values[0] != other_values).all()
-
-
-Restore = Callable[[Path, Path], None]
 
 
 def overwrite(backup, box):

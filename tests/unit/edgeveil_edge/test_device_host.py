@@ -38,7 +38,7 @@ from edgeveil.protocol.device_round import (
     SealedAnswer,
 )
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload
-from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 from edgeveil.protocol.transfer import describe
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.metadata import now_utc
@@ -95,20 +95,6 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     )
     assert isinstance(willing.host.perform(InstallJob(fits, package)), Installation)
     willing.seals(PLAN, CENTRE)
-
-
-def test_a_round_of_an_unknown_or_another_job_is_refused(device, tmp_path):
-    package = RoundPackage("centre", 0, False, b"", b"")
-    fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
-    sealed = Round(PLAN, CENTRE, device.keys())
-    assert refused(fresh, ComputeAnswer(sealed.manifest, package)) == "unknown_job"
-    forked = msgspec.structs.replace(sealed.manifest, job_digest=bytes(32))
-    assert refused(device, ComputeAnswer(forked, package)) == "wrong_job"
-    wrong = RoundPackage("quadratic", 0, False, b"", b"")
-    assert refused(device, ComputeAnswer(sealed.manifest, wrong)) == "wrong_phase"
-    groups = msgspec.structs.replace(sealed.manifest, groups=())
-    assert refused(device, ComputeAnswer(groups, package)) == "wrong_groups"
-    assert device.load.reads == 0
 
 
 def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
@@ -258,21 +244,6 @@ def test_an_inference_only_device_answers_evaluations_alone(tmp_path):
 
 
 # --- releases, reports ------------------------------------------------------------------------
-
-
-def test_a_release_is_installed_and_its_number_remembered(device):
-    manifest = announcement(PLAN, device.keys(), "release")
-    onnx = final_model()
-    assert (
-        device.host.perform(InstallRelease(manifest, ReleasePackage("boxed", onnx)))
-        == Installation()
-    )
-    current = ReleaseStore(device.folder / "releases").current()
-    assert current is not None
-    assert current.path.read_bytes() == onnx
-    assert current.meta["job_id"] == JOB_ID.hex()
-    assert current.meta["sequence"] == 99
-    assert device.restarted().store.load().release_sequence == 99
 
 
 def released(device, onnx, data_set="bench"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from edgeveil.transport.runtime import perform
 PLAN = compile_job(job())
 LOG = logging.getLogger("test")
 
-Change = Callable[[Any], Any]
 CHANGES = {
     "not a number": lambda array: np.full_like(array, np.nan),
     "infinite": lambda array: np.full_like(array, np.inf),

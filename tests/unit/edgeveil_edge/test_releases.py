@@ -27,15 +27,6 @@ def model(turn=0):
     return bake(GRAPH, weights(turn))
 
 
-def test_install_and_read_back(tmp_path):
-    store = ReleaseStore(tmp_path / "releases")
-    assert store.current() is None
-    made = store.install("quickstart", b"one", {"round": 15})
-    assert (made.version, made.job, made.meta) == ("0001-quickstart", "quickstart", {"round": 15})
-    assert made.path.read_bytes() == b"one"
-    assert ReleaseStore(tmp_path / "releases").current() == made
-
-
 def test_previous_versions_are_kept_up_to_the_limit(tmp_path):
     store = ReleaseStore(tmp_path, keep=3)
     for k in range(5):

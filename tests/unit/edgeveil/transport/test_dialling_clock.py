@@ -6,7 +6,6 @@ import datetime
 import socket
 import ssl
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.kits.certificates import issue
 DAY = datetime.timedelta(days=1)
 BROKER = BrokerAddress.parse("mqtts://localhost:8883")
 EARLY, LATE, NOW = (DAY, 2 * DAY), (-2 * DAY, -DAY), (-DAY, DAY)
-Files = tuple[Path, Path]
 
 
 def certificate(folder, times):

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from edgeveil.config.addresses import place, split_place
 from edgeveil.errors import UsageError
-from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow
+from edgeveil.transport.link import BrokerAddress, LinkSettings, SendWindow
 from edgeveil.transport.mqtt import Intake
-from edgeveil.transport.mqtt_link import Inbox
 
 
 async def settle():
@@ -62,45 +61,6 @@ async def test_a_cancel_after_the_turn_came_gives_the_room_back():
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert window.messages == 0
-
-
-async def test_an_inbox_pauses_when_full_and_resumes_when_half_empty():
-    calls = []
-    inbox = Inbox(2000, lambda: calls.append("pause"), lambda: calls.append("resume"))
-    for number in range(4):
-        inbox.put(str(number), bytes(300))
-    assert calls == ["pause"]
-    assert inbox.paused
-    inbox.put("4", b"")
-    taken = [(await inbox.get())[0] for _ in range(5)]
-    assert taken == ["0", "1", "2", "3", "4"]
-    assert calls == ["pause", "resume"]
-
-
-async def test_a_window_tells_once_that_somebody_waits_and_that_nobody_does():
-    calls = []
-    window = SendWindow(1, 10, calls.append)
-    await window.acquire(1)
-    assert calls == []
-    waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
-    await settle()
-    assert calls == [True]
-    waiting[1].cancel()
-    window.release(1)
-    await settle()
-    assert calls == [True]
-    window.release(1)
-    assert calls == [True, False]
-    waiting = [asyncio.create_task(window.acquire(1)) for _ in range(2)]
-    await settle()
-    window.fail(LinkDown("gone"))
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert calls == [True, False] * 2
-    last = asyncio.create_task(window.acquire(1))
-    await settle()
-    last.cancel()
-    await asyncio.gather(last, return_exceptions=True)
-    assert calls == [True, False] * 3
 
 
 def test_an_intake_that_is_held_back_reads_for_answers_and_acknowledges_later():

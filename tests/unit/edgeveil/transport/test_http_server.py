@@ -144,22 +144,6 @@ async def test_requests_follow_each_other_on_a_connection_also_in_one_piece():
         assert (await raw(server, b"GET /status HTTP/1.0\r\n\r\n")).endswith(b'{"devices": 3}')
 
 
-async def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up():
-    answered = []
-
-    async def noted(request):
-        answered.append(request.path)
-        return Response()
-
-    async with served(Route("GET", "/many", noted), Route("GET", "/other", noted)) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /many HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-        await answer_of(reader)
-        assert (await ask(server, "GET /other"))[0] == 200
-        writer.close()
-    assert answered.index("/other") < 900
-
-
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

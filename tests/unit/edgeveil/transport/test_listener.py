@@ -68,22 +68,6 @@ def test_a_unix_socket_is_for_its_user_or_a_group(tmp_path, folder, for_group):
         connect_unix(path, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "group", "what"),
-    [
-        ("kept.txt", None, "another file has this name"),
-        ("x" * 120, None, "too long"),
-        ("a.sock", "no-such-group", "no group 'no-such-group'"),
-    ],
-)
-def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path, name, group, what):
-    (tmp_path / "kept.txt").write_text("kept")
-    with pytest.raises(UsageError, match=what) as caught:
-        unix_socket(tmp_path / name, group)
-    assert caught.value.where == str(tmp_path / name) and caught.value.fix
-    assert (tmp_path / "kept.txt").read_text() == "kept"
-
-
 @pytest.mark.parametrize("broken", ["absent", "open", "mixed", "encrypted", "authority"])
 def test_tls_files_that_cannot_be_used_are_named(tmp_path, broken):
     authority = Authority(tmp_path)

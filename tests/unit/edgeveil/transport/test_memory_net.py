@@ -83,14 +83,6 @@ def test_faults_lose_repeat_and_delay_frames():
     assert a.seen[-1][0] == 5.0
 
 
-def test_a_frame_above_the_packet_size_is_counted_where_it_would_arrive():
-    a = Box()
-    world = net({fx.ProxyAddress(): Box(on("go", fx.Send(A, need(1)))), A: a}, packet_bytes=10)
-    play(world, fx.ProxyAddress())
-    assert a.seen == []
-    assert world.nodes[A].refused == {"oversized": 1}
-
-
 def test_timers_are_replaced_cancelled_and_fire_once():
     effects = [
         fx.SetTimer("a", 1.0),
@@ -125,12 +117,3 @@ def test_work_takes_its_virtual_time_and_a_failure_is_an_outcome():
     assert isinstance(bad.result, fx.WorkFailed)
     assert "secret text" not in bad.result.reason
     assert (a.stored, a.reports, world.nodes[A].refused) == ([1], ["r"], {"x": 1})
-
-
-def test_time_does_not_pass_the_limit():
-    a = Box(lambda event: [fx.SetTimer("again", 10.0)])
-    world = net({A: a})
-    world.post(world.nodes[A], fx.Command("go"))
-    assert not world.run(lambda: False, limit_s=35.0)
-    assert [when for when, _ in a.seen] == [0.0, 10.0, 20.0, 30.0]
-    assert world.run(lambda: len(a.seen) == 5, limit_s=100.0)

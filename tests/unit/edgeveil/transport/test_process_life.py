@@ -26,7 +26,6 @@ from edgeveil.transport.process import (
     make_signing_key,
     own_signing_key,
     run_until_stopped,
-    stop_signals,
     watchdog_s,
 )
 from edgeveil_edge.identity import DeviceIdentity
@@ -163,15 +162,6 @@ def test_a_second_signal_ends_at_once(number):
             assert process.wait(20) == -number
         finally:
             process.kill()
-
-
-def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert signal.SIGHUP not in stop_signals()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert signal.SIGHUP in stop_signals()
 
 
 def code_of(error):

@@ -233,17 +233,6 @@ async def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer
     assert wire.renewed == ([] if answers else ["nothing comes by this connection"])
 
 
-def test_a_cell_has_topics_of_its_own():
-    north, south = Topics("north"), Topics("south")
-    assert north.all_down == "edgeveil/v1/c/north/all/down"
-    for topic in (north.device_up(ID), north.device_down(ID), north.all_down, north.cloud_in):
-        assert topic.count("/") <= 6
-        assert north.sender_of(topic) is not None
-        assert south.sender_of(topic) is None
-        assert TOPICS.sender_of(topic) is None
-    assert north.sender_of(north.cloud_in) == fx.ProxyAddress("north")
-
-
 SILENCE_S = 600.0
 SOON_S = SILENCE_S / 10
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
-import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,7 +21,6 @@ from edgeveil.transport.metrics import (
     MeteredHost,
     Metrics,
     bounded,
-    peak_rss_bytes,
 )
 from edgeveil.transport.runtime import Runtime
 
@@ -65,23 +61,6 @@ class Host:
         return "result"
 
     def report(self, report): ...
-
-
-def test_a_process_tells_its_peak_of_memory():
-    code = """
-        import asyncio
-        from edgeveil.transport.metrics import Metrics
-
-        block = b"x" * (128 << 20)
-        del block
-        print(asyncio.run(Metrics().page(None)).body.decode())
-    """  # a process of its own: what this one freed before would be taken again
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {s.name: s.value for f in text_string_to_metric_families(page) for s in f.samples}
-    now_bytes = found["process_resident_memory_bytes"]
-    assert found["edgeveil_peak_resident_memory_bytes"] > now_bytes + (64 << 20) > 65 << 20
-    assert peak_rss_bytes(2**22 + 1) is None  # no such process
 
 
 def test_reasons_from_outside_stay_few_and_of_known_form():
