@@ -40,7 +40,7 @@ from edgeveil.transport.health import (
     Probe,
     writable,
 )
-from edgeveil.transport.link import Topics, Will
+from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
@@ -192,7 +192,7 @@ class DeviceProcess:
         packet_bytes, topics = device.site.limits.packet_bytes, Topics(device.site.cell)
         up = topics.device_up(device.id)
         # Signed beforehand, so that the broker can say it for us when the link breaks.
-        will = Will(up, encode(device.signer.note(Bye(device.id))))
+        will = up, encode(device.signer.note(Bye(device.id)))
         settings = link_settings(device.site.broker, device.id, packet_bytes, will)
         # An access list of before has no rule for buckets: the device then asks for its stanzas.
         buckets = self._buckets(device, topics)

@@ -53,11 +53,8 @@ def _extras(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
     if site.role != "train" or facts.installed("torch"):
         return
     for method in filter(trains_model, site.policy.allowed_methods):
-        yield UsageError(
-            f"method '{method}' needs torch, which is not installed",
-            where="policy.allowed_methods",
-            fix="pip install 'edgeveil[train]', or allow it no longer",
-        )
+        what, fix = f"method '{method}' needs torch", "pip install 'edgeveil[train]', or forbid it"
+        yield UsageError(what, where="policy.allowed_methods", fix=fix)
 
 
 def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
@@ -98,12 +95,8 @@ def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator
             yield error
             return
     if asked is not None and asked.source != site.data.name:
-        yield UsageError(
-            f"the job learns from '{asked.source}', this device's data set is called"
-            f" '{site.data.name}': it would sit the job out",
-            where="data.name",
-            fix="check with a job that is about these records",
-        )
+        what = f"the job is for '{asked.source}', this device would sit the job out"
+        yield UsageError(what, where="data.name", fix="check with a job about these records")
         return
     if path is not None and not path.exists():
         yield UsageError("is not there", where=str(path), fix="check data.path of the site file")

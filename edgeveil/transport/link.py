@@ -28,6 +28,7 @@ from edgeveil.protocol.effects import (
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 MessageFilter = Callable[[str, bytes], bool]
 StateHandler = Callable[[bool, str], None]
+Will = tuple[str, bytes]  # topic and payload, of QoS 1 and not retained
 
 ATTEMPT_S = 20.0  # at an address: short of a node, a cluster takes seconds for each subscription
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
@@ -35,14 +36,6 @@ _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empt
 
 class LinkDown(BrokerError):  # noqa: N818 - the state's name
     """The link is down: what was handed to it may be lost, so queue it again."""
-
-
-@dataclass(frozen=True)
-class Will:
-    """What the broker publishes for us when the link breaks (QoS 1, not retained)."""
-
-    topic: str
-    payload: bytes
 
 
 SERVER_BACKOFF_CAP_S = 15.0  # of cloud and proxy, on which all others wait
@@ -74,7 +67,7 @@ class LinkSettings:
     protocol: int = 5
     keepalive_s: int = 60
     packet_bytes: int = 65536
-    will: Will | None = None
+    will: Will | None = None  # what the broker publishes for us when the link breaks
     optional_topics: frozenset[str] = frozenset()
     window_messages: int = 64
     window_bytes: int = 4 * 1024 * 1024

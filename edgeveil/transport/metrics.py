@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -30,7 +31,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_Peak())
+        text = "The most resident memory since the process began."
+        peak = Gauge("edgeveil_peak_resident_memory_bytes", text, registry=self.registry)
+        peak.set_function(lambda: peak_rss_bytes() or math.nan)
 
     async def page(self, _request: Request) -> Response:
         return self.shown()
@@ -74,19 +77,11 @@ class StateDisk(Collector):
             yield gauge("state_size_bytes", "Size of the file system of its state.", size)
 
 
-class _Peak(Collector):
-    def collect(self) -> Iterator[Metric]:
-        if (peak_bytes := peak_rss_bytes()) is not None:
-            text = "The most resident memory since the process began."
-            yield gauge("peak_resident_memory_bytes", text, peak_bytes)
-
-
 def peak_rss_bytes(pid: int | None = None) -> int | None:
     """The kernel's mark of a process's memory, this one's without `pid`; None if it has none."""
     with suppress(OSError, ValueError, IndexError):
-        for line in (
-            Path(f"/proc/{pid or 'self'}/status").read_text("ascii", "replace").splitlines()
-        ):
+        status = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", "replace")
+        for line in status.splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return None

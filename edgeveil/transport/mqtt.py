@@ -294,7 +294,7 @@ class MqttConnection:
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         if settings.will is not None:
-            client.will_set(settings.will.topic, settings.will.payload, qos=1)
+            client.will_set(*settings.will, qos=1)
         client.max_inflight_messages_set(settings.window_messages)
         client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = lambda _c, _d, sock: self.watch.want_write(sock, True)

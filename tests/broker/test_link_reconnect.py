@@ -9,7 +9,7 @@ import pytest
 from broker_harness import DOWN, UP, WAIT_S, Ear, linked, make_link
 
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.transport.link import LinkDown, LinkSettings, Topics, Will
+from edgeveil.transport.link import LinkDown, LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_tools.site.brokers import free_port
 
@@ -105,7 +105,7 @@ async def test_the_last_will_is_published_for_the_dead_not_for_those_who_close(b
     topic = UP.format("ada")
     async with linked(broker, "proxy", [UP.format("+")]) as (_, ear):
         for died in (False, True):
-            link = make_link(broker, "ada", will=Will(topic, b"gone"))
+            link = make_link(broker, "ada", will=(topic, b"gone"))
             await link.connect_or_raise()
             await link.publish(topic, b"here")
             assert await ear.message() == (topic, b"here")

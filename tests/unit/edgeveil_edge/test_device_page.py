@@ -14,7 +14,7 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import site
 from tests.unit.edgeveil_edge.test_conditions import WELL
-from tests.unit.edgeveil_edge.test_edge_control import running
+from tests.unit.edgeveil_edge.test_edge_control import running, written
 
 OWN = {"X-EdgeVeil": "1"}
 
@@ -109,18 +109,8 @@ def test_a_stranger_sees_an_empty_page_and_nothing_of_the_device(own):
     opened(own, work)
 
 
-def test_the_printed_address_logs_in_once(own, capsys, tmp_path):
-    config = tmp_path / "edge.yaml"
-    config.write_text(
-        f"""edge:
-  name: kitchen
-  broker: {{url: "mqtt://127.0.0.1:1"}}
-  state_dir: {own.state_dir}
-  cloud_key_file: {own.cloud_key_file}
-  proxy_key_file: {own.proxy_key_file}
-  data: {{name: bench, source: digits}}
-"""
-    )
+def test_the_printed_address_logs_in_once(own, capsys):
+    config = written(own)
 
     def work(client, _process):
         assert main(["edge", "status", "--page", "--config", str(config)]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -110,41 +110,47 @@ def test_the_inbox_and_refusals_are_shown():
     assert refused["forged"] == 0  # the first one is an increase
 
 
-async def test_a_step_that_does_not_end_is_told(monkeypatch):
-    monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
-    begun, goes_on = asyncio.Event(), asyncio.Event()
-
-    class Sends(Quiet):
-        def handle(self, event, now_s):
-            return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))]
-
-    async def stuck(_to, _frame):
-        begun.set()
-        await goes_on.wait()
-
-    runtime = Runtime(Sends(), Host(), stuck, None, logging.getLogger("edgeveil.test"), 4096)
-    feeding = asyncio.create_task(runtime.run())
+@asynccontextmanager
+async def fed(machine, publish):
+    runtime = Runtime(machine, Host(), publish, None, logging.getLogger("edgeveil.test"), 4096)
     assert not runtime.turns  # nobody feeds it yet
-    runtime.post(fx.Command("go"))
-    await begun.wait()
-    assert runtime.turns
-    await asyncio.sleep(0.1)
-    assert not runtime.turns
-    goes_on.set()
-    await asyncio.sleep(0.01)
-    assert runtime.turns
+    feeding = asyncio.create_task(runtime.run())
+    yield runtime
     feeding.cancel()
     await asyncio.wait([feeding])
     assert not runtime.turns
 
 
+class Sends(Quiet):
+    def __init__(self, times):
+        self._times = times
+
+    def handle(self, event, now_s):
+        return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * self._times
+
+
+async def test_a_step_that_does_not_end_is_told(monkeypatch):
+    monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stuck(_to, _frame):
+        begun.set()
+        await goes_on.wait()
+
+    async with fed(Sends(1), stuck) as runtime:
+        runtime.post(fx.Command("go"))
+        await begun.wait()
+        assert runtime.turns
+        await asyncio.sleep(0.1)
+        assert not runtime.turns
+        goes_on.set()
+        await asyncio.sleep(0.01)
+        assert runtime.turns
+
+
 async def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
     done, turned = asyncio.Event(), []
-
-    class Sends(Quiet):
-        def handle(self, event, now_s):
-            return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * 4
 
     async def slowly(_to, _frame):
         turned.append(runtime.turns)
@@ -153,20 +159,14 @@ async def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(monkeypatch
         if len(turned) == 4:
             done.set()
 
-    runtime = Runtime(Sends(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
-    feeding = asyncio.create_task(runtime.run())
-    runtime.post(fx.Command("go"))
-    await done.wait()
-    assert turned == [True] * 4
-    feeding.cancel()
-    await asyncio.wait([feeding])
-    runtime = Runtime(Quiet(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
-    feeding = asyncio.create_task(runtime.run())
-    await asyncio.sleep(0.01)
-    assert runtime.turns
-    time.sleep(0.1)  # as another thread sees it
-    assert not runtime.turns
-    await asyncio.sleep(0.01)
-    assert runtime.turns
-    feeding.cancel()
-    await asyncio.wait([feeding])
+    async with fed(Sends(4), slowly) as runtime:
+        runtime.post(fx.Command("go"))
+        await done.wait()
+        assert turned == [True] * 4
+    async with fed(Quiet(), slowly) as runtime:
+        await asyncio.sleep(0.01)
+        assert runtime.turns
+        time.sleep(0.1)  # as another thread sees it
+        assert not runtime.turns
+        await asyncio.sleep(0.01)
+        assert runtime.turns

@@ -101,48 +101,6 @@ def test_frames_may_end_anywhere_and_pings_between_them_are_answered():
         assert (pong[0], pong[1] & 0x7F) == (0x8A, 1)
 
 
-def test_what_is_sent_is_whole_although_the_other_side_reads_late():
-    with stream_and_peer() as (stream, peer):
-        said = bytes(range(256)) * 4000
-        heard = bytearray()
-
-        def listen():
-            while len(heard) < len(said):
-                head = exactly(peer, 2)
-                size = head[1] & 0x7F
-                if size == 126:
-                    (size,) = struct.unpack("!H", exactly(peer, 2))
-                elif size == 127:
-                    (size,) = struct.unpack("!Q", exactly(peer, 8))
-                mask = exactly(peer, 4)
-                body = exactly(peer, size)
-                whole = int.from_bytes((mask * (size // 4 + 1))[:size], "big")
-                heard.extend((int.from_bytes(body, "big") ^ whole).to_bytes(size, "big"))
-
-        blocked, at = 0, 0
-        try:
-            at += stream.send(said)
-        except BlockingIOError:
-            blocked += 1
-        assert (blocked, at) == (1, 0)  # the frame is larger than the socket takes
-        listener = threading.Thread(target=listen)
-        listener.start()
-        while at < len(said):
-            try:
-                at += stream.send(said[at:])
-            except BlockingIOError:
-                continue
-        listener.join()
-        assert bytes(heard) == said
-
-
-def exactly(sock, size):
-    found = b""
-    while len(found) < size:
-        found += sock.recv(size - len(found))
-    return found
-
-
 def test_a_frame_above_the_limit_ends_the_connection_by_its_length_alone():
     with stream_and_peer() as (stream, peer):
         peer.sendall(bytes([0x82, 127]) + struct.pack("!Q", LIMIT_BYTES + 1))
