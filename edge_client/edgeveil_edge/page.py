@@ -19,6 +19,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.config.edge import LoopbackHttp
@@ -156,43 +157,49 @@ class DevicePage:
         names, release = self._job_names(own.get("jobs", ())), self._release_told()
         if release and "job" in release:
             names.setdefault(release["job_id"], release["job"])
+        same = (
+            "max_epsilon_per_job",
+            "lifetime_epsilon",
+            "lifetime_delta",
+            "max_inference_epsilon",
+        )
+        limits = {key: getattr(policy, key) for key in same}
+        limits["lifetime_collusion_epsilon"] = policy.collusion_epsilon_in_all
         return {
             **device.standing(own),
             "role": site.role,
             "cell": site.cell,
             "data": site.data.name,
+            "names": names,
             "wanted": conditions.wanted(site.conditions),
             "interval_s": conditions.PRESENCE_INTERVAL_S,
-            "names": names,
             "ledger": ledger,
             "spent": own,
-            "policy": {
-                "max_epsilon_per_job": policy.max_epsilon_per_job,
-                "lifetime_epsilon": policy.lifetime_epsilon,
-                "lifetime_collusion_epsilon": policy.collusion_epsilon_in_all,
-                "lifetime_delta": policy.lifetime_delta,
-                "max_inference_epsilon": policy.max_inference_epsilon,
-            },
-            "next_refusal": own.get("next_refusal"),
+            "policy": limits,
             "release": release,
+            "next_refusal": own.get("next_refusal"),
         }
 
     def _job_names(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         found = {}
         for job in (one["job"] for one in jobs):
-            try:
-                kept = self._device.device.store.job(bytes.fromhex(job))
-                found[job] = str(json.loads(kept[0])["job"])[:_NAME_CHARACTERS] if kept else ""
-            except (ValueError, KeyError, TypeError):
-                continue
-        return {job: name for job, name in found.items() if name}
+            with suppress(ValueError, KeyError, TypeError):
+                if kept := self._device.device.store.job(bytes.fromhex(job)):
+                    found[job] = str(json.loads(kept[0])["job"])[:_NAME_CHARACTERS]
+        return found
 
     def _release_told(self) -> dict[str, Any] | None:
         releases = self._device.device.host.releases
         mark = releases.mark()
         if mark != self._release[0]:
+            told: dict[str, Any] | None = None
             try:
-                told = _of_release(releases.current(), releases.history())
+                if (now := releases.current()) is not None:
+                    same = ("version", "job", "digest", "expires_s")
+                    told = {key: getattr(now, key) for key in same}
+                    told |= {"job_id": str(now.meta.get("job_id", ""))}
+                    told |= {"installed_s": now.path.stat().st_mtime}
+                    told |= {"earlier": releases.history()[:-1]}
             except EdgeVeilError as error:
                 told = {"problem": f"{error.what}; {error.fix}"}
             self._release = mark, told
@@ -213,17 +220,3 @@ class DevicePage:
     async def _rollback(self, _request: Request) -> Response:
         release = await self._device.roll_back()
         return Response.of_json({"release": release})
-
-
-def _of_release(release: Any, history: list[str]) -> dict[str, Any] | None:
-    if release is None:
-        return None
-    return {
-        "version": release.version,
-        "job": release.job,
-        "job_id": str(release.meta.get("job_id", "")),
-        "digest": release.digest,
-        "installed_s": release.path.stat().st_mtime,
-        "expires_s": release.expires_s,
-        "earlier": history[:-1],
-    }
