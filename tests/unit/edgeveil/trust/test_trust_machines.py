@@ -169,7 +169,7 @@ class Documents:
 
 
 def proxy(keys: PeerKeys = UNDER_ROOT, **options: Any) -> ProxyMachine:
-    return ProxyMachine(Signer("proxy", PROXY), keys, OneDevice(), trust=Documents(), **options)
+    return ProxyMachine(Signer("proxy", PROXY), keys, OneDevice(), trust=Documents().after, **options)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
         OneDevice(),
         None,
         ProxySettings(packet_bytes=4096),
-        Long(),
+        Long().after,
     )
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=3))
     out = told(machine, hello, fx.DeviceAddress(DEVICE_ID))

@@ -239,7 +239,7 @@ BOTH, CLASSES = "both evaluations", "both classes past theirs"
         ),
         (lambda: record_attack(30_000, half_the_nominal_records), record_attack, CLASSES),
         (
-            lambda: selection_attack(30_000, "exponential", at_half_the_scale, monotonic=False),
+            lambda: selection_attack(30_000, at_half_the_scale, monotonic=False),
             None,
             "the favoured one",
         ),
