@@ -108,11 +108,16 @@ OWNERS = {
 def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     first = provision(small(folder))
     mine, other = first.edges[:2]
+    cloud = yaml.safe_load(first.cloud.read_text())
+    cloud["cloud"]["test_data"] = [{"name": "mine", "source": "csv", "path": "mine.csv"}]
+    first.cloud.write_text(yaml.safe_dump(cloud))
     found = yaml.safe_load(mine.read_text())
     found["edge"] |= OWNERS | {"name": "old", "limits": {"outbox_bytes": 65536}}
     mine.write_text(yaml.safe_dump(found))
     before = yaml.safe_load(other.read_text())
     second = provision(small(folder, devices=4, host="::1"), force=True)
+    again = yaml.safe_load(first.cloud.read_text())["cloud"]
+    assert again["test_data"] == cloud["cloud"]["test_data"]
     now = yaml.safe_load(mine.read_text())["edge"]
     assert {key: now[key] for key in OWNERS} == OWNERS
     assert (now["name"], now["limits"]) == ("box-1", {"outbox_bytes": 1 << 28})
@@ -127,15 +132,6 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     provision(second.plan, force=True)
     now = yaml.safe_load(mine.read_text())["edge"]
     assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
-
-
-def test_force_leaves_the_clouds_test_sets(folder):
-    site = provision(small(folder))
-    found = yaml.safe_load(site.cloud.read_text())
-    found["cloud"]["test_data"] = [{"name": "mine", "source": "csv", "path": "mine.csv"}]
-    site.cloud.write_text(yaml.safe_dump(found))
-    provision(site.plan, force=True)
-    assert yaml.safe_load(site.cloud.read_text()) == found
 
 
 @pytest.mark.parametrize(("stands", "planned", "kept"), [(7, 3, 7), (3, 5, 5), (None, 2, 2)])

@@ -91,10 +91,7 @@ class TrustFolder:
     def delegated(self) -> Delegated:
         found = self.trusted().delegated
         if found is None:
-            what, fix = (
-                "its newest delegations are not signed",
-                "edgeveil trust sign, with the keys",
-            )
+            what, fix = "its delegations are not signed", "edgeveil trust sign, with missing keys"
             raise TrustError("too_few_signatures", what, where=str(self.folder), fix=fix)
         return found
 
