@@ -140,10 +140,14 @@ def load_as(kind: type[S], path: Path) -> S:
     site = load_site(path)
     if isinstance(site, kind):
         return site
-    wanted = kind.__name__.removesuffix("Site").lower()
-    found = type(site).__name__.removesuffix("Site").lower()
+    wanted, found = kind.__name__.removesuffix("Site").lower(), role_of(site)
     what = f"is a{'n' * (found == 'edge')} {found} site file, wanted a{'n' * (wanted == 'edge')}"
     raise UsageError(f"{what} {wanted} one", where=str(path), fix=f"pass it to edgeveil {found}")
+
+
+def role_of(site: Site) -> str:
+    """`cloud`, `proxy`, `edge` or `broker`."""
+    return type(site).__name__.removesuffix("Site").lower()
 
 
 def load_edge(path: Path) -> EdgeSite:

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.site_files import load_site
 from edgeveil.errors import UsageError
 from edgeveil.logs import printable
-from edgeveil_tools.cli.common import answer, load_as, load_edge
+from edgeveil.transport.process import OwnFolder, make_signing_key, own_audit_log
+from edgeveil_tools.cli.common import answer, load_as, load_edge, role_of
 
 if TYPE_CHECKING:
-    from edgeveil.audit_log import OwnAuditLog
-    from edgeveil.config.cloud import CloudSite
     from edgeveil.config.proxy import ProxySite
     from edgeveil_proxy.claims import ClaimBook
     from edgeveil_proxy.registry import Registry
@@ -40,11 +40,10 @@ def cloud(args: argparse.Namespace) -> int:
     from edgeveil_cloud.main import run
 
     if args.accept_registry:
-        from edgeveil.transport.process import OwnFolder
         from edgeveil_cloud.role import store_of
 
         with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
-            _own_log(site.state_dir, "cloud").append("accept_registry", {})
+            own_audit_log(site.state_dir, "cloud").append("accept_registry", {})
             store = store_of(site)
             store.accept_registry()
             store.close()
@@ -121,39 +120,34 @@ def _standing(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def keys(args: argparse.Namespace) -> int:
-    from edgeveil.config.cloud import CloudSite
-    from edgeveil.config.edge import EdgeSite
-    from edgeveil.config.proxy import ProxySite
-    from edgeveil.config.site_files import load_site
-
     site = load_site(args.config)
-    if args.token and not isinstance(site, CloudSite):
+    role, state_dir = role_of(site), getattr(site, "state_dir", None)
+    if args.token and role != "cloud":
         raise UsageError("is of a cloud", where="--token", fix="name the cloud's site file")
-    if args.out and not isinstance(site, EdgeSite):
+    if args.out and role != "edge":
         raise UsageError("is of a device", where="--out", fix="leave it out")
-    if isinstance(site, EdgeSite):
+    if role == "edge":
         return _device_keys(args)
-    if not isinstance(site, CloudSite | ProxySite):
+    if state_dir is None:
         raise UsageError("a broker has no keys of its own", where=str(args.config))
-    names = ("cloud", "releases") if isinstance(site, CloudSite) else ("proxy",)
-    made = _token(args, site.state_dir) if args.token else _signing_keys(args, site, names)
+    names = ("cloud", "releases") if role == "cloud" else ("proxy",)
+    made = _token(args, state_dir) if args.token else _signing_keys(args, state_dir, names)
     files = [str(path) for path in made]
     return answer(args, files, {"files": files})
 
 
 def _signing_keys(
-    args: argparse.Namespace, site: CloudSite | ProxySite, names: Sequence[str]
+    args: argparse.Namespace, state_dir: Path, names: Sequence[str]
 ) -> Iterator[Path]:
-    from edgeveil.transport.process import make_signing_key
     from edgeveil.trust.believed import next_key
 
     for name in names:
         if args.next:
-            _own_log(site.state_dir, names[0]).append("next_key", {"key": name})
-            yield next_key(site.state_dir, name)
+            own_audit_log(state_dir, names[0]).append("next_key", {"key": name})
+            yield next_key(state_dir, name)
         else:
-            make_signing_key(site.state_dir, name)
-            yield site.state_dir / f"{name}.pub"
+            make_signing_key(state_dir, name)
+            yield state_dir / f"{name}.pub"
 
 
 def _token(args: argparse.Namespace, state_dir: Path) -> Iterator[Path]:
@@ -161,7 +155,7 @@ def _token(args: argparse.Namespace, state_dir: Path) -> Iterator[Path]:
 
     scope = Scope[args.token.upper()]
     if args.next:
-        _own_log(state_dir, "cloud").append("rotate_token", {"scope": scope.label})
+        own_audit_log(state_dir, "cloud").append("rotate_token", {"scope": scope.label})
         rotate_token(state_dir, scope)
     else:
         load_or_make_token(state_dir, scope)
@@ -170,7 +164,6 @@ def _token(args: argparse.Namespace, state_dir: Path) -> Iterator[Path]:
 
 def _device_keys(args: argparse.Namespace) -> int:
     from edgeveil.crypto.keys import SigningKey
-    from edgeveil.transport.process import OwnFolder
     from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity, renew_opening
     from edgeveil_edge.store import STORE_FILE, DeviceStore
 
@@ -226,27 +219,15 @@ def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
             known = frozenset(one for raw in roots for one in root_keys(raw)[0])
             return read_audit(place / AUDIT_FILE, known)
         return read_audit(place / AUDIT_FILE, signers(place, key))
-    from edgeveil.config.cloud import CloudSite
-    from edgeveil.config.proxy import ProxySite
-    from edgeveil.config.site_files import load_site
-
     site = load_site(place)
-    if not isinstance(site, CloudSite | ProxySite):
+    role, state_dir = role_of(site), getattr(site, "state_dir", None)
+    if state_dir is None or role == "edge":
         fix = "name a cloud's or proxy's site file, a site's folder or the root's"
         raise UsageError("keeps no log of administrators", where=str(place), fix=fix)
-    if not (site.state_dir / AUDIT_FILE).exists():
-        return ()
-    return _own_log(site.state_dir, "cloud" if isinstance(site, CloudSite) else "proxy").read()
-
-
-def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
-    from edgeveil.transport.process import own_audit_log
-
-    return own_audit_log(state_dir, role)
+    return own_audit_log(state_dir, role).read() if (state_dir / AUDIT_FILE).exists() else ()
 
 
 def backup(args: argparse.Namespace) -> int:
-    from edgeveil.config.site_files import load_site
     from edgeveil_tools.site.state_backup import back_up
 
     made = back_up(load_site(args.config), args.out)
@@ -255,7 +236,6 @@ def backup(args: argparse.Namespace) -> int:
 
 
 def restore(args: argparse.Namespace) -> int:
-    from edgeveil.config.site_files import load_site
     from edgeveil_tools.site.state_backup import restore as put_back
 
     done = put_back(
@@ -290,7 +270,7 @@ def admit(args: argparse.Namespace) -> int:
     enrolments = [one for path in files for one in Enrolment.load_all(path)]
     for enrolment in enrolments:  # all or none: a bad file is found before anything changes
         enrolment.verify()
-    log, lines = _own_log(site.state_dir, "proxy"), []
+    log, lines = own_audit_log(site.state_dir, "proxy"), []
     with _registry(site) as registry:
         for enrolment in enrolments:
             log.append("admit", {"device": enrolment.device_id})
@@ -324,7 +304,7 @@ def _make_claims(args: argparse.Namespace) -> int:
             what = f"{name} is device {devices[name]} already"
             raise UsageError(what, fix="give a new box a new name")
     said = {"names": args.names, "valid_h": args.valid_h}
-    _own_log(site.state_dir, "proxy").append("claims", said)
+    own_audit_log(site.state_dir, "proxy").append("claims", said)
     with _claim_book(site) as book:
         made = [(name, claim_text(key)) for name, key in book.add(args.names, 3600 * args.valid_h)]
     lines = [f"{name},{text}" for name, text in made]
@@ -389,7 +369,7 @@ def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
 
 def revoke(args: argparse.Namespace) -> int:
     site = _proxy_site(args.config)
-    log, lines = _own_log(site.state_dir, "proxy"), []
+    log, lines = own_audit_log(site.state_dir, "proxy"), []
     with _registry(site) as registry:
         for one in args.ids:
             if _is_claim(site, one):
