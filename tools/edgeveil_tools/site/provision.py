@@ -154,16 +154,14 @@ class SitePlan:
         files = {"cert_file": f"tls/broker-{domain}.crt", "key_file": f"tls/broker-{domain}.key"}
         websockets = {"websockets_port": self.port(domain, websockets=True)}
         return {
-            "broker": {
-                "engine": self.engine,
-                "host": self.host,
-                "port": self.port(domain),
-                "users_file": f"passwords/{domain}-broker.users",
-                "acl": domain.partition("-")[0],
-                **({"cells": list(self.cells_at(domain))} if self.cells else {}),
-                **(websockets if self.websockets else {}),
-                **({"tls": files} if self.tls else {}),
-            }
+            "engine": self.engine,
+            "host": self.host,
+            "port": self.port(domain),
+            "users_file": f"passwords/{domain}-broker.users",
+            "acl": domain.partition("-")[0],
+            **({"cells": list(self.cells_at(domain))} if self.cells else {}),
+            **(websockets if self.websockets else {}),
+            **({"tls": files} if self.tls else {}),
         }
 
     def cloud(self) -> Settings:
@@ -172,40 +170,36 @@ class SitePlan:
             keys = {cell: f"keys/{of_cell('proxy', cell)}.pub" for cell in self.cells}
             pinned = {"cells": [{"name": one, "proxy_key_file": key} for one, key in keys.items()]}
         return {
-            "cloud": {
-                "broker": self._link("cloud", "cloud", "cloud"),
-                "state_dir": "state/cloud",
-                **pinned,
-                "http": {"host": self.host, "port": self.ports.cloud_http},
-                "test_data": self._data(),
-                "allow_python_models": bool(self.policy.allowed_python_models),
-                **self._store(self.ports.cloud_blobs),
-                "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
-                "record_dir": None if self.record_dir is None else str(self.record_dir),
-            }
+            "broker": self._link("cloud", "cloud", "cloud"),
+            "state_dir": "state/cloud",
+            **pinned,
+            "http": {"host": self.host, "port": self.ports.cloud_http},
+            "test_data": self._data(),
+            "allow_python_models": bool(self.policy.allowed_python_models),
+            **self._store(self.ports.cloud_blobs),
+            "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
+            "record_dir": None if self.record_dir is None else str(self.record_dir),
         }
 
     def proxy(self, cell: str = "") -> Settings:
         user, name = proxy_user(cell), of_cell("proxy", cell)
         return {
-            "proxy": {
-                "edge_broker": self._link(of_cell("edge", cell), user, f"{name}-edge"),
-                "cloud_broker": self._link("cloud", user, f"{name}-cloud"),
-                **({"cell": cell} if cell else {}),
-                "state_dir": f"state/{name}",
-                "cloud_key_file": "keys/cloud.pub",
-                "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
-                "min_batch_floor": self.min_batch_floor,
-                **self._store(self.ports.proxy_blobs),
-                **self._access("cloud_blobs", self.ports.cloud_blobs),
-                "limits": self._limits(
-                    ProxyLimits(),
-                    blob_bytes=self._batch_bytes,
-                    upload_bytes=self.upload_bytes,
-                    spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
-                    cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
-                ),
-            }
+            "edge_broker": self._link(of_cell("edge", cell), user, f"{name}-edge"),
+            "cloud_broker": self._link("cloud", user, f"{name}-cloud"),
+            **({"cell": cell} if cell else {}),
+            "state_dir": f"state/{name}",
+            "cloud_key_file": "keys/cloud.pub",
+            "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
+            "min_batch_floor": self.min_batch_floor,
+            **self._store(self.ports.proxy_blobs),
+            **self._access("cloud_blobs", self.ports.cloud_blobs),
+            "limits": self._limits(
+                ProxyLimits(),
+                blob_bytes=self._batch_bytes,
+                upload_bytes=self.upload_bytes,
+                spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
+                cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
+            ),
         }
 
     def edge(self, number: int, device_id: str) -> Settings:
@@ -220,19 +214,17 @@ class SitePlan:
             "classes": self.classes,
         }
         return {
-            "edge": {
-                "name": f"box-{number}",
-                "role": "infer" if number > self.devices - self.infer_only else "train",
-                "broker": self._link(of_cell("edge", cell), device_id, f"edge-{number}"),
-                **({"cell": cell} if cell else {}),
-                "state_dir": f"state/edge-{number}",
-                "cloud_key_file": "keys/cloud.pub",
-                "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
-                "data": {**self._data(), "shard": shard},
-                "policy": policy.model_dump(mode="json", exclude_none=True),
-                **self._access("blobs", self.ports.proxy_blobs),
-                "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
-            }
+            "name": f"box-{number}",
+            "role": "infer" if number > self.devices - self.infer_only else "train",
+            "broker": self._link(of_cell("edge", cell), device_id, f"edge-{number}"),
+            **({"cell": cell} if cell else {}),
+            "state_dir": f"state/edge-{number}",
+            "cloud_key_file": "keys/cloud.pub",
+            "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
+            "data": {**self._data(), "shard": shard},
+            "policy": policy.model_dump(mode="json", exclude_none=True),
+            **self._access("blobs", self.ports.proxy_blobs),
+            "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
         }
 
     @property
@@ -400,7 +392,7 @@ def _write(plan: SitePlan) -> Site:
         if plan.edge_file(number).exists():
             load_site(plan.edge_file(number))  # one that is damaged is told before anything else
     files = {cell: folder / f"{of_cell('proxy', cell)}.yaml" for cell in plan.cell_names}
-    proxies = {cell: with_owners_word(plan.proxy(cell), at) for cell, at in files.items()}
+    proxies = {c: with_owners_word({"proxy": plan.proxy(c)}, at) for c, at in files.items()}
     cloud = _cloud(plan)
     for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
         state, role = folder / "state" / name, name.partition("-")[0]
@@ -417,7 +409,7 @@ def _write(plan: SitePlan) -> Site:
     return Site(
         plan=plan,
         brokers={
-            domain: _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
+            domain: _site_file(folder / f"broker-{domain}.yaml", {"broker": plan.broker(domain)})
             for domain in plan.domains
         },
         cloud=_site_file(folder / "cloud.yaml", cloud),
@@ -436,12 +428,12 @@ def _cloud(plan: SitePlan) -> Settings:
     new, file = plan.cloud(), plan.folder / "cloud.yaml"
     found = parsed(read(file), str(file)).value.get("cloud") if file.exists() else None
     kept = {"test_data": found["test_data"]} if found and found.get("test_data") else {}
-    return {"cloud": {**new["cloud"], **kept}}
+    return {"cloud": {**new, **kept}}
 
 
 def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
     """A device's settings, with its owner's blocks."""
-    new = plan.edge(number, device_id)
+    new = {"edge": plan.edge(number, device_id)}
     found = with_owners_word(new, plan.edge_file(number))
     shard = found["edge"]["data"].get("shard")
     if isinstance(shard, dict) and shard.get("index") == number - 1:

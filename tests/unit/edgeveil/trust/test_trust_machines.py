@@ -169,7 +169,8 @@ class Documents:
 
 
 def proxy(keys: PeerKeys = UNDER_ROOT, **options: Any) -> ProxyMachine:
-    return ProxyMachine(Signer("proxy", PROXY), keys, OneDevice(), trust=Documents().after, **options)
+    signer, trust = Signer("proxy", PROXY), Documents().after
+    return ProxyMachine(signer, keys, OneDevice(), trust=trust, **options)
 
 
 @pytest.mark.parametrize(
