@@ -105,7 +105,7 @@ class WebSocketBytes:
         return taken
 
     def feed_eof(self) -> None:
-        """What the library calls when it ends the connection; the socket's own end serves."""
+        """Called by the library at the connection's end; the socket's own end serves."""
 
 
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
@@ -191,11 +191,8 @@ def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     for name, kind, port in (("default", "tcp", "port"), ("websockets", "ws", "websockets_port")):
         if settings[port] is not None:
             # The library splits at the last colon, and takes no brackets for an IPv6 address.
-            listeners[name] = {
-                "type": kind,
-                "bind": f"{settings['host']}:{settings[port]}",
-                **every,
-            }
+            bind = f"{settings['host']}:{settings[port]}"
+            listeners[name] = {"type": kind, "bind": bind, **every}
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
     }
