@@ -411,6 +411,10 @@ CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
 )
 
 
+KEPT = (rounds_intact, counted_once, acknowledged_counted, ledgers_exact, models_same)
+"""Of those what holds of a site whose brokers or store went away."""
+
+
 def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
     return [outcome(check, check(found, facts)) for check in CHECKS]
 

@@ -259,6 +259,13 @@ def tap_spool(spool: Path) -> None:
     _tap(spool, _TAP_SPOOL)
 
 
+def tap_site(plan: SitePlan) -> None:
+    """Keep both of a site of one cell."""
+    tap_spool(spool_of(plan, ""))
+    for number in range(1, plan.devices + 1):
+        tap_ledger(plan.edge_state(number) / LEDGER_FILE)
+
+
 def tap_store(store: Path) -> None:
     """Keep which batch of which cell the cloud opened; a commit deletes these rows."""
     _tap(store, _TAP_STORE)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.privacy.ledger import LEDGER_FILE
-from edgeveil_proxy.spool import SPOOL_FILE
 from tests.chaos import checks
-from tests.chaos.evidence import collect, tap_ledger, tap_spool
+from tests.chaos.evidence import collect, tap_site
 from tests.kits.clustered_site import ClusteredSite, Start
 from tests.kits.live_site import wait_for
 from tests.kits.nats_cluster import NatsCluster
@@ -95,9 +93,7 @@ def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(
 def begun(live: ClusteredSite, rounds: int) -> str:
     """A job under way, of whose traces the checks know."""
     live.begin()
-    tap_spool(live.plan.folder / "state" / "proxy" / SPOOL_FILE)
-    for number in range(1, DEVICES + 1):
-        tap_ledger(live.plan.edge_state(number) / LEDGER_FILE)
+    tap_site(live.plan)
     return live.submit(rounds=rounds, every=0)
 
 
@@ -108,11 +104,4 @@ def ended_in_order(live: ClusteredSite, job: str) -> None:
     live.stop_all()
     found = collect(live.site, live.logs)
     assert [one.status for one in found.jobs] == ["completed"]
-    checks.all_hold(
-        found,
-        checks.rounds_intact,
-        checks.counted_once,
-        checks.acknowledged_counted,
-        checks.ledgers_exact,
-        checks.models_same,
-    )
+    checks.all_hold(found, *checks.KEPT)
