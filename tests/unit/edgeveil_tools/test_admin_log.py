@@ -15,6 +15,7 @@ from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_tools.cli import main
+from tests.kits.cloud_control import StoreControl
 
 TOKENS = {Scope.SUBMIT: "s" * 43, Scope.READ: "r" * 43}
 
@@ -133,9 +134,10 @@ def test_a_log_is_appended_to_without_reading_what_is_far_behind(tmp_path):
     assert len(log.read()) == 40
 
 
-class Control:
+class LoggedControl(StoreControl):
     def __init__(self, store, log):
-        self.store, self.log = store, log
+        super().__init__(store)
+        self.log = log
 
     def check(self, job_yaml):
         pass
@@ -144,15 +146,6 @@ class Control:
         assert self.log.read()[-1]["action"] == "submit"  # written before it is done
         return self.store.submit_job("a", job_yaml.encode(), bytes(32)).id
 
-    def cancel(self, job):
-        self.store.cancel(job)
-
-    def status(self):
-        return {}
-
-    def resume(self, job):
-        self.store.resume(job)
-
 
 def test_the_cloud_writes_down_who_submits_and_cancels(tmp_path):
     make_signing_key(tmp_path, "cloud")
@@ -160,7 +153,7 @@ def test_the_cloud_writes_down_who_submits_and_cancels(tmp_path):
 
     async def run():
         store = Store()
-        control = Control(store, log)
+        control = LoggedControl(store, log)
         app = make_app(store, control, lambda: TOKENS, audit=log.append)
         server = await app.start()
         async with aiohttp.ClientSession(server.url) as session:
