@@ -58,7 +58,7 @@ def facts(version: Path) -> dict:
 def put_back(site: object, version: Path, role: str, folder: Path) -> Path:
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
-    restore(site, archive, nothing_since=True)
+    restore(site, archive, vouched=True)
     return site.state_dir
 
 

@@ -92,7 +92,7 @@ def test_a_device_is_as_it_was_and_the_archive_is_its_owners_alone(edge, tmp_pat
     )
     keys = {path: raw for path, raw in contents(edge.state_dir).items() if path.endswith(".key")}
     shutil.rmtree(edge.state_dir)
-    restore(edge, archive, nothing_since=True)
+    restore(edge, archive, vouched=True)
     assert keys.items() <= contents(edge.state_dir).items()
     assert paid(edge) == pytest.approx(1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -102,7 +102,7 @@ def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_
     back_up(edge, tmp_path / "old")
     pay(edge, "second")
     before = contents(edge.state_dir)
-    for word in ({}, {"nothing_since": True}, {"ask_proxy": True}):
+    for word in ({}, {"vouched": True}):
         with pytest.raises(BackupError, match="has gone on to link 4"):
             restore(edge, tmp_path / "old", replace=True, **word)
     assert contents(edge.state_dir).items() >= before.items()
@@ -122,7 +122,7 @@ def test_without_a_ledger_it_takes_the_owners_word_or_the_proxys(edge, tmp_path)
     with pytest.raises(BackupError, match="nobody knows what was paid"):
         restore(edge, tmp_path / "box.backup")
     assert not edge.state_dir.exists()
-    restore(edge, tmp_path / "box.backup", ask_proxy=True)
+    restore(edge, tmp_path / "box.backup", vouched=True)
     assert paid(edge) == pytest.approx(1)
 
 
@@ -132,10 +132,10 @@ def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_pa
     (edge.state_dir / "ledger.head").unlink()
     before = contents(edge.state_dir)
     with pytest.raises(BackupError, match="has gone on to link 4"):
-        restore(edge, tmp_path / "old", replace=True, nothing_since=True)
+        restore(edge, tmp_path / "old", replace=True, vouched=True)
     assert contents(edge.state_dir).items() >= before.items()
     (edge.state_dir / LEDGER_FILE).write_bytes(b"no database")
-    restore(edge, tmp_path / "old", replace=True, nothing_since=True)
+    restore(edge, tmp_path / "old", replace=True, vouched=True)
     assert paid(edge) == pytest.approx(1)
 
 
@@ -183,15 +183,15 @@ def test_a_restore_leaves_those_beside_it_alone(edge, tmp_path, monkeypatch, oth
         found = unpacked(archive, scratch)
         monkeypatch.setattr(state_backup, "_unpacked", unpacked)
         if other:
-            restore(edge, archive, nothing_since=True)
+            restore(edge, archive, vouched=True)
         else:
             with pytest.raises(UsageError, match="another restore works there"):
-                restore(edge, archive, nothing_since=True)
+                restore(edge, archive, vouched=True)
         assert (scratch / "state").exists()
         return found
 
     monkeypatch.setattr(state_backup, "_unpacked", meanwhile)
-    restore(beside, tmp_path / "box.backup", nothing_since=True)
+    restore(beside, tmp_path / "box.backup", vouched=True)
     assert paid(beside) == paid(edge) == pytest.approx(1)
     assert not list(tmp_path.glob(".restore-*"))
 

@@ -238,13 +238,8 @@ def backup(args: argparse.Namespace) -> int:
 def restore(args: argparse.Namespace) -> int:
     from edgeveil_tools.site.state_backup import restore as put_back
 
-    done = put_back(
-        load_site(args.config),
-        args.archive,
-        replace=args.replace,
-        nothing_since=args.nothing_since,
-        ask_proxy=args.ask_proxy,
-    )
+    vouched, site = args.nothing_since or args.ask_proxy, load_site(args.config)
+    done = put_back(site, args.archive, replace=args.replace, vouched=vouched)
     lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
     if done.role == "proxy":
         lines += [

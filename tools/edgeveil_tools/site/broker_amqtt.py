@@ -108,15 +108,15 @@ class WebSocketBytes:
         """Called by the library at the connection's end; the socket's own end serves."""
 
 
+Stream = asyncio.StreamReader | WebSocketBytes
+Transport = asyncio.Transport | asyncio.WriteTransport
+
+
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
     """Ends the connection when a packet's part is longer than allowed."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader | WebSocketBytes,
-        transport: asyncio.Transport | asyncio.WriteTransport,
-        packet_bytes: int,
-        first: bytes,
+        self, reader: Stream, transport: Transport, packet_bytes: int, first: bytes
     ) -> None:
         super().__init__(reader)
         self.transport, self._packet_bytes, self._first = transport, packet_bytes, first
@@ -148,11 +148,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         await self._serve(stream, writer, websocket.transport, listener_name)
 
     async def _serve(
-        self,
-        reader: asyncio.StreamReader | WebSocketBytes,
-        writer: WriterAdapter,
-        transport: asyncio.Transport | asyncio.WriteTransport,
-        listener_name: str,
+        self, reader: Stream, writer: WriterAdapter, transport: Transport, listener_name: str
     ) -> None:
         try:
             first = await asyncio.wait_for(first_bytes(reader), _FIRST_PACKET_S)
@@ -169,7 +165,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         await self.external_connected(bounded, writer, listener_name)
 
 
-async def first_bytes(reader: asyncio.StreamReader | WebSocketBytes) -> bytes:
+async def first_bytes(reader: Stream) -> bytes:
     """The first packet up to the protocol version, or its first byte when it is no CONNECT.
 
     Raises ProtocolError where its length is none.

@@ -150,19 +150,14 @@ def _digest(path: Path) -> str:
 
 
 def restore(
-    site: Site,
-    archive: Path,
-    *,
-    replace: bool = False,
-    nothing_since: bool = False,
-    ask_proxy: bool = False,
+    site: Site, archive: Path, *, replace: bool = False, vouched: bool = False
 ) -> BackupManifest:
     """Put an archive in place of the state folder; with `replace` the one there is kept beside.
 
-    `nothing_since`: a device's owner vouches that it has answered nothing since the backup;
-    `ask_proxy`: that its proxy, which has counted its answers, will say what it was. Raises
-    BackupError: damaged, of another party or role, older than the ledger in place, or not vouched
-    for where no ledger is; UsageError: the process runs, or the folder is in use.
+    `vouched`: of a device, by its owner, that it has answered nothing since the backup, or that its
+    proxy has counted what it answered and will say so. Raises BackupError: damaged, of another
+    party or role, older than the ledger in place, or not vouched for where no ledger is;
+    UsageError: the process runs, or the folder is in use.
     """
     role, state = _state_of(site)
     state.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +169,7 @@ def restore(
         new = scratch / STATE
         _check_party(manifest, role, state if used else None, str(archive))
         if role == "edge":
-            _check_ledger(new, state, vouched=nothing_since or ask_proxy)
+            _check_ledger(new, state, vouched=vouched)
         with OwnFolder(state):
             if _is_used(state) != used:  # another restore was faster
                 raise _in_use(state)
