@@ -5,7 +5,7 @@ Its features are the values before the class scores, and the scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,46 +21,15 @@ Float32 = NDArray[np.float32]
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
 
 
-def _convolutions(
-    before: int, layers: Sequence[tuple[int, int, int]], *more: type
-) -> nn.Sequential:
-    """Convolutions (channels, kernel, stride), each with batch norm, ReLU and `more`(2)."""
-    found: list[nn.Module] = []
-    for channels, kernel, stride in layers:
-        found.append(nn.Conv2d(before, channels, kernel, stride, padding=kernel // 2, bias=False))
-        found += [nn.BatchNorm2d(channels), nn.ReLU(), *(kind(2) for kind in more)]
-        before = channels
-    return nn.Sequential(*found)
-
-
 def _array(values: torch.Tensor) -> Float32:
     """A parameter as an array of its own."""
     found: Float32 = values.detach().contiguous().numpy()
     return found
 
 
-def _folded(graph: NodeList, value: str, convolution: Any, norm: Any) -> str:
-    """Add a convolution, the batch norm after it folded in, and its ReLU."""
-    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-    weight = _array(convolution.weight * scale[:, None, None, None])
-    bias = _array(norm.bias - norm.running_mean * scale)
-    names, pads = (graph.constant(weight), graph.constant(bias)), [*convolution.padding] * 2
-    return graph.add("Relu", graph.add("Conv", value, *names, pads=pads))
-
-
-def _written(graph: NodeList, name: str, input_shape: tuple[int, ...], output_dim: int) -> bytes:
-    """The file of a graph from `image` (N, *input_shape) to what its last node gives (N, d)."""
-    from onnx import TensorProto, helper
-
-    graph.nodes[-1].output[0] = "features"
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", *input_shape])
-    found = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", output_dim])
-    return serialise(helper.make_graph(graph.nodes, name, [image], [found], graph.initializers))
-
-
 HIDDEN, CLASSES = 128, 10
 FEATURES = HIDDEN + CLASSES
-_LAYERS = ((32, 5, 1), (64, 3, 1), (128, 3, 1))
+_LAYERS = ((32, 5), (64, 3), (128, 3))  # channels, kernel
 _CLASS_SHARE = 0.3  # of the features' squared norm: what the class scores have
 _BATCH, _RATE, _DECAY, _SMOOTHING = 128, 2e-3, 1e-2, 0.1
 
@@ -70,7 +39,13 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = _convolutions(1, _LAYERS, nn.MaxPool2d)
+        self.convolutions, before = nn.Sequential(), 1
+        for channels, kernel in _LAYERS:
+            convolution = nn.Conv2d(before, channels, kernel, padding=kernel // 2, bias=False)
+            self.convolutions.extend(
+                [convolution, nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)]
+            )
+            before = channels
         side = PIXELS // 2 ** len(_LAYERS)
         self.dense = nn.Linear(_LAYERS[-1][0] * side * side, HIDDEN)
         self.head = nn.Linear(HIDDEN, CLASSES)
@@ -115,10 +90,17 @@ def train_encoder(
 
 def onnx_encoder(encoder: Encoder) -> bytes:
     """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 138), batch norms folded."""
+    from onnx import TensorProto, helper
+
     graph, value = NodeList(), "image"
     for k in range(len(_LAYERS)):
-        convolution, norm = encoder.convolutions[4 * k], encoder.convolutions[4 * k + 1]
-        value = _folded(graph, value, convolution, norm)
+        convolution: Any = encoder.convolutions[4 * k]
+        norm: Any = encoder.convolutions[4 * k + 1]
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        weight = graph.constant(_array(convolution.weight * scale[:, None, None, None]))
+        bias = graph.constant(_array(norm.bias - norm.running_mean * scale))
+        value = graph.add("Conv", value, weight, bias, pads=[*convolution.padding] * 2)
+        value = graph.add("Relu", value)
         value = graph.add("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
     values = graph.add("Gemm", graph.add("Flatten", value, axis=1), *_dense(graph, encoder.dense))
     scores = graph.add("Gemm", graph.add("Relu", values), *_dense(graph, encoder.head))
@@ -126,7 +108,10 @@ def onnx_encoder(encoder: Encoder) -> bytes:
     shares = ((values, 1 - _CLASS_SHARE), (graph.add("Sub", scores, mean), _CLASS_SHARE))
     parts = [graph.add("Mul", graph.unit_rows(v), graph.number(share**0.5)) for v, share in shares]
     graph.add("Concat", *parts, axis=1)
-    return _written(graph, "digits", (1, PIXELS, PIXELS), FEATURES)
+    graph.nodes[-1].output[0] = "features"
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, PIXELS, PIXELS])
+    found = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", FEATURES])
+    return serialise(helper.make_graph(graph.nodes, "digits", [image], [found], graph.initializers))
 
 
 def _dense(graph: NodeList, layer: nn.Linear) -> tuple[str, str]:
