@@ -200,7 +200,7 @@ S = TypeVar("S", bound=Enum)
 
 
 class StateTable(Generic[S]):
-    """`(state, what happened) -> next state`, and the diagram drawn from it."""
+    """`(state, what happened) -> next state`."""
 
     def __init__(self, start: S, table: Mapping[tuple[S, str], S]) -> None:
         self.start, self.table = start, dict(table)
@@ -217,8 +217,3 @@ class StateTable(Generic[S]):
     def allows(self, state: S, happened: str) -> bool:
         """Whether `step` would not raise."""
         return (state, happened) in self.table
-
-    def diagram(self) -> str:
-        lines = ["stateDiagram-v2", f"    [*] --> {self.start.value}"]
-        lines += [f"    {a.value} --> {b.value}: {how}" for (a, how), b in self.table.items()]
-        return "\n".join(lines)

@@ -1,16 +1,12 @@
 """One-time claims: the book of them, the desk that takes them, and its link.
 
 A claim is kept as its public key. It admits the first identity that it signs for, before it
-expires; the same identity may ask again, as answers get lost. Once admitted it asks in its own name
-for its next certificate.
+expires; the same identity may ask again, and later in its own name for its next certificate.
 
-Theory of operation. A request counts against its sender before it is parsed. The sender is the
-device whose topic it came on, which the broker vouches for, or the key that the topic of a box
-without a certificate names (`claim.key_id`): only that box knows the key, so nobody else spends
-what it may ask. Each sender that is known, a claim or a device, has a rate of its own; all others
-share one, and take nothing from those that are known. The same request again within an hour gets
-the certificate that was made for it.
-"""
+A request counts against its sender before it is parsed: the device whose topic it came on, which
+the broker vouches for, or the key that the topic of a box without a certificate names. Each known
+sender has a rate of its own; all others share one, and take nothing from those that are known. The
+same request again within an hour gets the certificate that was made for it."""
 
 from __future__ import annotations
 
@@ -70,8 +66,7 @@ class ClaimBookError(EdgeVeilError):
 
 
 class HeldClaim(NamedTuple):
-    """`device` is the id that used it; `issued` counts its certificates, `approved` says whether
-    the operator has admitted it."""
+    """`device` used it; `issued` counts certificates; `approved`: the operator admitted it."""
 
     key: bytes
     name: str
@@ -171,11 +166,7 @@ class ClaimBook:
         return HeldClaim(*row)
 
     def next_issue(self, key: bytes, device: str) -> int:
-        """The number of the device's next certificate, over all its claims; then it is taken.
-
-        Numbers come again after `RENEWALS`, all of which are revoked together: at one a week, those
-        before have ended by then.
-        """
+        """Take the number of the next certificate; it comes again after `RENEWALS`."""
         with self._file.transaction() as db:
             query = "SELECT sum(issued) FROM claim WHERE device = ?"
             (issued,) = db.execute(query, (device,)).fetchone()
@@ -184,11 +175,7 @@ class ClaimBook:
 
 
 class ClaimDesk:
-    """Judges requests: admits a device, and signs its certificate and the answer.
-
-    `per_minute` requests of senders that are not known are looked at in a minute by `clock`
-    (seconds, monotonic). `takes` is for the event loop, `look` and `answer` for one thread.
-    """
+    """Judges requests, `per_minute` of unknown senders. `look` and `answer` are for one thread."""
 
     def __init__(
         self,
@@ -213,8 +200,6 @@ class ClaimDesk:
         self._dropped: Counter[str] = Counter()
         self.admitted = self.refused = self.dropped = 0
         self.look()
-
-    # --- who may ask, and how often ---
 
     def look(self) -> None:
         self._registry.changed()
@@ -253,12 +238,9 @@ class ClaimDesk:
         return rate
 
     def dropped_by_sender(self) -> list[dict[str, Any]]:
-        """Whose requests were dropped, the most first, `SHOWN` at most; those of nobody that is
-        known stand under an empty name."""
+        """Dropped requests by sender, the most first; "" for unknown senders."""
         most = (+self._dropped).most_common(SHOWN)
         return [{"sender": name, "dropped": count} for name, count in most]
-
-    # --- what they are answered ---
 
     def answer(self, sender: str, raw: bytes) -> bytes | None:
         """The signed answer; None for what nobody could use an answer to."""
@@ -329,12 +311,7 @@ class _Rate:
 
 
 class ClaimLink:
-    """The desk on a connection of its own to the edge broker, so that it holds up no round.
-
-    It opens the registry once more and works in a thread, as an operator's command does beside a
-    running proxy. `signer` gives the proxy's key of the moment. `refused(sender, reason)`
-    is called for what a device sends beyond its rate, on the topic that is its own.
-    """
+    """The desk on its own connection and registry, so that it holds up no round."""
 
     def __init__(
         self,

@@ -1,17 +1,11 @@
 """Each identity's rate, refusals and cool-downs: judged by its topic, before a frame is decoded.
 
-Theory of operation. A device may speak at `device_messages_per_s`, in bursts of two seconds; what
-is beyond that is refused as `rate`. Parts of an upload come besides, as many as were asked for.
-Every refusal is counted under its sender. Those that no sound device causes (`UNSOUND`) also count
-against it: too many in a window begin a cool-down, in which all its messages are dropped for the
-price of one look-up, and which those do not prolong. The next one is twice as long, up to a cap,
-unless the device first behaved for as long as the last one took. Devices send again by their
-timers, so a dropped message costs them time alone. Masked uploads that do not fit are counted by
-the cloud's word, and drop nothing.
-
-An identity is the broker's topic: signatures are checked much later. So nothing here may do more
-than the broker could do to the same device by dropping its messages.
-"""
+A device may speak at `device_messages_per_s`, in bursts of two seconds; what is beyond is refused
+as `rate`. Parts of an upload come besides, as many as were asked for. Refusals that no sound device
+causes (`UNSOUND`) count against their sender: too many in a window begin a cool-down, in which all
+its messages are dropped. The next one is twice as long, up to a cap, unless the device behaved for
+as long as the last one took. An identity is the broker's topic: signatures are checked much later,
+so nothing here may do more than the broker could do by dropping the same messages."""
 
 from __future__ import annotations
 
@@ -32,11 +26,7 @@ SHOWN = 100  # identities that a status page names
 
 @dataclass(frozen=True)
 class ConductLimits:
-    """Bounds on one device: its rate, and when a cool-down begins and how long it lasts.
-
-    More than `refusals` unsound messages within `window_s` begin a cool-down of `cool_down_s`,
-    doubled each time in a row up to `cool_down_cap_s`.
-    """
+    """More than `refusals` within `window_s` begin a cool-down, doubled each time in a row."""
 
     messages_per_s: float = 200.0
     refusals: int = 1000
@@ -84,12 +74,9 @@ class _Record:
 
 
 class DeviceConduct:
-    """A runtime's `Gate` for what devices send.
-
-    `enrolled(id)` and `asked(id)` say whether the operator admitted a device, and what parts it was
-    asked for that have not all come yet: so many are not counted. `on_cool_down(id)` is called as
-    an enrolled device's cool-down begins.
-    """
+    """A runtime's `Gate` for what devices send. `enrolled(id)`: the operator admitted it;
+    `asked(id)`: parts that it was asked for, which are not counted; `on_cool_down(id)` is called as
+    an enrolled device's cool-down begins."""
 
     def __init__(
         self,
@@ -107,10 +94,6 @@ class DeviceConduct:
         self._on_cool_down, self._clock = on_cool_down, clock
         self._enrolled: dict[str, _Record] = {}
         self._others: dict[str, _Record] = {}
-
-    @property
-    def known(self) -> int:
-        return len(self._enrolled) + len(self._others)
 
     def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
         """`cooling_down`, `rate`, or None to take the frame. The cloud's are always taken."""
@@ -151,8 +134,6 @@ class DeviceConduct:
         kept = self._enrolled.items()
         self._enrolled = {device: record for device, record in kept if self._is_enrolled(device)}
 
-    # --- for the operator ---
-
     @property
     def cooling_down(self) -> int:
         now_s, records = self._clock(), (*self._enrolled.values(), *self._others.values())
@@ -175,13 +156,10 @@ class DeviceConduct:
         ]
 
     def last_seen(self, devices: Iterable[str]) -> list[dict[str, Any]]:
-        """When each of these said something last, in seconds since 1970 (None: not since this
-        process began), those away for longest first, `SHOWN` at most."""
+        """When these spoke last (since 1970; None: not yet), longest away first."""
         seen = {one: r.seen_at if (r := self._enrolled.get(one)) else 0.0 for one in devices}
         first = sorted(seen.items(), key=lambda one: (one[1], one[0]))[:SHOWN]
         return [{"device": device, "seen_at": at or None} for device, at in first]
-
-    # --- inside ---
 
     def _is_due(self, record: _Record, device: str) -> bool:
         """Whether a part is among as many as the device was asked for; takes it off their number.

@@ -75,8 +75,7 @@ def _line(line: bytes, where: str) -> PlannedDevice:
 
 
 class DevicesFile:
-    """Brings a registry up to what the file says, when it has changed. `cell` is the proxy's;
-    `site` gives the key that signs moves, as the root names it now."""
+    """Brings a cell's registry up to the file. `site` gives the key that signs moves."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class DevicesFile:
         self._taken = (0, 0)
 
     def look(self) -> bool:
-        """Take it up if it is another than at the last look; whether it was. Raises EnrolmentError,
-        or TrustError for a move that the site did not sign."""
+        """Take up a changed file; True if it was. Raises EnrolmentError or TrustError."""
         try:
             found = self._path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
@@ -114,8 +112,7 @@ class DevicesFile:
         return True
 
     def _moved(self, planned: list[PlannedDevice]) -> list[MovedDevice]:
-        """Those whose move changes something here. What was followed needs no signature any more:
-        a proxy goes on with its file while the site's key is being replaced."""
+        """Moves that change something; one that was followed needs no signature."""
         moved = [one for one in planned if one.move is not None and not one.revoked]
         followed, found = self._registry.followed_moves() if moved else {}, []
         for one in moved:

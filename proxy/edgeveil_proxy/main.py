@@ -268,11 +268,9 @@ class ProxyMetrics(Collector):
 class AloneInCell:
     """Ends the process where another one is this cell's proxy too.
 
-    Each has a registry and a spool of its own: two would split the uploads of a round between them,
-    and after a restored backup could unmask one round for two sets. So each says that it runs,
-    signed, whenever its link comes up, on a topic of the cell's proxy alone. Where a broker does
-    not allow that topic, nothing is heard, and the log says so. `signer` gives the proxy's key.
-    """
+    Two would split the uploads of a round between them, and after a restored backup could unmask
+    one round for two sets. So each says that it runs, signed, on a topic of the cell's proxy alone;
+    where a broker does not allow that topic, the log says so. `signer` gives the proxy's key."""
 
     def __init__(self, site: ProxySite, signer: Callable[[], SigningKey]) -> None:
         topics = Topics(site.cell)

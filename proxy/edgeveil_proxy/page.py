@@ -1,10 +1,8 @@
 """What the proxy tells of its state: `/status` for programs, and the page `/` for its operator.
 
 Both show counts and bytes, no model and nothing of a job but the number and phase of its rounds, so
-they ask for no token. The ids of devices whose messages were refused are for the operator: they are
-told to this machine alone, and asked for by a name of its own. Where others may reach the page,
-these lists are left out.
-"""
+they ask for no token. The ids of refused devices are told to this machine alone, asked for by a
+name of its own."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ LOOK_S = 2.0
 
 
 class ProxyPage:
-    """The pages of one proxy. `links` are its hops `edge` and `cloud`; `claims` is its desk of
-    claims, where it has one."""
+    """The pages of one proxy. `links` are its hops `edge` and `cloud`."""
 
     def __init__(
         self,

@@ -86,8 +86,7 @@ class MovedDevice:
 
 
 class Registry:
-    """Opens `path`, made with mode 0600 at first use. At most `limit` devices are active. Not for
-    use by several threads at once. Every method may raise RegistryError."""
+    """At most `limit` devices are active. For one thread. Methods may raise RegistryError."""
 
     def __init__(
         self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
@@ -116,8 +115,6 @@ class Registry:
 
     def close(self) -> None:
         self._file.close()
-
-    # --- what the protocol asks ---
 
     def verify_key(self, device_id: str) -> VerifyKey | None:
         """The identity key of an active device, or None."""
@@ -154,19 +151,14 @@ class Registry:
         self._seen_epoch = self._epoch
         return news
 
-    # --- what the operator does ---
-
     def devices(self, *, revoked: bool = False) -> tuple[AdmittedDevice, ...]:
         """Active identities, oldest first; with `revoked` those that were taken out as well."""
         entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
         return tuple(entry for entry in entries if entry.active or revoked)
 
     def admit(self, enrolment: Enrolment, note: str = "", *, again: bool = False) -> bool:
-        """Admit a device, with `again` also a revoked one; False when it is active already.
-
-        Raises EnrolmentError: bad signature, unusable key, revoked device, another sealing key than
-        before or that of another device, a note over 200 characters, no room.
-        """
+        """Admit a device, with `again` also a revoked one; False when it is active already. Raises
+        EnrolmentError for a bad signature, an unusable or foreign key, a long note, no room."""
         return self.admit_many([enrolment], note, again=again) == 1
 
     def admit_many(
@@ -177,8 +169,7 @@ class Registry:
         again: bool = False,
         notes: Mapping[str, str] | None = None,
     ) -> int:
-        """Admit devices in one transaction, all or none; how many were not active already. `notes`:
-        those of single devices, by id. Raises EnrolmentError, as `admit` does."""
+        """Admit all or none; how many were not active. Raises EnrolmentError."""
         own = notes or {}
         if any(len(text) > NOTE_CHARACTERS for text in (note, *own.values())):
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
@@ -231,8 +222,7 @@ class Registry:
         return True
 
     def renew_sealing(self, device_id: str, sealing: SealingKey, number: int) -> bool:
-        """Store an active device's new sealing key; False where its `number` is not above the known
-        one, it cannot be sealed to, or another device has it."""
+        """Store a newer sealing key of an active device; False if it cannot be one."""
         try:
             seal(sealing, ENROLMENT, b"")
         except CryptoError:
@@ -290,11 +280,8 @@ class Registry:
             return dict(db.execute("SELECT id, move_order FROM device").fetchall())
 
     def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
-        """Admit who moved here and drop who moved away, in one transaction; how many changed.
-
-        A device that comes back keeps its newest sealing key; one revoked here stays out. Raises
-        EnrolmentError, and changes nothing, as `admit` and for an older move than the last one.
-        """
+        """Admit who moved here and drop who moved away, all or none; how many changed. Who comes
+        back keeps its newest sealing key; who was revoked here stays out. Raises EnrolmentError."""
         changed = 0
         with self._change() as db:
             query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
@@ -334,8 +321,6 @@ class Registry:
                 by = 1
         db.execute("UPDATE device SET move_order = ? WHERE id = ?", (one.order, device))
         return by
-
-    # --- inside ---
 
     def _load(self) -> None:
         with self._file.transaction("BEGIN") as db:  # one moment for both reads

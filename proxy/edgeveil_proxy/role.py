@@ -117,9 +117,7 @@ class ProxyRole:
         self.runner.post(fx.Command(SetAside(device)))
 
     def warnings(self) -> list[str]:
-        """What is wrong with the fleet though the proxy works: `fleet_offline` where the share of
-        it that is offline has come to `MAX_OFFLINE_SHARE`, `rounds_declined` where most of
-        those that the newest round selected declined it."""
+        """`fleet_offline` from `MAX_OFFLINE_SHARE` on; `rounds_declined` where most declined."""
         offline, enrolled = len(self.machine.offline or ()), len(self.registry.devices())
         answers, most = self.host.round, MAX_OFFLINE_SHARE
         away = offline > 0 and offline >= most * enrolled
@@ -156,12 +154,9 @@ def build(
     random: Shuffle | None = None,
     link: Callable[[ProxyRole], Runner],
 ) -> ProxyRole:
-    """A proxy as its site file says, with what its folder holds.
-
-    `clock` gives seconds, from any zero; `random` permutes the places of a batch (None: by the
-    operating system's randomness); `link` puts the role where frames reach it, and tells what
-    runs its machine. Raises UsageError, RegistryError, StorageError or CryptoError.
-    """
+    """A proxy as its site file says. `clock` gives seconds from any zero; `random` permutes a batch
+    (None: by the system's randomness); `link` puts the role where frames reach it, and gives what
+    runs its machine. Raises UsageError, RegistryError, StorageError or CryptoError."""
     role = ProxyRole(site, clock, random or secrets.SystemRandom().shuffle)
     role.runner = link(role)
     return role

@@ -1,9 +1,7 @@
 """Split & shuffle on the disk: a round's uploads in, one batch in random order out.
 
-Of a round under masks the first uploads go on before the last are there: `MaskedStream` says in
-which order, and where their bytes lie, which are never copied. Where nothing else stands in the
-uploads, the batch is that order alone.
-"""
+Of a round under masks `MaskedStream` sends the first uploads on before the last are there; their
+bytes are never copied, where nothing else stands in the uploads."""
 
 from __future__ import annotations
 
@@ -39,11 +37,8 @@ _NAME_BYTES = 32
 def shuffle_round(
     task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle
 ) -> ShuffledBatch:
-    """Write `batch` from `uploads`, durably, in place of an earlier try's. Raises OSError.
-
-    Memory: a number per segment, whatever the segments' size, and two blocks. A block is hashed
-    while it is written and the next one read.
-    """
+    """Write `batch` from `uploads`, durably. Memory: a number per segment and two blocks. Raises
+    OSError."""
     groups, order = _places(task, shuffle)
     digest = _written(batch, uploads, _pieces(task.segment_bytes, groups))
     return ShuffledBatch(tuple(map(len, groups)), digest, FileData(batch), order)
@@ -138,8 +133,7 @@ def _places(
 
 
 class PiecedData:
-    """A blob's bytes where they lie: (place, size) of the file `path`, one after the other.
-    Neighbours are one piece. Memory: three numbers for each. Raises OSError."""
+    """A blob as (place, size) of the file `path`; neighbours are one. Raises OSError."""
 
     def __init__(self, path: Path, pieces: Iterable[tuple[int, int]] = ()) -> None:
         self._file = FileData(path, 0, 1 << 62)
@@ -197,11 +191,8 @@ class MaskedStream:
             return StreamedUploads(self.name, Piece(self._data, 0, len(self._data)))
 
     def finish(self, task: ShuffleRound, batch: Path, shuffle: Shuffle) -> ShuffledBatch:
-        """The last lot, and behind it the other groups, as `shuffle_round` has them.
-
-        Where there are others all is copied to the file `batch`: nobody shall find in one place
-        what one device sent of both. Raises OSError.
-        """
+        """The last lot, and behind it the other groups. Where there are others all is copied to
+        `batch`: nobody shall find in one place what one device sent of both. Raises OSError."""
         with self._lock:
             self._finished, known = True, set(self._order)
             rest = tuple(

@@ -110,8 +110,7 @@ class Spool:
         self._file.close()
 
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably and at once, or when `together` ends. A second
-        choice for an exchange, which the machine never makes, is a StorageError."""
+        """Apply an item durably, at once or as `together` ends; a second choice is an error."""
         if self._together:
             self._apply(item)
             return
@@ -228,11 +227,8 @@ class Spool:
                 fix="check its disk for room, and the rights of this user there",
             ) from error
 
-    # --- work ---
-
     def keep(self, task: broadcasts.KeepBroadcast) -> rounds.KeptBroadcast:
-        """Check what came of a broadcast, and make it durable. Raises ProtocolError
-        `bad_digest`."""
+        """Check a broadcast and make it durable. Raises ProtocolError `bad_digest`."""
         digest = task.header.blob.digest
         arriving, whole = (self._files.path(name(digest)) for name in (arriving_of, kept_of))
         with self._told():
@@ -299,8 +295,6 @@ class Spool:
         jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in told)
         return proxy.Answered(number, jobs, since is not None and since[0] <= asked.since)
 
-    # --- rows ---
-
     def _keep(self, db: sqlite3.Connection, kept: rounds.KeptBroadcast) -> None:
         """Store a broadcast; of a job only the newest of each kind stays."""
         header, job_id = kept.header, kept.header.at.job_id
@@ -353,9 +347,7 @@ class Spool:
         db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
-        """Change a spool from a backup, which does not know what was unmasked later: rounds begin
-        anew without its seeds, no job that it knows is summed under masks again, and devices hear
-        its new name."""
+        """Change a spool from a backup: no seeds, no known job is summed again, a new name."""
         with self._file.transaction() as db:
             for table in ("kept", "uploads", "batches", "unmasked", "ended"):
                 db.execute(f"INSERT OR IGNORE INTO summed SELECT DISTINCT job FROM {table}")  # noqa: S608 - constants

@@ -35,7 +35,10 @@ BOUNDS = {"device": DeviceSettings, "proxy": ProxySettings, "cloud": CloudSettin
 def drawing(name: str) -> str:
     """A state diagram or a family's tables. Raises UsageError for an unknown name."""
     if name in TABLES:
-        return f"```mermaid\n{TABLES[name].diagram()}\n```\n"
+        start, table = TABLES[name].start, TABLES[name].table
+        lines = ["stateDiagram-v2", f"    [*] --> {start.value}"]
+        lines += [f"    {a.value} --> {b.value}: {how}" for (a, how), b in table.items()]
+        return "\n".join(["```mermaid", *lines, "```\n"])
     if name in FAMILIES:
         return "\n".join(_struct(kind) for kind in get_args(FAMILIES[name]))
     if name == "bounds":

@@ -47,19 +47,6 @@ def test_a_spool_of_another_version_is_refused(path: Path) -> None:
     assert "version 0" in caught.value.what and caught.value.fix
 
 
-def test_a_spool_of_before_gets_its_name_when_it_is_brought_up(path: Path) -> None:
-    spool = Spool(path)
-    first = pr.RoundUnmasked(sk.at(), b"first")
-    spool.store(first)
-    spool.close()
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE memory; DROP TABLE earlier; PRAGMA user_version = 4;")
-    memory = sk.reopened(path)
-    assert len(memory.name) == 16
-    assert memory.unmasked == {(sk.JOB, 1): first}
-    assert sk.reopened(path).name == memory.name
-
-
 def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
     spool = Spool(path)
     for number in range(3):

@@ -134,42 +134,6 @@ def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange,
 
 
 # What a proxy told of a round of ten, and what its pause or end advises: this and nothing else.
-STEPS = {
-    "policy": "policy does not allow",
-    "budget": "budgets do not hold",
-    "conditions": "had no time",
-    "fit": "cannot play",
-    "fault": "something failed",
-    "offline": "devices are offline",
-    "late": "more time",
-    "away": "look at the devices",
-}
-
-
-@pytest.mark.parametrize(
-    ("told", "steps"),
-    [
-        (m.Shortfall(kit.at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
-        (m.Shortfall(kit.at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
-        (m.Shortfall(kit.at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
-        (m.Shortfall(kit.at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
-        (m.Shortfall(kit.at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
-        (m.Shortfall(kit.at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
-        (m.Shortfall(kit.at(), 0, 0, (), 10), {"offline"}),
-        (m.Shortfall(kit.at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
-        (m.Shortfall(kit.at(), 2, 0, (), 0), {"late"}),
-        (m.Shortfall(kit.at(), 2, 0, (), 3), {"late", "offline"}),
-        (m.Shortfall(kit.at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
-        (m.Shortfall(kit.at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
-    ],
-)
-def test_each_cause_of_a_short_round_has_the_advice_that_fits_it(told, steps):
-    answers = why.RoundAnswers.of(10, [told])
-    everybody = answers.declined == 10
-    reason = why.all_declined(answers) if everybody else f"{answers}: below the minimum"
-    advice = reason if everybody else why.pause_advice(reason)
-    assert {step for step, words in STEPS.items() if words in advice} == steps
-    assert all(str(n) in reason for n in told.causes if n)
 
 
 def test_causes_of_all_cells_add_up():

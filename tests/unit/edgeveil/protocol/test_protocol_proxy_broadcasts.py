@@ -153,16 +153,6 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
-def test_wanting_a_job_gets_that_job_alone():
-    machine = pb.proxy()
-    pb.open_round(machine)
-    for job in (kit.JOB, b"K" * 16):
-        header = kit.manifest(job, m.ExchangeId(job, 0, 0), kind="job", groups=())
-        pb.cloud_says(machine, kit.offer(header, job))
-    out = pb.says(machine, ME, ME.signer.note(m.Want(kit.JOB)))
-    assert [(h.kind, h.at.job_id) for h in headers(out)] == [("job", kit.JOB)]
-
-
 @pytest.mark.parametrize(
     ("note", "reason"),
     [
@@ -179,14 +169,6 @@ def test_a_device_speaks_for_itself_alone(note, reason):
     pb.open_round(machine)
     assert kit.refused(pb.says(machine, ME, note)) == [reason]
     assert machine.online == set() and len(machine.rounds.collections) == 1
-
-
-def test_asking_for_what_is_not_there_is_refused():
-    machine = pb.proxy()
-    pb.open_round(machine)
-    assert kit.refused(pb.says(machine, ME, m.Need(b"x" * 32, (0,)))) == ["unknown_blob"]
-    need = m.Need(kit.manifest(pb.MODEL).blob.digest, (1,))
-    assert kit.refused(pb.says(machine, ME, need)) == ["bad_index"]
 
 
 def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
