@@ -298,8 +298,6 @@ class CloudMachine:
     def _of_jobs(self, cell: str) -> list[cj.CellCourse]:
         return [course.cells[cell] for course in self.courses.values()]
 
-    # --- releases beside the jobs ---
-
     def offering(self, cell: str) -> bool:
         asked = self._publishing is not None and cell in self._publishing.cells
         return asked or self._published[cell].sequence >= 0
@@ -316,8 +314,6 @@ class CloudMachine:
         for cell, one in result.by_cell.items():
             out += self._published[cell].offer(one)
         return out
-
-    # --- links ---
 
     @property
     def unreached(self) -> list[str]:
@@ -382,8 +378,6 @@ class CloudMachine:
         of_it = next((one for one in asked if one.lends(task.data)), asked[0] if asked else None)
         return of_it.shown.done(task, result, self._now_s) if of_it else []
 
-    # --- whom it believes, and with which keys it speaks ---
-
     def _tell_trust(self, cell: str) -> list[fx.Effect]:
         return [fx.Send(fx.ProxyAddress(cell), self._metadata)] if self._metadata else []
 
@@ -402,8 +396,6 @@ class CloudMachine:
         for cell, published in self._published.items():
             out += [*published.send(), *self._statements[cell].sign_anew()]
         return out + [one for course in self.courses.values() for one in course.rekeyed()]
-
-    # --- messages ---
 
     def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
         """Send parts, or where they lie. Raises `unknown_blob`, `bad_index`."""
@@ -495,8 +487,6 @@ class CloudMachine:
             return [stop, fx.Report("release_refused", {"why": ack.reason})]
         course = self._course(lambda one: one.cells[cell].asks_about(ack))
         return course.acknowledged(cell, ack) if course else []
-
-    # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
         what, _, of_it = name.partition("/")

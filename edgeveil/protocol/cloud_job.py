@@ -807,8 +807,6 @@ class JobCourse:
     def _where(self, *stands: Stand) -> list[CellCourse]:
         return [one for one in self.cells.values() if one.stand in stands]
 
-    # --- its beginning, its end ---
-
     def begin(self) -> list[fx.Effect]:
         """Have it announced. Raises ProtocolError `illegal_transition` for one that runs."""
         self._step("start")
@@ -859,8 +857,6 @@ class JobCourse:
             *(one for end in ends for one in end.say(self.job_id, close)),
             self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
         ]
-
-    # --- the host's work ---
 
     def done(self, task: object, result: object) -> list[fx.Effect]:
         cells = self.cells
@@ -958,8 +954,6 @@ class JobCourse:
         left = [one for cell in self.cells.values() if not cell.joining for one in cell.leave()]
         return [*left, report, *self._join(), self._work(self.sealing)]
 
-    # --- cells that come back ---
-
     def _join(self) -> list[fx.Effect]:
         """Cells that do not hold the job, and were heard: it is sealed for them beside rounds."""
         late = [one for one in self.cells.values() if one.heard and not one.joined]
@@ -978,8 +972,6 @@ class JobCourse:
             else:
                 out += cell.out.offer(offered)
         return out
-
-    # --- what a proxy says ---
 
     def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
         of_it = self.cells[cell]
@@ -1084,8 +1076,6 @@ class JobCourse:
         of_it.out.drop()
         return [*of_it.rest(), *self._move()]
 
-    # --- where the cells stand ---
-
     def _gone(self, cell: CellCourse, reason: str) -> list[fx.Effect]:
         out = cell.go(reason)
         if len(self.cells) > 1:
@@ -1168,8 +1158,6 @@ class JobCourse:
             report = self._report("all_declined", round=self.exchange, **told)
             return [report, *self._end("failed", why)]
         return self._repeat(f"{answers}: below the minimum", answers)
-
-    # --- timers ---
 
     def timer(self, what: str, cell: str) -> list[fx.Effect]:
         if what == "enough":  # the others make a quorum: who has not come is not waited for

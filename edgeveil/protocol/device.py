@@ -419,8 +419,6 @@ class DeviceMachine:
     def _note_to_proxy(self, body: m.Bye | m.Want) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(), self.signer.note(body))
 
-    # --- offers: what is fresh ---
-
     def _offer(self, offer: m.Offer) -> list[fx.Effect]:
         header = self.keys.cloud_header(offer.header)
         if not isinstance(header, m.Manifest | m.Commit):
@@ -513,8 +511,6 @@ class DeviceMachine:
             return True
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
         return round_ is not None and round_.cover.on
-
-    # --- results of the host's work ---
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         match task, result:
@@ -610,8 +606,6 @@ class DeviceMachine:
             del self._foreign[next(iter(self._foreign))]
         return self._take_up_ahead(job_id)
 
-    # --- jobs, and rounds ahead of them ---
-
     def _is_ahead(self, header: m.BroadcastHeader) -> bool:
         job_id = header.at.job_id
         known = job_id in self.memory.jobs or job_id in self._foreign
@@ -682,8 +676,6 @@ class DeviceMachine:
             known.pop(job_id, None)
         return fx.Persist(JobClosed(job_id, status))
 
-    # --- reports on releases ---
-
     def _report_due(self, release: m.Manifest) -> list[fx.Effect]:
         """It is known what became of a release: a report is due, unless it was made."""
         due = self.memory.report_due
@@ -712,8 +704,6 @@ class DeviceMachine:
         wait_s = self._backoff.wait_s(self.settings.resend_s, self._report_tries, REPORT_CAP_S)
         self._report_tries += 1
         return [fx.Send(fx.ProxyAddress(), self._report), fx.SetTimer("report", wait_s)]
-
-    # --- that it is there, and its own sealing key ---
 
     def _greet(self) -> list[fx.Effect]:
         self._hello_tries = 0
@@ -746,8 +736,6 @@ class DeviceMachine:
         # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
         again = fx.SetTimer("key", m.NEW_KEY_EVERY_S + 1.0)
         return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
-
-    # --- notes ---
 
     def _note(self, envelope: m.Envelope) -> list[fx.Effect]:
         if envelope.signer == "cloud":
@@ -813,8 +801,6 @@ class DeviceMachine:
         round_ = self.rounds.of(job_id)
         return [*(round_.job_closed() if round_ else []), ended, fx.Report("job_closed", what)]
 
-    # --- whom it believes ---
-
     def _trust_taken(self, result: object) -> list[fx.Effect]:
         self._trust_at_work = False
         if not isinstance(result, m.PeerKeys):
@@ -831,8 +817,6 @@ class DeviceMachine:
         memory.release_package = b""
         self.fetches.forget(lambda _old: True)
         return [fx.Persist(CloudEpoch(result.epoch)), report]
-
-    # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
         match name:

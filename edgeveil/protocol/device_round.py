@@ -379,8 +379,6 @@ class DeviceRound:
     def _step(self, happened: str) -> None:
         self.state = DEVICE_STATES.step(self.state, happened)
 
-    # --- the manifest ---
-
     def is_new(self, mark: ManifestMark) -> bool:
         """Whether to take it up. Raises `replayed_round` or `forked_manifest`."""
         at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
@@ -407,8 +405,6 @@ class DeviceRound:
         self._step("complete")
         self.cover.begin(manifest, now_s)
         return [fx.Work(OpenPackage(manifest, data))]
-
-    # --- results of the host's work ---
 
     def fix_window(self, manifest: m.Manifest, opened: OpenedPackage) -> None:
         """Fix the moment of the answer, before a record is read and whatever it will be."""
@@ -517,8 +513,6 @@ class DeviceRound:
             return [fx.SetTimer(self._resend, wait_s)]
         return self._put(manifest.at, sealed)
 
-    # --- the upload ---
-
     def _put(self, at: m.ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
         self._waiting, memory, signer = None, self._memory, self._context.signer
         blob = tr.describe(sealed.data, tr.part_bytes(self._settings.packet_bytes))
@@ -619,8 +613,6 @@ class DeviceRound:
             self._memory.seen[self.job_id] = replace(seen, settled=True)
         return [fx.Persist(OutboxDrop(at, outcome))]
 
-    # --- its end ---
-
     def job_closed(self) -> list[fx.Effect]:
         self._step("closed")
         self.manifest = self._package = None
@@ -696,8 +688,6 @@ class DeviceRounds:
         self._rounds[job_id] = self.last = made
         return made
 
-    # --- what concerns all ---
-
     @property
     def under_way(self) -> bool:
         return any(round_.under_way for round_ in self)
@@ -716,8 +706,6 @@ class DeviceRounds:
         keys[key.at.job_id] = key
         while len(keys) > self.context.settings.jobs:
             del keys[next(iter(keys))]
-
-    # --- turns ---
 
     def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> list[fx.Effect]:
         """A package is for this device: its work begins now, or when its turn has come."""

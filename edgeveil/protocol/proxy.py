@@ -250,8 +250,6 @@ class ProxyMachine:
         self._edge_up = self._edge_up if up is None else up
         return fx.Send(fx.CloudAddress(), self.signer.note(m.LinkState(self._edge_up)))
 
-    # --- the roster ---
-
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
         blob = tr.describe(keys, tr.part_bytes(self.settings.packet_bytes))
@@ -278,8 +276,6 @@ class ProxyMachine:
         packets = tr.sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
-    # --- whom it believes ---
-
     def _believe(self, keys: m.PeerKeys) -> list[fx.Effect]:
         """The root has spoken: devices hear of it before anything that is signed anew."""
         root_version, before = self._context.keys.versions
@@ -298,8 +294,6 @@ class ProxyMachine:
         if not sent and not (whole and delegations):
             return []
         return [fx.Send(to, m.TrustMetadata(sent, delegations if whole else b""))]
-
-    # --- from the cloud ---
 
     def _cloud_message(self, message: object) -> list[fx.Effect]:
         match message:
@@ -345,8 +339,6 @@ class ProxyMachine:
         reported = self.releases.acknowledged(ack)
         return self.rounds.delivered(ack) if reported is None else reported
 
-    # --- from devices ---
-
     def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
             case m.Offer() as offer:
@@ -386,8 +378,6 @@ class ProxyMachine:
             case m.ReleaseReport() as report:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
-
-    # --- how devices come ---
 
     def _here(self) -> list[fx.Effect]:
         """The proxy has come: all are asked for a hello, at a pace that it can hear."""

@@ -95,8 +95,6 @@ class ProxyReleases:
         self._context = context
         self._of: dict[m.ExchangeId, _Reports] = {}
 
-    # --- reports ---
-
     def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> list[fx.Effect]:
         """A device's report, verified to be its own. Raises ProtocolError `wrong_size`."""
         digest = hashlib.sha256(note.body.payload).digest()
@@ -172,8 +170,6 @@ class ProxyReleases:
     def _ack(self, device: str, digest: bytes, status: str) -> fx.Effect:
         return self._context.ack(fx.DeviceAddress(device), digest, status)
 
-    # --- the cloud's statement ---
-
     def stated(self, said: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
         """Keep and pass on. Raises `replayed_statement` or `far_sequence`."""
         memory = self._context.memory
@@ -243,8 +239,6 @@ class Broadcasts:
     def cached_bytes(self) -> int:
         kept = sum(_cost_bytes(k.signed, k.header) for k in self._context.memory.kept.values())
         return kept + sum(_cost_bytes(f.offer.header, f.header) for f in self.arriving.values())
-
-    # --- from the cloud ---
 
     def offer(self, offer: m.Offer) -> list[fx.Effect]:
         header = self._context.keys.cloud_header(offer.header)

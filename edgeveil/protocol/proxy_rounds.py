@@ -661,8 +661,6 @@ class ProxyRounds:
         timers = [fx.CancelTimer(_timer(what, at)) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
 
-    # --- masked uploads that go on while the round is open ---
-
     def stream(
         self, collection: Collection, uploads: Iterable[tuple[int, HeldUpload]]
     ) -> list[fx.Effect]:
@@ -713,8 +711,6 @@ class ProxyRounds:
     def _whole_parts(self, there: StreamedUploads) -> m.Blob:
         each = tr.part_bytes(self._context.settings.packet_bytes)
         return m.Blob(there.name, len(there.data) // each * each, each)
-
-    # --- closing a round, and handing its batch over ---
 
     def advance(self, collection: Collection, **why: bool) -> list[fx.Effect]:
         """What follows from the answers so far, or from a timer."""

@@ -246,8 +246,6 @@ class ProxyUploads:
             self._forget(device)
         self.grants.end(at.job_id)
 
-    # --- an upload is offered ---
-
     def offer(self, device: str, offer: m.Offer, now_s: float) -> list[fx.Effect]:
         arrival = self.arriving.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
@@ -309,8 +307,6 @@ class ProxyUploads:
             *([pr.answer_report(outcome)] if outcome else []),
             self._context.ack(fx.DeviceAddress(device), digest, status, reason),
         ]
-
-    # --- its parts come ---
 
     def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
         """A part, in order. The first takes the upload's room on the disk."""
@@ -374,8 +370,6 @@ class ProxyUploads:
         offset = collection.slot(device) * collection.slot_bytes + place
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
-    # --- or it is put into the store ---
-
     def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
         """A device says that its upload lies in the store: take it from there."""
         grant = self.grants.get(fx.DeviceAddress(device), put.blob)
@@ -404,8 +398,6 @@ class ProxyUploads:
         if not _takes(collection, device) or device in collection.uploads:
             return self._refuse(device, task.blob.digest, "closed", "closed_round")
         return self._hold(collection, device, grant.arrival)
-
-    # --- the device has answered ---
 
     def _hold(
         self, collection: pr.Collection, device: str, arrival: UploadArrival
@@ -439,8 +431,6 @@ class ProxyUploads:
         more = self._rounds.advance(collection)
         said = pr.answer_report(decline.cause if decline.cause in m.DECLINE_CAUSES else "declined")
         return [said, _counts(collection), *more, *self._deal(now_s)]
-
-    # --- it comes and goes ---
 
     def came(self, device: str, now_s: float) -> list[fx.Effect]:
         """A device is there (again): with cover traffic it will answer every open round."""

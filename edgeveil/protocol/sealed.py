@@ -9,7 +9,7 @@ a tag that only those can compute who opened that broadcast.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -266,24 +266,16 @@ def front_bytes(manifest: Manifest, size_bytes: int) -> int:
     return max(0, size_bytes - manifest.blob.size_bytes + manifest.stanza_bytes)
 
 
-def areas_for(key: SealingKey, manifest: Manifest, stanzas: memoryview) -> Iterator[memoryview]:
-    """What to look through for a key: of several buckets its own, or each that is there."""
-    if manifest.buckets == 1:
-        yield stanzas
-        return
-    size = manifest.stanza_bytes // manifest.buckets
-    if len(stanzas) == manifest.stanza_bytes:
-        start = size * bucket_of(key, manifest.buckets)
-        yield stanzas[start : start + size]
-        return
-    for start in range(0, len(stanzas), max(1, size)):
-        yield stanzas[start : start + size]
-
-
 def _content_key(
     key: OpeningKey, info: bytes, manifest: Manifest, stanzas: memoryview
 ) -> ContentKey | None:
-    areas = areas_for(key.public(), manifest, stanzas)
+    """Look through the stanzas: of several buckets the key's own, or each that is there."""
+    size, starts = manifest.stanza_bytes // manifest.buckets, [0]
+    if manifest.buckets > 1 and len(stanzas) == manifest.stanza_bytes:
+        starts = [size * bucket_of(key.public(), manifest.buckets)]
+    elif manifest.buckets > 1:
+        starts = list(range(0, len(stanzas), max(1, size)))
+    areas = (stanzas[at : at + size] if manifest.buckets > 1 else stanzas for at in starts)
     found = (open_stanzas(key, info, area) for area in areas)
     return next((one for one in found if one is not None), None)
 

@@ -382,32 +382,26 @@ class Spool:
                 memory.kept[header.blob.digest] = rounds.KeptBroadcast(
                     signed, header, data, opening
                 )
-        columns = "job, round, attempt, device, groups, digest, slot, seed"
+        columns = "device, groups, digest, slot, seed, job, round, attempt"
         rows = db.execute(f"SELECT {columns} FROM uploads")  # noqa: S608 - constants
-        for job, number, attempt, device, groups, digest, slot, seed in rows:
+        for device, groups, digest, slot, seed, *where in rows:
             held_groups = msgspec.msgpack.decode(groups, type=tuple[int, ...])
             held = rounds.HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
-            memory.uploads.append(
-                rounds.UploadKept(m.ExchangeId(job, number, attempt), device, held)
-            )
-        columns = "job, round, attempt, signed, delivered, seeds, pieces"
+            memory.uploads.append(rounds.UploadKept(m.ExchangeId(*where), device, held))
+        columns = "signed, delivered, seeds, pieces, job, round, attempt"
         rows = db.execute(f"SELECT {columns} FROM batches")  # noqa: S608 - constants
-        for job, number, attempt, signed_bytes, delivered, seeds, raw in rows:
-            at = m.ExchangeId(job, number, attempt)
+        for signed_bytes, delivered, seeds, raw, *where in rows:
+            at = m.ExchangeId(*where)
             if delivered:
                 memory.delivered.add(at)
                 continue
             signed, header = _signed(signed_bytes)
             if isinstance(header, m.Batch):
                 pieces = msgspec.msgpack.decode(raw, type=_Pieces) if raw else ()
-                whole: Data
-                if pieces:
-                    whole = PiecedData(self._files.path(uploads_of(at)), pieces)
-                else:
-                    whole = FileData(self._files.path(batch_of(at)))
-                memory.batches[at] = rounds.BatchKept(
-                    at, signed, header, whole, _seeds(seeds), pieces
-                )
+                path = self._files.path(uploads_of(at) if pieces else batch_of(at))
+                whole: Data = PiecedData(path, pieces) if pieces else FileData(path)
+                kept = rounds.BatchKept(at, signed, header, whole, _seeds(seeds), pieces)
+                memory.batches[at] = kept
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = m.ExchangeId(job, number, attempt)
             memory.unmasked[job, number] = rounds.RoundUnmasked(at, question)

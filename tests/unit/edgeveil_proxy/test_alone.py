@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -34,9 +33,7 @@ def no_key() -> SigningKey:
 
 
 @pytest.mark.parametrize(("fails", "wanted"), [(True, BrokerError), (False, OSError)])
-def test_what_its_work_fails_with_ends_the_process(
-    tmp_path: Path, fails: bool, wanted: type[Exception]
-) -> None:
+def test_what_its_work_fails_with_ends_the_process(tmp_path, fails, wanted):
     async def play() -> None:
         broker = {"url": "mqtt://127.0.0.1:1"}
         files = {"cloud_key_file": tmp_path / "cloud.pub", "state_dir": tmp_path / "state"}

@@ -132,9 +132,7 @@ def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path: Path) -> Non
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=12), st.data())
-def test_pieces_read_as_the_bytes_that_they_stand_for(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_pieces_read_as_the_bytes_that_they_stand_for(tmp_path_factory, pieces, data):
     path = tmp_path_factory.mktemp("pieces") / "file"
     file = Random(5).randbytes(100)
     path.write_bytes(file)

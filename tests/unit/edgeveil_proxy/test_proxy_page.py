@@ -68,9 +68,7 @@ def told(page: ProxyPage, headers: Mapping[str, str] = HERE) -> tuple[dict, dict
         ("0.0.0.0", FAR, False),
     ],
 )
-def test_devices_are_named_to_this_machine_alone(
-    tmp_path: Path, host: str, headers: Mapping[str, str], named: bool
-) -> None:
+def test_devices_are_named_to_this_machine_alone(tmp_path, host, headers, named):
     for shown in told(made(tmp_path, host), headers):
         assert (shown.keys() >= LISTS) is named
         assert ("0123456789abcdef" in json.dumps(shown)) is named

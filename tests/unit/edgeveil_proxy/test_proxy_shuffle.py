@@ -60,9 +60,7 @@ def test_every_group_is_permuted_alone(tmp_path: Path) -> None:
     assert done.data[0 : len(done.data)] == (tmp_path / "batch").read_bytes()
 
 
-def test_segments_larger_than_a_block_arrive_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_larger_than_a_block_arrive_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(shuffle, "_BLOCK_BYTES", 4)
     shuffled(tmp_path, ALL)
     assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (1, 0, 2), (1, 0, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +56,7 @@ def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
     spool.close()
 
 
-def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherwise(
-    path: Path,
-) -> None:
+def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherwise(path):
     """Uploads with other seeds than a round commits to would be paid for in vain."""
     spool = Spool(path)
     spool.store(AnswersFrom("0" * 16, 1))
@@ -231,9 +228,7 @@ UNUSED = {
 
 
 @pytest.mark.parametrize(("before", "then"), UNUSED.values(), ids=UNUSED)
-def test_dropped_ciphertext_is_gone_from_the_disk(
-    before: Callable[[Spool], object], then: Callable[[Spool], object], path: Path
-) -> None:
+def test_dropped_ciphertext_is_gone_from_the_disk(before, then, path):
     spool = Spool(path)
     before(spool)
     assert MARK in sk.on_disk(path)

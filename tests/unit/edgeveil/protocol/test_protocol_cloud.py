@@ -5,7 +5,6 @@ from __future__ import annotations
 import cloud_bench as cb
 import protocol_kit as kit
 import pytest
-from cloud_bench import ack
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol_kit import at
@@ -101,21 +100,6 @@ def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     assert kit.stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(kit.JOB, "completed")]
 
 
-def test_the_watchdog_waits_for_the_round_s_own_deadline():
-    machine = cb.cloud(proxy_margin_s=30.0)
-    cb.start(machine)
-    cb.broadcast(machine, cj.SealJob(kit.JOB))
-    task = cj.SealRound(kit.JOB, 1, 1)
-    header = kit.manifest(b"m", deadline_s=60.0, grace_s=5.0)
-    assert (
-        kit.timers(cb.done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(header, b"m")})))[
-            "watchdog"
-        ]
-        == 95.0
-    )
-    assert kit.timers(cb.receive(machine, ack(header)))["watchdog"] == 95.0
-
-
 @pytest.mark.parametrize("task", [cj.SealJob(kit.JOB), cj.SealRound(kit.JOB, 1, 1)])
 def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
     machine = cb.cloud(proxy_margin_s=30.0, push_bytes=0)
@@ -196,29 +180,9 @@ def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
     assert "100000" in status.reason and "limits.spool_bytes" in status.reason
 
 
-ONCE = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=0)
-
-
-def by_silence(machine):
-    return cb.fire(machine, "watchdog")
-
-
 def paused(out):
     (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
     return status.status == "paused" and status.job_id == kit.JOB and bool(status.reason)
-
-
-def test_a_resumed_job_is_announced_again_and_goes_on_with_fresh_retries():
-    machine = cb.waiting(what=ONCE)
-    by_silence(machine)
-    assert kit.tasks(cb.start(machine, cj.StartJob(kit.JOB, 1, 2, exchanges=2, retries=1))) == [
-        cj.SealJob(kit.JOB)
-    ]
-    assert kit.tasks(cb.broadcast(machine, cj.SealJob(kit.JOB))) == [cj.SealRound(kit.JOB, 1, 2)]
-    cb.broadcast(machine, cj.SealRound(kit.JOB, 1, 2))
-    assert kit.tasks(cb.fire(machine, "watchdog")) == [cj.SealRound(kit.JOB, 1, 3)]
-    cb.broadcast(machine, cj.SealRound(kit.JOB, 1, 3))
-    assert kit.tasks(cb.absorb(machine, at(1, 3))) == [cj.SealRound(kit.JOB, 2, 1)]
 
 
 THIRD = b"L" * 16

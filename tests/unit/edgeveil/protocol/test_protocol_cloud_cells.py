@@ -113,17 +113,6 @@ def test_a_silent_cell_costs_its_own_devices_only():
     assert kit.tasks(late) == [] and kit.bodies(late, m.Ack) == []
 
 
-def test_it_is_told_the_record_and_that_its_batch_is_of_no_use():
-    machine = waiting(cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1))
-    come(machine, NORTH)
-    fire(machine, "watchdog", SOUTH)
-    record, data = kit.commit_of(kit.at(), [b"x"])
-    absorbed = cj.Absorb({NORTH: of_cell(NORTH)[0]})
-    out = done(machine, absorbed, cj.RoundCommit(record, data))
-    assert receivers(out, m.Commit) == set(CELLS)
-    assert [one.status for one in kit.bodies(come(machine, SOUTH), m.Ack)] == ["closed"]
-
-
 def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
     machine = waiting(cj.StartJob(kit.JOB, 1, 1, exchanges=3, retries=1))
     come(machine, NORTH)
@@ -201,20 +190,6 @@ def test_one_cell_s_masks_are_no_answer_for_the_other():
     header = m.MaskSums(kit.at(), question, describe(b"m", kit.PART_BYTES))
     out = hear(machine, SOUTH, kit.offer(header, b"m", PROXIES[SOUTH]))
     assert kit.tasks(out) == [] and machine.courses[kit.JOB].cells[SOUTH].masks.masks is None
-
-
-def test_a_job_ends_with_the_cells_that_hold_its_release():
-    machine = waiting()
-    come(machine, NORTH)
-    come(machine, SOUTH)
-    record, data = kit.commit_of(kit.at(), [b"x"])
-    done(machine, both_batches(), cj.RoundCommit(record, data))
-    found, _ = seal(machine, cj.SealRelease(kit.JOB, CELLS), sequence=9)
-    out = hold(machine, NORTH, found[NORTH])
-    assert kit.stored(out) == [cj.ReleaseHeld(9, NORTH)]
-    out = fire(machine, "watchdog", SOUTH)
-    assert cj.JobStatus(kit.JOB, "completed") in kit.stored(out)
-    assert state(machine) is cj.CloudState.IDLE
 
 
 def test_a_proxy_speaks_for_its_own_cell_alone():

@@ -309,18 +309,6 @@ def asked(effects: list[fx.Effect]) -> list[m.Unmask]:
     return kit.bodies(effects, m.Unmask)
 
 
-def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
-    machine = cb.waiting()
-    offer_batch(machine)
-    out = cb.done(machine, cj.Absorb({"": cb.batch()[0]}), cj.AskUnmask({"": CHOSEN}))
-    assert cb.state(machine) is cj.CloudState.UNMASKING
-    assert asked(out) == [CHOSEN]
-    assert kit.bodies(out, m.Ack) == []
-    assert kit.stored(out) == []
-    assert {"unmask", "watchdog"} <= kit.timers(out).keys()
-    assert "unmasking" in kit.reports(out)
-
-
 def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     machine, header = unmasking(), sums()
     assert kit.tasks(cb.receive(machine, kit.offer(header, b"", kit.PROXY))) == []

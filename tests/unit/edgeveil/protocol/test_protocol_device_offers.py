@@ -254,18 +254,6 @@ def test_a_round_that_finds_no_room_changes_nothing() -> None:
     assert machine.state is dr.DeviceState.IDLE
 
 
-def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() -> None:
-    machine = db.device()
-    db.receive(machine, kit.offer(kit.manifest(LONG)))
-    assert machine.fetches.under_way
-    db.fire(machine, "deadline")
-    assert machine.state is dr.DeviceState.IDLE
-    assert not machine.fetches.under_way
-    assert db.fire(machine, "repair") == []
-    out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
-    assert len(kit.tasks(out)) == 1
-
-
 def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> None:
     machine = db.device(jobs=3)
     db.work_on(machine, kit.manifest(db.MODEL))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import device_bench as db
 import msgspec
@@ -17,7 +16,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import CountElsewhere, Installation
 from edgeveil.protocol.device_round import DeviceMemory, DeviceState
-from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit, MaskedGroup, RoundKey, Upload
+from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit, MaskedGroup, RoundKey
 from edgeveil.protocol.proxy import Answered, FindAnswered
 from edgeveil.protocol.proxy_rounds import ProxyMemory
 from edgeveil.protocol.transfer import Backoff
@@ -65,21 +64,6 @@ def test_work_of_a_round_that_is_over_is_not_sent():
         == []
     )
     assert machine.state is dr.DeviceState.WORKING
-
-
-def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
-    machine = db.device(resend_s=5.0, waits_cap_s=30.0)
-    waits = [kit.timers(upload(machine))["resend"]]
-    for _ in range(4):
-        out = db.fire(machine, "resend")
-        assert [h.blob.digest for h in kit.headers(out)] == [DIGEST]
-        waits.append(kit.timers(out)["resend"])
-    caps = (5.0, 10.0, 20.0, 30.0, 30.0)
-    assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
-    out = db.receive(machine, ack("held"))
-    assert kit.of(out, fx.CancelTimer) == [fx.CancelTimer(db.own("resend").name)]
-    assert machine.state is dr.DeviceState.ANSWERED
-    assert db.fire(machine, "resend") == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +174,6 @@ def test_a_settled_round_is_not_taken_up_again(end, restarted):
 
 
 KEY = bytes(range(32))
-MASKED = replace(db.SEALED, at_once=True, seed=b"s" * 80)
 ROUND = kit.manifest(db.MODEL, masked=(MaskedGroup(0, 10, 40),))
 
 
@@ -212,19 +195,6 @@ def test_without_the_round_s_key_the_round_is_refused_and_nothing_stored(where):
     assert kit.refused(out) == ["no_round_key"]
     assert kit.stored(out) == kit.tasks(out) == []
     assert db.snapshot(machine) == before
-
-
-def test_the_work_is_given_the_key_and_the_upload_carries_the_seed():
-    machine = db.device()
-    told(machine, b"n" * 32, kit.at(1, 2))
-    told(machine)
-    (task,) = kit.tasks(db.work_on(machine, ROUND))
-    assert task.round_key == KEY
-    out = db.done(machine, dr.ComputeAnswer(ROUND, db.PACKAGE), MASKED)
-    (upload,) = [header for header in kit.headers(out) if isinstance(header, Upload)]
-    assert upload.seed == b"s" * 80
-    (item,) = kit.stored(out)
-    assert item.upload.seed == b"s" * 80
 
 
 def test_a_key_is_believed_from_the_proxy_alone():

@@ -79,26 +79,6 @@ def test_a_quorum_below_the_floor_does_not_end_a_round_early():
     assert state(machine) is pr.CollectionState.GRACE
 
 
-def test_declines_are_handed_on_as_counts_by_cause():
-    machine = opened()
-    for number, cause in enumerate(["budget", "policy", "budget", "later"]):
-        decline(machine, number, cause)
-    (short,) = kit.bodies(pb.upload(machine, 4), m.Shortfall)
-    assert dict(zip(m.DECLINE_CAUSES, short.causes, strict=True)) == {
-        "policy": 1,
-        "budget": 2,
-        "conditions": 0,
-        "fit": 0,
-        "fault": 0,
-    }
-    assert short.declined == 4
-    whole = opened()
-    for number in range(4):
-        pb.upload(whole, number)
-    header, _ = batch_of(decline(whole, 4, "fit"))
-    assert (header.declined, header.causes) == (1, (0, 0, 0, 1, 0))
-
-
 def test_every_selected_device_is_counted_under_one_outcome():
     machine = opened()
     out = [*decline(machine, 0, "budget"), *decline(machine, 1), *pb.upload(machine, 2)]

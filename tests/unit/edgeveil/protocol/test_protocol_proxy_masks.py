@@ -156,9 +156,7 @@ def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) 
     ],
     ids=["no seed", "zeros", "too short", "a part", "the other part", "a seed for nothing", "size"],
 )
-def test_an_upload_that_could_not_be_summed_is_refused(
-    machine: RealProxy, changes: dict[str, Any], reason: str
-) -> None:
+def test_an_upload_that_could_not_be_summed_is_refused(machine, changes, reason):
     begin(machine)
     out = upload(machine, 0, **changes)
     assert kit.refused(out) == [reason]
@@ -232,9 +230,7 @@ def test_a_second_choice_is_refused(machine: RealProxy, restart: bool, heard: bo
         (range(5), {"at": kit.at(job=b"K" * 16)}, "unknown_round"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_name(
-    machine: RealProxy, places: Iterable[int], changes: dict[str, Any], reason: str
-) -> None:
+def test_what_cannot_be_answered_is_refused_by_name(machine, places, changes, reason):
     batch = handed_over(machine)
     assert why_not(ask(machine, question(batch, places, **changes))) == reason
 
@@ -305,9 +301,7 @@ def test_with_the_commit_seeds_and_key_are_gone(machine: RealProxy) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
-    machine: RealProxy, restart: bool
-) -> None:
+def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(machine, restart):
     """A cloud whose job is paused knows of no batch, and may have kept what is under its masks."""
     batch = handed_over(machine)
     out = cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "closed")))
@@ -319,9 +313,7 @@ def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
-    tmp_path: Path, restart: bool
-) -> None:
+def test_no_job_begins_once_more_after_something_of_it_was_unmasked(tmp_path, restart):
     """The proxy forgets ends of jobs; the same job would bring the same numbers once more."""
     machine = RealProxy(tmp_path, ended_kept=1)
     ask(machine, question(handed_over(machine)))
@@ -356,9 +348,7 @@ def asked(machine: RealProxy) -> None:
 
 
 @pytest.mark.parametrize("reach", [begin, uploading, handed_over, asked])
-def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(
-    machine: RealProxy, reach: Any
-) -> None:
+def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(machine, reach):
     """It cannot know what the proxy unmasked after the backup was made."""
     reach(machine)
     back = put_back(machine)
@@ -390,9 +380,7 @@ def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path: Pa
     assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
 
 
-def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(tmp_path):
     machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
     batch = handed_over(machine, header)
     assert why_not(ask(machine, question(batch, [0, 2, 4, 1]))) == "choice_below_floor"

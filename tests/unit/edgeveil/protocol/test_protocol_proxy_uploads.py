@@ -192,20 +192,6 @@ def needs(effects):
     ]
 
 
-def test_uploads_wait_their_turn_and_the_next_is_asked_when_one_is_here():
-    machine = opened_of_arrivals(credit_bytes=2 * ROOM)
-    assert [needs(offered(machine, n)) for n in range(4)] == [
-        [(0, (0, 1, 2, 3))],
-        [(1, (0, 1, 2, 3))],
-        [],
-        [],
-    ]
-    for piece in big(1)[1]:
-        out = says(machine, FLEET[1], piece)
-    assert kit.acks(out) == [("held", "")] and needs(out) == [(2, (0, 1, 2, 3))]
-    assert machine.uploads.credit.granted_bytes <= 2 * ROOM
-
-
 def test_a_repeated_offer_changes_nothing_while_it_waits_or_comes():
     machine = opened_of_arrivals(credit_bytes=ROOM)
     offered(machine, 0)

@@ -325,9 +325,7 @@ def test_wrong_seeds_checks_factors_and_rings_do_not_fit() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2**64 - 1))
-def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(
-    number: int, check: int
-) -> None:
+def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(number, check):
     """So a sum of uploads that fit has the check of its sum, with certainty."""
     rng = np.random.default_rng(number)
     made = [rng.bytes(one.ring.packed_bytes) for one in VECTORS]

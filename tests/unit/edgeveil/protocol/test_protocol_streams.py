@@ -94,9 +94,7 @@ def test_what_is_not_masked_waits_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("floor", "first"), [(1, 2), (2, 4), (3, 6)])
-def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(
-    tmp_path: Path, floor: int, first: int
-) -> None:
+def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(tmp_path, floor, first):
     machine = opened(tmp_path, min_batch_floor=floor)
     machine.slow = True
     for number in range(COUNT):
@@ -230,9 +228,7 @@ def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> No
     ],
     ids=["another stream", "shorter", "other parts"],
 )
-def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(
-    header: m.Batch,
-) -> None:
+def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(header):
     machine = waiting()
     say(machine, arrived(10))
     for index in range(10):
