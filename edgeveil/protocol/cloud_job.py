@@ -62,9 +62,8 @@ class SealJob:
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select among these cells' devices, make the round's keys, seal the model. Result as
-    `SealJob`, or `AskUnmask` where the round came as far as that before, as it is asked no second
-    time."""
+    """Select among these cells' devices and seal the model. Result as `SealJob`, or `AskUnmask`
+    where the round came as far as that before."""
 
     job_id: bytes
     exchange: int
@@ -104,11 +103,8 @@ class OpenArrived:
 
 @dataclass(frozen=True)
 class Absorb:
-    """Check, open, validate, aggregate, evaluate, commit the stored batches, one of each cell.
-
-    Result `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; under masks `AskChecks`, or
-    `AskUnmask` where masks are not checked one by one. The host commits once, and does nothing the
-    second time."""
+    """Open, validate, aggregate, evaluate and commit the stored batches once. Result `RoundCommit`,
+    `TooFewUploads`, `Obstacle` or `WorkFailed`; under masks `AskChecks` or `AskUnmask`."""
 
     batches: Mapping[str, m.Batch]
 
@@ -147,9 +143,8 @@ class AskUnmask:
 
 @dataclass(frozen=True)
 class TakeMasks:
-    """Subtract these sums of masks, check the result, aggregate, evaluate, commit; drop cells
-    without masks. Result `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a
-    round is unmasked but once."""
+    """Subtract the masks, check, aggregate, evaluate, commit; drop cells without masks. Result
+    `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job."""
 
     at: m.ExchangeId
     masks: Mapping[str, bytes] = field(repr=False)

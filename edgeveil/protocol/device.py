@@ -154,9 +154,8 @@ HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 class Fetches:
     """Offered blobs by digest. What is complete is handed out once and forgotten; a blob that
-    `stays`, such as a round ahead of its job, when it is offered again. Of a manifest in pieces the
-    stanzas come first; the stream is asked for, and handed out with them, once it is of use
-    (`go_on`)."""
+    `stays` when it is offered again. Of a manifest in pieces the stanzas come first; the stream is
+    asked for, and handed out with them, once it is of use (`go_on`)."""
 
     def __init__(
         self,

@@ -55,9 +55,8 @@ class OpenedPackage:
 @dataclass(frozen=True)
 class ComputeAnswer:
     """Consent, infer, train, price, seal; result `SealedAnswer` or `NoAnswer`. Work on records ends
-    `allowed_s` after `begun_s` (machine time) at the latest; at `closes_s` nobody waits for an
-    answer any more. `round_key` and `proxy_memory` are the proxy's (`RoundKey`), where segments are
-    masked."""
+    `allowed_s` after `begun_s` (machine time); nobody waits for an answer after `closes_s`.
+    `round_key` and `proxy_memory` are the proxy's (`RoundKey`), where segments are masked."""
 
     manifest: m.Manifest
     package: Package
@@ -204,10 +203,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class AnswerWindow:
-    """What the moment of an answer follows from, all known before a record is read. The package
-    came at `begun_s`. `budget_s` is the job's (0: unknown), `cover_s` the window of cover traffic
-    (0: none), `chance` from [0, 1). The round closes at `closes_s`; an answer takes this box
-    `needed_s` on made-up records."""
+    """What the moment of an answer follows from, all known before a record is read: when the
+    package came, the job's budget (0: unknown), the window of cover traffic (0: none), `chance` in
+    [0, 1), when the round closes, and how long an answer takes here on made-up records."""
 
     begun_s: float = 0.0
     budget_s: float = 0.0
@@ -238,10 +236,9 @@ class AnswerWindow:
 
 
 class CoverTraffic:
-    """Cover traffic, as the proxy asked for it last; each round begins with a copy. It is not kept:
-    the proxy asks after each hello and before each round. No message ends it, since an old one
-    could be played again: it ends with the first round on a new link on which it was not asked for
-    again."""
+    """Cover traffic, as the proxy asked for it last. It is not kept: the proxy asks after each
+    hello. No message ends it, since an old one could be played again: it ends with the first round
+    on a new link on which it was not asked for again."""
 
     def __init__(self) -> None:
         self._window_s = self._span_s = self._begun_s = self._heard_s = 0.0
@@ -500,9 +497,8 @@ class DeviceRound:
         return self.uncovered(manifest, why) if dummies else self.declined(manifest, why, cause)
 
     def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
-        """Keep an answer that is ready, and send it at its moment. Until then it is in memory
-        alone: a dummy is ready at once, and on disk it would outlive a restart where an answer
-        still computed does not."""
+        """Keep an answer in memory alone and send it at its moment: a dummy is ready at once, and
+        on disk it would outlive a restart where an answer still computed does not."""
         if manifest != self.manifest:
             return []  # a newer round came while this one was computed
         self._step("sealed")

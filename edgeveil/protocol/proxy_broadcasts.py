@@ -546,10 +546,10 @@ class Serving:
         self.shown = tr.ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
-        """The broadcast's offer; to all at once, the whole of one that is small. Of a round that is
-        not for everybody only its stanzas go to all, unless all cover for those who need the rest;
-        of stanzas in buckets each device gets its own bucket. Who answered asks for its piece of a
-        record; under cover all get the whole."""
+        """Offer it; to all at once with the whole of a small one. Of a round that is not for
+        everybody only its stanzas go to all (each bucket to its devices), unless all cover for
+        those who need the rest. Who answered asks for its piece of a record; under cover all get
+        the whole."""
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         pieces = list(_pieces(kept))

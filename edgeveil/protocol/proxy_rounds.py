@@ -103,9 +103,8 @@ class UploadsDropped:
 
 @dataclass(frozen=True)
 class BatchKept:
-    """A shuffled batch; the uploads it came from are forgotten in the same transaction. `seeds` of
-    the masks in the batch's order. `pieces`: its bytes in the round's file, (place, size) one after
-    the other; without any it has a file of its own."""
+    """A shuffled batch, with its masks' `seeds` in its order. `pieces`: its (place, size) in the
+    round's file; without any it has a file of its own. The uploads it came from are forgotten."""
 
     at: m.ExchangeId
     signed: m.Envelope
@@ -244,12 +243,10 @@ class ProxyContext:
 @dataclass(frozen=True)
 class ShuffleRound:
     """Write every group's segments in an order of its own. Result `ShuffledBatch` or `WorkFailed`.
-
-    `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
-    segments of these groups one after the other, `segment_bytes[g]` each. `keep_order`: they stay
-    in the order of `uploads`. A group with fewer segments than `floor` is left out: its few senders
-    would stand alone. The groups `together`, of which an upload has all or none, share one order.
-    `streamed`: they stand in the round's stream, or follow there, and that comes first."""
+    `uploads` are (slot, groups): a slot of `slot_bytes` holds the segments of these groups one
+    after the other. A group with fewer segments than `floor` is left out: its few senders would
+    stand alone. The groups `together`, of which an upload has all or none, share one order.
+    `streamed`: these stand in the round's stream, or follow there, and that comes first."""
 
     at: m.ExchangeId
     segment_bytes: tuple[int, ...]
@@ -263,9 +260,8 @@ class ShuffleRound:
 
 @dataclass(frozen=True)
 class ShuffledBatch:
-    """The batch on the disk: `counts[g]` segments of group g; `order` of the groups that stay
-    together, as indices of the task's uploads; `pieces` as in `BatchKept`; `stream`, the name of
-    what it begins with."""
+    """`counts[g]` segments of group g; `order` of the groups that stay together, as indices of the
+    task's uploads; `pieces` as in `BatchKept`; `stream`, the name of what it begins with."""
 
     counts: tuple[int, ...]
     digest: bytes
@@ -353,12 +349,10 @@ class _Stream:
 
 @dataclass
 class Collection:
-    """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum. `senders`,
-    of the masked uploads in their batch's order, stay in memory alone until the masks are summed.
-
-    `due` are the devices that have to answer and have not, as far as they are known; with cover
-    traffic those who are there, once all have had their time to say hello (`all_came`). `aside` are
-    those of them who cost no grace."""
+    """Uploads of one round. `floor`: the larger of the job's and this proxy's minimum. `senders` of
+    masked uploads, in their batch's order, stay in memory alone until the masks are summed. `due`:
+    devices that have to answer and have not; with cover traffic those who are there, once all have
+    had their time to say hello (`all_came`). `aside`: those of them who cost no grace."""
 
     manifest: m.Manifest
     floor: int
@@ -478,10 +472,9 @@ class Collection:
 
 
 class Attendance:
-    """Rounds in a row that devices left unanswered, of those that they had to answer. From
-    `stalled_rounds` on, a device is not waited for, but in every 2nd, 4th, 8th … time as many: one
-    that is only slower must not be shut out by rounds that have become short, nor one that has come
-    again."""
+    """Rounds in a row that devices left unanswered. From `stalled_rounds` on a device is waited for
+    only in every 2nd, 4th, 8th … time as many: one that is slower, or has come again, is not shut
+    out."""
 
     def __init__(self, stalled_rounds: int) -> None:
         self._stalled_rounds = stalled_rounds

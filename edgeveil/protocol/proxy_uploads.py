@@ -86,10 +86,9 @@ class _Lane:
 
 
 class Credit:
-    """Deals out `limit_bytes` first come, first served, at a constant cost per event. A grant
-    without progress for `patience_s` is taken back; its holder then waits in a lane of its own,
-    which never has more than a quarter of the credit: however many are slow, they do not hold up
-    the others."""
+    """Deals out `limit_bytes` first come, first served. A grant without progress for `patience_s`
+    is taken back; its holder then waits in a lane that never has more than a quarter of the
+    credit."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes = limit_bytes

@@ -47,9 +47,8 @@ _places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[st
 def pack_tensors(
     tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Named arrays as safetensors (C order, little-endian), with `metadata` in its header;
-    ValueError for other than real numbers. The same bytes as the library's `save`, which makes them
-    twice."""
+    """Named arrays as safetensors, the same bytes as the library's `save`, which makes them twice.
+    Raises ValueError for other than real numbers."""
     named = sorted(
         ((name, _laid_out(array)) for name, array in tensors.items()),
         key=lambda one: (_ORDER[one[1].dtype], one[0]),
