@@ -228,21 +228,16 @@ def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
 
 def the_graph_gives_what_the_map_gives(part: Any) -> str:
     """Devices run the model as ONNX. Needs onnx and onnxruntime."""
-    from onnx import TensorProto, helper
-
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import open_session, run_session
-    from edgeveil.parts.features.feature_map import NodeList, serialise
+    from edgeveil.parts.features.feature_map import NodeList
 
     if (phi := _map(part)) is None:
         return ""
     nodes, x = NodeList(), _pictures(5)
     output = phi.onnx_nodes(nodes, "x", PICTURE)
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
-        for name, shape in (("x", PICTURE), (output, (phi.output_dim(PICTURE),)))
-    ]
-    raw = serialise(helper.make_graph(nodes.nodes, "map", ends[:1], ends[1:], nodes.initializers))
+    outputs = {output: ("N", phi.output_dim(PICTURE))}
+    raw = nodes.model("map", {"x": ("N", *PICTURE)}, outputs)
     check_graph(raw)
     found = run_session(open_session(raw), output, {"x": x})
     return "" if np.allclose(found, phi(x), atol=1e-5) else "the graph gives something else"

@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant(
         name="adaptive-clip-with-a-bit-beside",
         decides="sensitivity",
-        where="edgeveil.parts.update:AdaptiveClip.update_steps",
+        where="edgeveil.parts.stage:AdaptiveClip.update_steps",
         find="self.sensitivity_steps**2 - self.bit_steps**2",
         put="self.sensitivity_steps**2",
         of=("gradient_gaussian",),

@@ -170,6 +170,10 @@ IR_VERSION = 8
 ROUNDING = float(3 << 22)  # float32 holds no fractions here
 
 
+Ends = Mapping[str, Sequence[int | str]]
+"""Shapes of tensors by name; "N" is the free batch axis."""
+
+
 class NodeList:
     """Nodes and constants in order; needs the `onnx` package."""
 
@@ -196,11 +200,11 @@ class NodeList:
         """Add an int64 vector: a shape, axes, pads."""
         return self.constant(np.array(values, np.int64))
 
-    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+    def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node with one output; returns the output's name."""
         from onnx import helper
 
-        output = self.fresh(operator)
+        output = output or self.fresh(operator)
         self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
         return output
 
@@ -215,12 +219,17 @@ class NodeList:
         shifted = self.add("Add", values, self.number(ROUNDING))
         return self.add("Sub", shifted, self.number(ROUNDING))
 
+    def model(self, name: str, inputs: Ends, outputs: Ends) -> bytes:
+        """The checked model of these nodes, its inputs and outputs float32."""
+        from onnx import TensorProto, helper
 
-def serialise(graph: Any) -> bytes:
-    from onnx import helper
-
-    opset = [helper.make_opsetid("", OPSET)]
-    return checked(helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION))
+        ends = [
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in end.items()]
+            for end in (inputs, outputs)
+        ]
+        graph = helper.make_graph(self.nodes, name, *ends, self.initializers)
+        opset = [helper.make_opsetid("", OPSET)]
+        return checked(helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION))
 
 
 def checked(model: Any) -> bytes:

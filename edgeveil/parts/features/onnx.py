@@ -19,7 +19,6 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import aligned, open_session, run_session
 from edgeveil.parts.features.feature_map import (
-    IR_VERSION,
     OPSET,
     Artifacts,
     FeaturePart,
@@ -285,22 +284,13 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
 def check_batches(backbone: bytes) -> None:
     """Raise DataError unless the inlined graph gives several records what each gets alone: one
     exported for a single record may hold its shape in constants."""
-    from onnx import TensorProto, helper
-
     alone: Backbone = opened(backbone)
     shape = alone.form.input_shape
     parts = NodeList()
     features = parts.add("Flatten", inline(backbone, parts, "x"), axis=1)
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *rest])
-        for name, rest in (("x", shape), (features, (alone.form.output_dim,)))
-    ]
-    graph = helper.make_graph(parts.nodes, "backbone", ends[:1], ends[1:], parts.initializers)
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
-    )
+    outputs = {features: ("N", alone.form.output_dim)}
+    raw = parts.model("backbone", {"x": ("N", *shape)}, outputs)
     probes = np.random.default_rng(0).random((_PROBES, *shape), dtype=np.float32)
-    raw = model.SerializeToString()
     check_graph(raw)
     try:
         wanted = np.stack([_features(alone, probe[None]) for probe in probes])

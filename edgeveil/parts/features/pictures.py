@@ -268,7 +268,7 @@ def onnx_channels(graph: NodeList, levels: str, grid: Windows, bank: Bank) -> st
     channels = [graph.add("Pad", levels, pads)]
     channels += [_onnx_modulus(graph, channels[0], scale, grid.pool) for scale in bank]
     joined = graph.add("Concat", *channels, axis=1)
-    side = {"kernel_shape": [grid.pool] * 2, "strides": [grid.pool // 2] * 2}
+    side: dict[str, Any] = {"kernel_shape": [grid.pool] * 2, "strides": [grid.pool // 2] * 2}
     pooled = graph.add("AveragePool", joined, **side)
     return graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
 

@@ -9,14 +9,13 @@ with an unknown threshold (1) a score only orders records.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
-from edgeveil.parts.features.feature_map import FeatureMap, Float64, NodeList, checked, serialise
+from edgeveil.parts.features.feature_map import Ends, FeatureMap, Float64, NodeList, checked
 from edgeveil.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")
@@ -35,62 +34,42 @@ def build_graph(
     Inputs: `x` (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes); `basis` (D,
     d = kept) with a PCA; `bias` (classes,) with `bias`. Output: `probabilities` (N, classes).
     """
-    from onnx import helper
-
     parts, inputs = bounded_features(features, input_shape, kept)
+    basis = {name: inputs.pop(name) for name in ("basis",) if name in inputs}
     product = "head.product" if bias else "head.logits"
-    parts.nodes += [
-        helper.make_node("MatMul", [BOUNDED, "weight"], [product]),
-        *([helper.make_node("Add", [product, "bias"], ["head.logits"])] if bias else []),
-        helper.make_node("Softmax", ["head.logits"], ["probabilities"], axis=1),
-    ]
-    d = features.output_dim(input_shape) if kept is None else kept
-    inputs.insert(3, float_tensor("weight", [d, classes]))
-    inputs += [float_tensor("bias", [classes])] if bias else []
-    outputs = [float_tensor("probabilities", ["N", classes])]
-    graph = helper.make_graph(parts.nodes, "softmax_head", inputs, outputs, parts.initializers)
-    return serialise(graph)
+    parts.add("MatMul", BOUNDED, "weight", output=product)
+    if bias:
+        parts.add("Add", product, "bias", output="head.logits")
+    parts.add("Softmax", "head.logits", output="probabilities", axis=1)
+    inputs |= {"weight": (*inputs["centre"], classes), **basis}
+    inputs |= {"bias": (classes,)} if bias else {}
+    return parts.model("softmax_head", inputs, {"probabilities": ("N", classes)})
 
 
 BOUNDED = "head.bounded"
 
 
-def float_tensor(name: str, shape: list[int | str]) -> Any:
-    from onnx import TensorProto, helper
-
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-
 def bounded_features(
     features: FeatureMap, input_shape: tuple[int, ...], kept: int | None
-) -> tuple[NodeList, list[Any]]:
+) -> tuple[NodeList, dict[str, tuple[int | str, ...]]]:
     """Nodes that give z (N, d), named BOUNDED, and the graph's inputs up to there."""
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper
 
     given = features.output_dim(input_shape)
     d = given if kept is None else kept
     parts = NodeList()
     phi = features.onnx_nodes(parts, "x", input_shape)
-    nodes, initializers = parts.nodes, parts.initializers
-    initializers.append(numpy_helper.from_array(np.array([1], np.int64), "head.axes"))
+    parts.initializers.append(numpy_helper.from_array(np.array([1], np.int64), "head.axes"))
     if kept is not None:
-        nodes.append(helper.make_node("MatMul", [phi, "basis"], ["head.projected"]))
-        phi = "head.projected"
-    nodes += [
-        helper.make_node("Sub", [phi, "centre"], ["head.centred"]),
-        helper.make_node("Mul", ["head.centred", "head.centred"], ["head.squares"]),
-        helper.make_node("ReduceSum", ["head.squares", "head.axes"], ["head.sum"], keepdims=1),
-        helper.make_node("Sqrt", ["head.sum"], ["head.norm"]),
-        helper.make_node("Max", ["head.norm", "radius"], ["head.divisor"]),
-        helper.make_node("Div", ["head.centred", "head.divisor"], [BOUNDED]),
-    ]
-    inputs = [
-        float_tensor("x", ["N", *input_shape]),
-        float_tensor("centre", [d]),
-        float_tensor("radius", [1]),
-        *([] if kept is None else [float_tensor("basis", [given, d])]),
-    ]
-    return parts, inputs
+        phi = parts.add("MatMul", phi, "basis", output="head.projected")
+    centred = parts.add("Sub", phi, "centre", output="head.centred")
+    squares = parts.add("Mul", centred, centred, output="head.squares")
+    total = parts.add("ReduceSum", squares, "head.axes", output="head.sum", keepdims=1)
+    norm = parts.add("Sqrt", total, output="head.norm")
+    divisor = parts.add("Max", norm, "radius", output="head.divisor")
+    parts.add("Div", centred, divisor, output=BOUNDED)
+    basis = {} if kept is None else {"basis": (given, d)}
+    return parts, {"x": ("N", *input_shape), "centre": (d,), "radius": (1,), **basis}
 
 
 def bake(
@@ -167,8 +146,6 @@ def regression_graph(
 ) -> bytes:
     """The ONNX graph of a number: inputs as `build_graph`, `weight` (d, 1), `bias` (1,); output
     `value` (N, 1) in the range's own unit."""
-    from onnx import helper
-
     parts, inputs = bounded_features(features, input_shape, kept)
     product = parts.add("MatMul", BOUNDED, "weight")
     found = parts.add("Add", product, "bias")
@@ -176,12 +153,9 @@ def regression_graph(
     wide = parts.add("Mul", within, parts.number(target.half))
     moved = parts.add("Add", wide, parts.number(target.middle))
     ends = parts.number(target.low), parts.number(target.high)  # rounding passes none of them
-    parts.nodes.append(helper.make_node("Clip", [moved, *ends], ["value"]))
-    d = features.output_dim(input_shape) if kept is None else kept
-    inputs += [float_tensor("weight", [d, 1]), float_tensor("bias", [1])]
-    outputs = [float_tensor("value", ["N", 1])]
-    graph = helper.make_graph(parts.nodes, "regression_head", inputs, outputs, parts.initializers)
-    return serialise(graph)
+    parts.add("Clip", moved, *ends, output="value")
+    inputs |= {"weight": (*inputs["centre"], 1), "bias": (1,)}
+    return parts.model("regression_head", inputs, {"value": ("N", 1)})
 
 
 def head_values(
@@ -204,23 +178,13 @@ def no_threshold() -> dict[str, NDArray[np.float32]]:
 def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
     """The ONNX graph of anomalies: inputs `x`, `centre` (d,), `residual` (d, d), `threshold` (1,);
     output `score` float32 (N, 1) >= 0."""
-    from onnx import helper
-
     parts, d = NodeList(), features.output_dim(input_shape)
     centred = parts.add("Sub", features.onnx_nodes(parts, "x", input_shape), "centre")
     left = parts.add("MatMul", centred, "residual")
     squares = parts.add("ReduceSum", parts.add("Mul", left, left), parts.whole(1), keepdims=1)
-    parts.nodes.append(helper.make_node("Div", [squares, THRESHOLD], ["score"]))
-    inputs = [
-        float_tensor("x", ["N", *input_shape]),
-        float_tensor("centre", [d]),
-        float_tensor("residual", [d, d]),
-        float_tensor(THRESHOLD, [1]),
-    ]
-    outputs = [float_tensor("score", ["N", 1])]
-    return serialise(
-        helper.make_graph(parts.nodes, "residual_score", inputs, outputs, parts.initializers)
-    )
+    parts.add("Div", squares, THRESHOLD, output="score")
+    inputs: Ends = {"x": ("N", *input_shape), "centre": (d,), "residual": (d, d), THRESHOLD: (1,)}
+    return parts.model("residual_score", inputs, {"score": ("N", 1)})
 
 
 def residual_scores(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:

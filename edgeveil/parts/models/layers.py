@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import NodeList
@@ -155,7 +155,7 @@ class Window:
         return sides
 
     @property
-    def attributes(self) -> dict[str, list[int]]:
+    def attributes(self) -> dict[str, Any]:
         return {
             "kernel_shape": [self.kernel] * 2,
             "strides": [self.stride] * 2,

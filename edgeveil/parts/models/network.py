@@ -60,9 +60,7 @@ class Classes:
         return cross_entropy(found, y)
 
     def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
-        from onnx import helper
-
-        graph.nodes.append(helper.make_node("Softmax", [found], [self.output], axis=1))
+        graph.add("Softmax", found, output=self.output, axis=1)
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,11 @@ class Reconstruction:
         return (found - given.flatten(1)).square().mean()
 
     def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
-        from onnx import helper
-
         flat = graph.add("Reshape", given, graph.whole(-1, math.prod(shape)))
         away = graph.add("Sub", found, flat)
         squares = graph.add("Mul", away, away)
         mean = graph.add("ReduceMean", squares, axes=[1], keepdims=1)
-        graph.nodes.append(helper.make_node("Div", [mean, THRESHOLD], [self.output]))
+        graph.add("Div", mean, THRESHOLD, output=self.output)
 
 
 Goal = Classes | Reconstruction
@@ -190,10 +186,6 @@ class Network:
         With `front`, a feature map and a record's shape, `x` is records and the network takes their
         features.
         """
-        from onnx import TensorProto, helper
-
-        from edgeveil.parts.features.feature_map import NodeList, serialise
-
         parts = NodeList()
         shape, x = self.input_shape, "x"
         if front is not None:
@@ -204,16 +196,11 @@ class Network:
             x = layer.nodes(parts, name, x, given)
         self.goal.nodes(parts, x, scaled, self.input_shape)
 
-        def value(name: str, shape: Sequence[int | str]) -> object:
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
-
-        inputs = [value("x", ["N", *shape])]
-        inputs += [value(weight.name, weight.shape) for weight in self.weights]
-        inputs += [value(name, [1]) for name in self.goal.inputs]
-        outputs = [value(self.goal.output, ["N", self.goal.width(self.classes)])]
-        return serialise(
-            helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
-        )
+        inputs: dict[str, Sequence[int | str]] = {"x": ("N", *shape)}
+        inputs |= {weight.name: weight.shape for weight in self.weights}
+        inputs |= dict.fromkeys(self.goal.inputs, (1,))
+        outputs = {self.goal.output: ("N", self.goal.width(self.classes))}
+        return parts.model("network", inputs, outputs)
 
 
 class StateDictFile(PartBlock):

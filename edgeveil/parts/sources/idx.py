@@ -8,9 +8,10 @@ label outside the classes is refused.
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -77,133 +78,99 @@ def _read_pair(origin: Origin) -> Records:
     return read_idx(origin.path, origin.labels_path, origin.max_bytes)
 
 
-_KINDS = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
 EMNIST_CLASSES = 47
-_HEADER_BYTES = 8  # of a file of labels
+SHAPE = (3, 32, 32)  # of CIFAR: red, green, blue; then rows and columns
 
 
-def _named(begin: str) -> tuple[str, ...]:
-    return tuple(f"{begin}-{kind}" for kind in _KINDS)
+def _halves(train: str, test: str, below: str = "") -> FileSet:
+    kinds = "images-idx3-ubyte.gz", "labels-idx1-ubyte.gz"
+    first, second = (tuple(f"{half}-{kind}" for kind in kinds) for half in (train, test))
+    return FileSet(first, second, below)
 
 
-MNIST_FILES = FileSet(_named("train"), _named("t10k"))
-EMNIST_FILES = FileSet(_named("emnist-balanced-train"), _named("emnist-balanced-test"), "gzip")
-
-
-def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    return _labelled(_read_halves(files, max_bytes), 10, files[1], "MNIST", "copy the file again")
-
-
-def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """EMNIST Balanced (Cohen et al. 2017): 47 classes, images upright (files swap rows and
-    columns)."""
-    records = _labelled(
-        _read_halves(files, max_bytes),
-        EMNIST_CLASSES,
-        files[1],
-        "EMNIST Balanced",
-        "take the files of the split `balanced`",
-    )
-    return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
-
-
-def _read_halves(files: tuple[Path, ...], max_bytes: int) -> Records:
-    images, labels = files
-    x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
-    if (x.ndim, y.ndim) == (1, 3):
-        raise DataError(
-            "these are labels; are the two files swapped?",
-            where=str(images),
-            fix=f"give {images.name} and {labels.name} each other's name",
-        )
-    records = as_records(x, y, where=f"{images} and {labels}")
-    if records.x.ndim != 3:
-        raise DataError(
-            f"holds records of shape {list(records.x.shape[1:])}, wanted rows and columns",
-            where=str(images),
-            fix="copy the images' file to this name",
-        )
-    return records
-
-
-def _labelled(records: Records, classes: int, labels: Path, name: str, fix: str) -> Records:
-    wrong = np.flatnonzero((records.y < 0) | (records.y >= classes))
-    if len(wrong):
-        raise DataError(
-            f"record {wrong[0]} has the label {records.y[wrong[0]]}, {name} has 0 to {classes - 1}",
-            where=f"{labels}, byte {_HEADER_BYTES + wrong[0]} unpacked",
-            fix=fix,
-        )
-    return records
-
-
-SHAPE = (3, 32, 32)  # red, green, blue; then rows and columns
-_PIXELS = 3 * 32 * 32
-
-
-@dataclass(frozen=True)
-class _Form:
-    """How one record stands in the file: `labels` bytes, of which the last is the class."""
-
-    name: str
-    labels: int
-    classes: int
-
-    @property
-    def record_bytes(self) -> int:
-        return self.labels + _PIXELS
-
-
-_CIFAR10 = _Form("CIFAR-10", 1, 10)
-_CIFAR100 = _Form("CIFAR-100", 2, 100)  # the coarse class, then the fine one
-
+MNIST_FILES = _halves("train", "t10k")
+EMNIST_FILES = _halves("emnist-balanced-train", "emnist-balanced-test", "gzip")
 CIFAR10_FILES = FileSet(
     tuple(f"data_batch_{k}.bin" for k in range(1, 6)), ("test_batch.bin",), "cifar-10-batches-bin"
 )
 CIFAR100_FILES = FileSet(("train.bin",), ("test.bin",), "cifar-100-binary")
 
 
-def _read(form: _Form, files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """Records x (n, 3, 32, 32) float32 in 0..255 of all files. Raises DataError with the place."""
-    counts = [_count(file, form) for file in files]
-    require_room((sum(counts), *SHAPE), 1, max_bytes, str(files[0].parent))
-    rows = [_rows(file, count, form) for file, count in zip(files, counts, strict=True)]
-    whole = np.concatenate(rows)
-    x = whole[:, form.labels :].reshape(-1, *SHAPE)
-    return as_records(x, whole[:, form.labels - 1], str(files[0].parent))
+def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    return _read_half(files, max_bytes, 10, "MNIST", "copy the file again")
 
 
-def _count(file: Path, form: _Form) -> int:
-    size = file.stat().st_size
-    count, rest = divmod(size, form.record_bytes)
-    if rest or not count:
+def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
+    """EMNIST Balanced (Cohen et al. 2017): 47 classes, images upright (files swap rows and
+    columns)."""
+    fix = "take the files of the split `balanced`"
+    records = _read_half(files, max_bytes, EMNIST_CLASSES, "EMNIST Balanced", fix)
+    return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
+
+
+def _read_half(
+    files: tuple[Path, ...], max_bytes: int, classes: int, name: str, fix: str
+) -> Records:
+    images, labels = files
+    x, y = idx_array(images, max_bytes), idx_array(labels, max_bytes)
+    if x.ndim != 3:
         raise DataError(
-            f"holds {size} bytes, no multiple of the {form.record_bytes} of a {form.name} record",
-            where=str(file),
-            fix=f"copy the file again, or take it from the binary version of {form.name}",
+            f"holds an array of shape {list(x.shape)}, wanted (records, rows, columns)",
+            where=str(images),
+            fix=f"see that {images.name} and {labels.name} are not swapped, or copy them again",
         )
-    return count
+    records = as_records(x, y, where=f"{images} and {labels}")
+    _check_labels(records.y, classes, name, lambda at: f"{labels}, byte {8 + at} unpacked", fix)
+    return records
 
 
-def _rows(file: Path, count: int, form: _Form) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    with file.open("rb") as stream:
-        content = stream.read(count * form.record_bytes)
-    if len(content) != count * form.record_bytes:
-        raise DataError("became shorter while it was read", where=str(file), fix="copy it again")
-    rows = np.frombuffer(content, np.uint8).reshape(count, form.record_bytes)
-    wrong = np.flatnonzero(rows[:, form.labels - 1] >= form.classes)
+def _check_labels(
+    labels: NDArray[Any], classes: int, name: str, where: Callable[[int], str], fix: str
+) -> None:
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
-        raise DataError(
-            f"record {first} has the label {rows[first, form.labels - 1]}, {form.name} has "
-            f"0 to {form.classes - 1}",
-            where=f"{file}, byte {first * form.record_bytes + form.labels - 1}",
-            fix=f"take the file from the binary version of {form.name}",
-        )
-    return rows
+        what = f"record {first} has the label {labels[first]}, {name} has 0 to {classes - 1}"
+        raise DataError(what, where=where(first), fix=fix)
 
 
-read_cifar10, read_cifar100 = partial(_read, _CIFAR10), partial(_read, _CIFAR100)
+def _read_cifar(
+    name: str, labels: int, classes: int, files: tuple[Path, ...], max_bytes: int = MAX_BYTES
+) -> Records:
+    """Records x (n, 3, 32, 32) float32 in 0..255 of all files. One is `labels` bytes, of which the
+    last is the class, then its pixels. Raises DataError with the place."""
+    size = labels + math.prod(SHAPE)
+    fix = f"copy the file again, or take it from the binary version of {name}"
+    counts = []
+    for file in files:
+        count, rest = divmod(file.stat().st_size, size)
+        if rest or not count:
+            what = (
+                f"holds {file.stat().st_size} bytes, no multiple of the {size} of a {name} record"
+            )
+            raise DataError(what, where=str(file), fix=fix)
+        counts.append(count)
+    require_room((sum(counts), *SHAPE), 1, max_bytes, str(files[0].parent))
+    rows = []
+    for file, count in zip(files, counts, strict=True):
+        with file.open("rb") as stream:
+            content = stream.read(count * size)
+        if len(content) != count * size:
+            raise DataError("became shorter while it was read", where=str(file), fix=fix)
+        rows.append(np.frombuffer(content, np.uint8).reshape(count, size))
+
+        def place(at: int, file: Path = file) -> str:
+            return f"{file}, byte {at * size + labels - 1}"
+
+        _check_labels(rows[-1][:, labels - 1], classes, name, place, fix)
+    whole = np.concatenate(rows)
+    return as_records(
+        whole[:, labels:].reshape(-1, *SHAPE), whole[:, labels - 1], str(files[0].parent)
+    )
+
+
+read_cifar10 = partial(_read_cifar, "CIFAR-10", 1, 10)
+read_cifar100 = partial(_read_cifar, "CIFAR-100", 2, 100)  # the coarse class, then the fine one
 
 
 PARTS = (
@@ -225,7 +192,6 @@ PARTS = (
         shape=(28, 28),
         classes=10,
         source="LeCun et al. 1998",
-        needs="the folder of the published files",
         summary="70,000 handwritten digits of 28×28 pixels.",
         example="local_run: {data: {source: mnist, path: data/mnist}}",
     ),
@@ -236,7 +202,6 @@ PARTS = (
         shape=(28, 28),
         classes=EMNIST_CLASSES,
         source="Cohen et al. 2017, Balanced",
-        needs="the folder of the published files",
         summary="131,600 handwritten letters and digits of 28×28 pixels, 47 classes.",
         example="local_run: {data: {source: emnist, path: data/emnist}}",
     ),
@@ -247,7 +212,6 @@ PARTS = (
         shape=SHAPE,
         classes=10,
         source="Krizhevsky 2009, binary version",
-        needs="the folder of the published files",
         summary="60,000 coloured photographs of 32×32 pixels, 10 classes.",
         example="local_run: {data: {source: cifar10, path: data/cifar10}}",
     ),
@@ -258,7 +222,6 @@ PARTS = (
         shape=SHAPE,
         classes=100,
         source="Krizhevsky 2009, binary version",
-        needs="the folder of the published files",
         summary="60,000 coloured photographs of 32×32 pixels, 100 classes.",
         example="local_run: {data: {source: cifar100, path: data/cifar100}}",
     ),

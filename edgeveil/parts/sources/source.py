@@ -134,7 +134,14 @@ def published_part(
             )
         return Records(records.x[:count], records.y[:count])
 
-    return SourcePart(read=train, test=test, place="folder", files=files, **said)
+    return SourcePart(
+        read=train,
+        test=test,
+        place="folder",
+        needs="the folder of the published files",
+        files=files,
+        **said,
+    )
 
 
 def label_index(columns: list[str], name: str | None, where: str) -> int:

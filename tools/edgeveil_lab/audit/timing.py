@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from edgeveil import subnormals
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.parts.features.feature_map import serialise
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 CLASSES = 3
@@ -69,7 +68,6 @@ class TimingCase(NamedTuple):
 def crafted(chain: OperatorChain, record: Values) -> bytes:
     """The graph for one record (...) without a batch axis; it takes no weights. Passes
     `check_graph`; its output is a distribution unless the chain ends in NaN."""
-    from onnx import TensorProto, helper
 
     from edgeveil.parts.features.feature_map import NodeList
 
@@ -94,12 +92,8 @@ def crafted(chain: OperatorChain, record: Values) -> bytes:
     most = list_.add("ReduceMax", value, axes=[1], keepdims=1)
     none = list_.constant(np.zeros((size, CLASSES), np.float32))
     logits = list_.add("Add", list_.add("MatMul", flat, none), most)
-    list_.nodes.append(helper.make_node("Softmax", [logits], ["probabilities"], axis=1))
-    x, out = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
-        for name, shape in (("x", record.shape), ("probabilities", (CLASSES,)))
-    )
-    graph = serialise(helper.make_graph(list_.nodes, "g", [x], [out], list_.initializers))
+    list_.add("Softmax", logits, output="probabilities", axis=1)
+    graph = list_.model("g", {"x": ("N", *record.shape)}, {"probabilities": ("N", CLASSES)})
     check_graph(graph)
     return graph
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edgeveil.parts.features.feature_map import NodeList, serialise
+from edgeveil.parts.features.feature_map import NodeList
 from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
 
 Float32 = NDArray[np.float32]
@@ -90,8 +90,6 @@ def train_encoder(
 
 def onnx_encoder(encoder: Encoder) -> bytes:
     """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 138), batch norms folded."""
-    from onnx import TensorProto, helper
-
     graph, value = NodeList(), "image"
     for k in range(len(_LAYERS)):
         convolution: Any = encoder.convolutions[4 * k]
@@ -107,11 +105,9 @@ def onnx_encoder(encoder: Encoder) -> bytes:
     mean = graph.add("ReduceMean", scores, axes=[1], keepdims=1)
     shares = ((values, 1 - _CLASS_SHARE), (graph.add("Sub", scores, mean), _CLASS_SHARE))
     parts = [graph.add("Mul", graph.unit_rows(v), graph.number(share**0.5)) for v, share in shares]
-    graph.add("Concat", *parts, axis=1)
-    graph.nodes[-1].output[0] = "features"
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, PIXELS, PIXELS])
-    found = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", FEATURES])
-    return serialise(helper.make_graph(graph.nodes, "digits", [image], [found], graph.initializers))
+    graph.add("Concat", *parts, output="features", axis=1)
+    image, features = {"image": ("N", 1, PIXELS, PIXELS)}, {"features": ("N", FEATURES)}
+    return graph.model("digits", image, features)
 
 
 def _dense(graph: NodeList, layer: nn.Linear) -> tuple[str, str]:

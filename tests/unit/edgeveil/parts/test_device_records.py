@@ -36,13 +36,6 @@ def test_a_device_splits_its_shard_the_same_way_at_every_start():
     assert len(first[1])
 
 
-def test_a_file_of_ones_own(tmp_path):
-    np.savez(tmp_path / "own.npz", x=np.eye(3), y=np.arange(3))
-    block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz"}
-    assert len(own_records(DataSource.model_validate(block))) == 3
-    assert len(held_records(DataSource.model_validate(block))) == 3
-
-
 def test_the_report_counts_what_learning_drops():
     x = np.array([[0, 1], [np.nan, 0], [np.inf, 0], [0, 30], [5, 5]], np.float32)
     training = Records(x, np.array([0, 1, 1, 2, 9]))

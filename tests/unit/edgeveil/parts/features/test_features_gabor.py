@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from edgeveil.errors import DataError
 from edgeveil.parts.features import build_features
 from edgeveil.parts.features.pictures import LEVELS, PicturesParameters, filters, modulus
 
@@ -25,13 +24,6 @@ def test_golden_features_of_two_strokes():
         271: -0.050393930208,
     }
     np.testing.assert_allclose([found[k] for k in golden], list(golden.values()), atol=1e-11)
-
-
-def test_golden_taps_of_the_second_direction():
-    fine, coarse = filters(8, 2)
-    assert fine.even[1, 3].tolist() == [-94, -602, 87, 1189, 87, -602, -94]
-    assert fine.odd[1, 3].tolist() == [227, -142, -1021, 0, 1021, 142, -227]
-    assert coarse.even.shape == (8, 11, 11)
 
 
 @pytest.mark.parametrize("orientations", [1, 8, 32])
@@ -85,22 +77,6 @@ def test_pooling_windows_overlap_by_half_and_lose_no_pixel():
         assert phi(x).any() or side < 5
 
 
-def test_a_flat_record_says_its_shape():
-    flat = build_features([SMALL.model_copy(update={"image": (8, 8)})])
-    np.testing.assert_array_equal(
-        flat(strokes().reshape(1, 64)), build_features([SMALL])(strokes())
-    )
-
-
-def test_a_direction_answers_to_its_own_strokes():
-    phi = build_features([SMALL.model_copy(update={"orientations": 2, "scales": 1})])
-    upright, lying = np.zeros((1, 8, 8), np.float32), np.zeros((1, 8, 8), np.float32)
-    upright[0, :, 4], lying[0, 4, :] = 16, 16
-    found = [np.abs(phi(x)[0].reshape(3, 16)).sum(1) for x in (upright, lying)]
-    assert found[0][1] > found[0][2]
-    assert found[1][2] > found[1][1]
-
-
 def test_a_colour_image_is_three_grey_ones():
     rng = np.random.default_rng(1)
     x = rng.integers(0, 17, (70, 3, 8, 8)).astype(np.float32)
@@ -114,10 +90,3 @@ def test_a_colour_image_is_three_grey_ones():
     third = phi.output_dim((8, 8))
     np.testing.assert_allclose(phi(one)[:, :third], grey[0], atol=1e-12)
     assert not phi(one)[:, third:].any()
-
-
-@pytest.mark.parametrize("shape", [(64,), (4, 8, 8), (2, 2, 2, 2)])
-def test_records_that_are_no_image_are_refused(shape):
-    with pytest.raises(DataError, match="takes one picture") as caught:
-        build_features([SMALL]).output_dim(shape)
-    assert "image: [rows, columns]" in caught.value.fix

@@ -19,7 +19,6 @@ from edgeveil.parts.features.pictures import (
     roots,
 )
 
-COLOUR = Raster(3, 8, 8)
 PIXELS = [255, 0, 111, 164, 211, 142, 56, 209, 22, 214, 0, 231]
 
 
@@ -71,21 +70,6 @@ def test_an_axis_has_the_variance_that_narrowing_leaves():
     np.testing.assert_allclose(spread / spread[0], narrow / narrow[0], rtol=0.01)
     cosines = np.corrcoef(values.T) - np.eye(60)
     assert np.abs(cosines).max() < 0.02
-
-
-def test_a_grey_picture_has_no_colour_and_a_coloured_one_has():
-    grey = np.repeat(procedural_pictures(3, (1, 8, 8)), 3, axis=1)
-    channels = COLOUR.channels // 3
-    assert not pooled(grey, COLOUR)[:, channels:].any()
-    assert pooled(procedural_pictures(3, (3, 8, 8)), COLOUR)[:, channels:].any(axis=(1, 2)).all()
-
-
-def test_colours_are_told_apart_at_one_brightness():
-    red, blue = np.zeros((2, 1, 3, 8, 8), np.float32)
-    red[:, 0, 2:6], blue[:, 2, 2:6] = 200, 200
-    map_ = phi()
-    assert (map_(red) @ map_(blue).T).item() < 0.95
-    assert (map_(red) @ map_(red * np.float32(1.1)).T).item() > 0.99
 
 
 def test_a_flat_record_is_the_picture_that_it_says():

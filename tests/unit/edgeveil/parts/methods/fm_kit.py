@@ -9,15 +9,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from edgeveil.data.records import Records
-from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
-from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_sums import FmParameters, own_weights
-from edgeveil.parts.models.heads import probabilities
-from edgeveil.privacy.sampler import SeededRandom
 
 
 def setting(**changes: Any) -> MethodContext:
@@ -63,30 +56,3 @@ def digits(seed: int) -> tuple[list[Records], Records]:
 
 def pooled(shards: list[Records]) -> Records:
     return Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
-
-
-def accuracy(weights: Tensors, chosen: MethodContext, test: Records) -> float:
-    """Fraction of `test` records whose most probable class is their label."""
-    predicted = probabilities(chosen.features, test.x, weights).argmax(axis=1)
-    return float((predicted == test.y).mean())
-
-
-def learned(parameters: FmParameters, chosen: MethodContext, seed: int) -> float:
-    """Test accuracy of a job of all 20 devices, each with noise of its own."""
-    shards, test = digits(seed)
-    random = SeededRandom(seed)
-    device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
-    state = cloud.initial_state()
-    kept: dict[int, dict[str, Any]] = {i: {} for i in range(len(shards))}
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
-        uploads = []
-        for i, shard in enumerate(shards):
-            answer = device.answer(exchange, {**package, **kept[i]}, shard, random)
-            uploads.append(answer.segments)
-            if exchange.phase == COVARIANCE:  # as a device's ledger holds it
-                kept[i] = dict(answer.segments)
-        means = mean({n: [u[n] for u in uploads] for n in uploads[0]})
-        state = cloud.absorb(state, exchange, means, len(shards))
-    weights = {**cloud.model(state), **own_weights(chosen, test)}
-    return accuracy(weights, chosen, test)

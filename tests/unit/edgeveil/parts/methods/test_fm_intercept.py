@@ -18,9 +18,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, shrunk, with_intercept
 from edgeveil.parts.models.heads import bake, build_graph, probabilities
-from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference
-from tests.kits.imbalanced_text import messages
 
 FINE = 2.0**-28
 
@@ -144,31 +142,3 @@ def test_a_job_of_before_keeps_its_bytes_and_its_head():
     assert plan.cloud.model(plan.cloud.initial_state())["bias"].shape == (10,)
     with pytest.raises(ProtocolError):  # one job, one spelling
         Job.from_canonical(now.canonical().replace(b'"intercept":true', b'"intercept":false'))
-
-
-@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.94), (8.0, 0.95)])
-def test_uneven_text_is_learned_with_shared_noise(epsilon, least):
-    """20 boxes, 256 hashed values, 86:14; always saying the frequent class is right on 0.867."""
-    x, y = messages(0)
-    x, boxes = x.astype(np.float32), 20
-    test = Records(x[-1120:], y[-1120:])
-    chosen = setting(
-        input_shape=(256,),
-        features=build_features([IdentityParameters()]),
-        nominal_records=200,
-        devices=boxes,
-        epsilon=epsilon,
-        summed=boxes,
-        honest=16,
-    )
-    parameters, random = FmParameters(), SeededRandom(5)
-    device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
-    shares = [Records(x[k:-1120:boxes], y[k:-1120:boxes]) for k in range(boxes)]
-    state = cloud.initial_state()
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
-        answers = [device.answer(exchange, package, own, random).segments for own in shares]
-        means = {name: sum(one[name] for one in answers) / boxes for name in answers[0]}
-        state = cloud.absorb(state, exchange, means, boxes)
-    right = probabilities(chosen.features, test.x, cloud.model(state)).argmax(axis=1) == test.y
-    assert right.mean() >= least

@@ -133,21 +133,6 @@ def test_a_pca_takes_its_share_of_the_claim(name):
     assert not quote.proven
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 3e38])
-def test_whatever_is_broadcast_the_answer_is_finite(monkeypatch, size):
-    monkeypatch.setattr(fm_paper, "LEARNING_RATE", 100.0)
-    parameters = FmPaperParameters()
-    package = {
-        name: np.clip(value.astype(np.float64) * size, -3e38, 3e38).astype(np.float32)
-        for name, value in weights().items()
-    }
-    answer = FmPaperDevice(parameters, setting()).answer(
-        ROUND, package, some_records(), SeededRandom(0)
-    )
-    for value in answer.segments.values():
-        assert np.abs(value).max() <= 7
-
-
 def test_bad_records_count_for_nothing():
     good = some_records()
     x = np.concatenate([good.x, np.full((2, 4), np.nan, np.float32), good.x[:1]])

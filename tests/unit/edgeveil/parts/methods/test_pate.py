@@ -19,7 +19,6 @@ from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.pate import (
     FILE_BYTES,
-    PUBLIC_BYTES,
     VOTE_BITS,
     VOTES,
     PateCloud,
@@ -211,16 +210,6 @@ def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path: Path) -
         archive.writestr("x.npy", npy)
     with pytest.raises(ConfigError, match=r"huge\.npz: holds 268435460 bytes of numbers"):
         compile_job(job(tmp_path, public=", public: {file: huge.npz}"))
-
-
-def test_records_that_do_not_fit_a_job_are_refused_with_how_many_do() -> None:
-    rows = np.zeros((100, 1000), np.float32)
-    with pytest.raises(Exception, match=f"{PUBLIC_BYTES} bytes"):
-        _facts(rows, 100)
-    assert PUBLIC_BYTES < FILE_BYTES
-    room = PUBLIC_BYTES // 1000
-    assert _facts(rows, room)["dtype"] == "uint8"
-    assert _facts(rows[:9] + 0.5, 9)["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("rows", ["!!!!", "AAAA"])

@@ -7,7 +7,6 @@ import pytest
 from fm_kit import setting
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.figures import anomaly_figures
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
@@ -107,17 +106,6 @@ def test_the_whole_job_costs_what_was_asked(rounds):
         (spec,) = cloud.segments(exchange)
         assert answer.segments[spec.name].shape == spec.shape
         assert answer.events == device.price(exchange)
-
-
-@pytest.mark.parametrize(
-    "centre",
-    [None, np.zeros(3, np.float32), np.zeros(2), np.array([np.nan, 0], np.float32)],
-)
-def test_a_package_of_wrong_form_is_refused_before_records_are_read(centre):
-    device, cloud = halves()
-    tensors = {} if centre is None else {CENTRE: centre}
-    with pytest.raises(ProtocolError, match="tensor 'centre'"):
-        device.answer(cloud.plan()[1], tensors, None)
 
 
 def fleet(parameters, devices=10, noise=True, **changes):

@@ -13,7 +13,6 @@ from edgeveil.parts.methods.sgd import SgdParameters
 from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
-from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
 
@@ -102,14 +101,3 @@ def test_the_whole_update_is_clipped_and_priced_once_for_the_device():
     (event,) = method.device(method.made(), SETTING).price(ROUND)
     total = epsilon([event] * SETTING.max_participations, SETTING.delta)
     assert total.proven and SETTING.epsilon * 0.99 < total.epsilon <= SETTING.epsilon
-
-
-def test_without_records_only_noise_is_sent():
-    nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    sent = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1e-6)
-    assert np.linalg.norm(flat(sent.segments)) < 1e-5
-    quiet = flat(answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).segments)
-    (event,) = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).events
-    chance = SeededRandom(1)
-    noise = gaussian(np.zeros(6, np.int64), event, chance)[0] * 2.0**-event.grid_bits
-    np.testing.assert_allclose(quiet, noise, rtol=1e-6)

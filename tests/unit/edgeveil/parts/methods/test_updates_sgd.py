@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.update import WHOLE, segments_of, update_of
@@ -79,31 +79,9 @@ def test_the_cloud_adds_the_mean_update_to_the_weights():
     np.testing.assert_allclose(new["output.bias"], [1.0, -1.0])
 
 
-def test_a_package_of_another_model_is_refused():
-    for bad in (
-        {},
-        {**ZERO, "output.bias": np.zeros(3, np.float32)},
-        {**ZERO, "output.bias": np.zeros(2)},
-        {**ZERO, "output.bias": np.full(2, np.inf, np.float32)},
-    ):
-        with pytest.raises(ProtocolError, match="output"):
-            answer("sgd", weights=bad)
-
-
 def test_a_method_without_a_model_is_told():
     with pytest.raises(UsageError, match="add a model block"):
         answer("sgd", setting=replace(SETTING, network=None))
-
-
-def test_two_steps_by_hand():
-    """ℓ = w², η = 0.1, momentum ½: w = 1 → 1 − 0.2 = 0.8 → 0.8 − 0.1·(0.1·10 + 1.6) = 0.54."""
-    weight = torch.tensor([1.0], requires_grad=True)
-    steps = Steps([weight], 0.1, 0.5)
-    found = []
-    for _ in range(2):
-        steps.take((weight**2).sum())
-        found.append(weight.item())
-    assert found == pytest.approx([0.8, 0.54])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -106,15 +106,6 @@ def test_noised_integers_travel_as_they_are_and_cost_what_is_priced():
     assert np.any(noise & 1) and np.any(~noise & 1)  # no grid but the steps' own
 
 
-def test_a_device_without_records_sends_noise_alone():
-    setting, stage = noised()
-    nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    flat = np.concatenate(
-        [a.ravel() for a in answer("sgd", nobody, setting=setting).segments.values()]
-    )
-    assert 0 < np.abs(flat).max() < 12 * stage.event.sigma_steps
-
-
 @pytest.mark.parametrize("honest", [1, 7, 20])
 def test_shared_noise_adds_up_to_the_budget_and_each_part_is_priced_alone(honest):
     alone, _ = noised()

@@ -129,18 +129,3 @@ def test_it_learns_of_what_is_not_said_to_be_anomalous():
     for name, value in first.segments.items():
         np.testing.assert_array_equal(value, second.segments[name])
         assert np.abs(value).max() > 0
-
-
-@pytest.mark.parametrize("method", ["sgd", "fedprox", "dp_sgd"])
-def test_methods_of_updates_train_it(method):
-    changes = {"local_epochs": 30} if method in ("sgd", "fedprox") else {}
-    net, answer = trained(method, records(), **changes)
-    assert set(answer.segments) == {one.name.partition(".")[0] for one in net.weights} or len(
-        answer.segments
-    )
-    if method == "sgd":
-        before, x = tensors(net.initial()), torch.tensor(records().x)
-        update = {name: np.asarray(answer.segments[name]) for name in before}
-        after = {name: value + torch.tensor(update[name]) for name, value in before.items()}
-        y = torch.zeros(40)
-        assert float(net.loss(after, x, y)) < 0.8 * float(net.loss(before, x, y))

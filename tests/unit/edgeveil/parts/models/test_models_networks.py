@@ -12,14 +12,12 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.models.layers import (
-    Chain,
     Conv,
     Dense,
     Flatten,
     GroupNorm,
     MaxPool,
     Picture,
-    Residual,
     Thin,
     Window,
 )
@@ -135,16 +133,6 @@ def test_gradients_by_vmap_are_those_of_single_records(name):
             )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_records_logits_do_not_follow_from_its_neighbours(name):
-    net = network(name)
-    weights, x = drawn(net), records(net, 4)
-    others = np.concatenate([x[:1], 100 * x[1:]])
-    np.testing.assert_allclose(
-        in_torch(net, weights, x)[0], in_torch(net, weights, others)[0], atol=1e-6
-    )
-
-
 def test_a_convolution_by_hand():
     net = Network((("conv", Conv(1, Window(2, stride=2))), ("flat", Flatten())), (1, 2, 4), 2)
     weights = {
@@ -179,18 +167,3 @@ def test_records_that_are_no_pictures_are_refused_with_a_fix(name, shape):
     with pytest.raises(DataError, match="are no pictures") as caught:
         network(name, shape)
     assert "input_shape" in caught.value.fix
-
-
-@pytest.mark.parametrize("name", ["lenet", "alexnet"])
-def test_pictures_that_are_too_small_are_refused_with_a_fix(name):
-    with pytest.raises(DataError, match="smaller than its window") as caught:
-        network(name, (4, 4))
-    assert "mlp" in caught.value.fix
-
-
-def test_branches_of_different_shapes_and_uneven_groups_are_refused():
-    wide = Chain((("conv", Conv(4, Window(1))),))
-    with pytest.raises(DataError, match="branches"):
-        Residual(wide).output_shape((2, 3, 3))
-    with pytest.raises(DataError, match="equal groups"):
-        GroupNorm(3).output_shape((4, 2, 2))

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from edgeveil.config.data import DataSource, Images
-from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
-from edgeveil.parts.sources import images as reader
 from edgeveil.parts.sources.images import PART, read_images
 from edgeveil.parts.sources.source import Origin
 
@@ -115,33 +113,8 @@ def test_a_bad_picture_drops_itself_alone(folder, content, told):
     assert told in fault
 
 
-def test_a_truncated_picture_is_dropped(folder):
-    file = folder / "dog" / "a.PNG"
-    file.write_bytes(file.read_bytes()[:-25])
-    assert np.isnan(read_images(folder, Images(size=(2, 3), classes=PETS)).x[1]).all()
-
-
 def test_a_site_file_names_the_form(folder):
     data = DataSource(
         name="pets", source="images", path=folder, images=Images(size=(2, 3), classes=PETS)
     )
     assert own_records(data).y.tolist() == [0, 1, 1]
-
-
-def test_refusals(folder, monkeypatch):
-    form = Images(size=(2, 3), classes=PETS)
-    for place, told in (
-        (folder / "none", "no such folder"),
-        (None, "no folder"),
-    ):
-        with pytest.raises(DataError, match=told):
-            read_images(place, form)
-    with pytest.raises(DataError, match="holds 72 bytes of numbers, the limit is 71"):
-        read_images(folder, form, 71)
-    with pytest.raises(DataError, match=r"data\.images: is not set"):
-        read_images(folder, None)
-    with pytest.raises(DataError, match=r"data\.images\.classes: .*classes: \[cat, dog\]"):
-        read_images(folder, Images(size=(2, 3)))
-    monkeypatch.setattr(reader, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="needs Pillow"):
-        read_images(folder, form)

@@ -100,28 +100,3 @@ def test_missing_file_is_named_with_all_that_are_wanted(folder, name):
     assert name in text
     assert all(one in text for one in FILES)
     assert MNIST_FILES.missing(folder) == [name]
-
-
-def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
-    labels = np.arange(TRAIN) % 10
-    labels[17] = 11
-    (folder / FILES[1]).write_bytes(gzip.compress(idx(labels)))
-    text = refused(folder)
-    assert f"{FILES[1]}, byte 25 unpacked: record 17 has the label 11" in text
-
-
-def test_labels_in_place_of_images_are_told(folder):
-    labels = (folder / FILES[1]).read_bytes()
-    (folder / FILES[0]).write_bytes(labels)
-    assert "wanted (records, ...)" in refused(folder)
-
-
-def test_swapped_files_and_a_folder_that_is_not_there_are_told(folder):
-    images, labels = (folder / name for name in FILES if name.startswith("train"))
-    kept = images.read_bytes()
-    images.write_bytes(labels.read_bytes())
-    labels.write_bytes(kept)
-    with pytest.raises(DataError, match="are the two files swapped"):
-        read_published("mnist", folder, "train")
-    with pytest.raises(DataError, match="no such folder"):
-        read_published("mnist", folder / "nope", "train")

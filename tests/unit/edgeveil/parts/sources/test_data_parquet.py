@@ -120,17 +120,6 @@ def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
     assert count == 4000 and grown_mb < 200, found.stdout
 
 
-def test_files_of_another_form_are_told(tmp_path):
-    file = write(tmp_path, a=[1.0, 2.0], kind=[0, 1])
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-9])
-    assert "is not readable Parquet" in refused(file)
-    file.write_bytes(b"a,b\n1,2\n")
-    assert "is not readable Parquet" in refused(file)
-    assert "fewer than two columns" in refused(write(tmp_path, a=[1.0]))
-    assert "no such file" in refused(tmp_path / "none.parquet")
-
-
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     file = write(tmp_path, a=[1.0, 2.0], kind=[0, 1])
     monkeypatch.setattr(reader, "find_spec", lambda name: None)

@@ -22,16 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.data.records import Records, as_records, whole_labels
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.sources import SOURCES, load_records
+from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.idx import read_idx
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
 
-X = np.array([[0.0, 1.5], [2.0, 3.0], [4.0, 5.0]], np.float32)
 Y = np.array([0, 1, 2])
 
 
@@ -62,38 +61,6 @@ def test_digits_are_the_real_ones_and_the_split_is_stratified():
     assert np.all(np.abs(share - 360 / 1797) < 0.006)
 
 
-def test_digits_without_scikit_learn_say_what_is_missing(monkeypatch):
-    from edgeveil.parts.sources import digits
-
-    digits._all_digits.cache_clear()
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="scikit-learn"):
-        load_records("digits")
-    monkeypatch.undo()
-    assert len(load_records("digits")) == 1437
-
-
-def test_npz_roundtrip(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", x=X.astype(np.float64), y=Y)
-    got = load_records("npz", Origin(path=tmp_path / "a.npz"))
-    assert np.array_equal(got.x, X)
-    assert got.y.tolist() == [0, 1, 2]
-
-
-def test_npz_refusals(tmp_path):
-    file = tmp_path / "a.npz"
-    assert "no such file" in refused("npz", path=file)
-    assert "data.path" in refused("npz")
-    file.write_bytes(b"not a zip")
-    assert str(file) in refused("npz", path=file)
-    np.savez(file, x=X)
-    assert "no array 'y'" in refused("npz", path=file)
-    np.savez(file, x=X, y=Y[:2])
-    assert "one label for each record" in refused("npz", path=file)
-    np.savez(file, x=X, y=np.array([("a", 1)] * 3, dtype="U1,i4"))
-    assert "not numbers" in refused("npz", path=file)
-
-
 def test_one_text_among_numbers_costs_its_own_record_alone(tmp_path):
     """NumPy makes an array of texts of them all, and of dates or complex numbers likewise."""
     file = tmp_path / "a.npz"
@@ -114,17 +81,6 @@ def test_npz_never_runs_a_pickle(tmp_path):
 
     np.savez(tmp_path / "a.npz", x=np.array([Evil()], dtype=object), y=Y[:1])
     assert "object" in refused("npz", path=tmp_path / "a.npz")
-
-
-def test_a_size_is_refused_from_the_header(tmp_path):
-    file = tmp_path / "a.npz"
-    np.savez_compressed(file, x=np.zeros((1000, 1000), np.uint8), y=np.zeros(1000))
-    assert file.stat().st_size < 10_000
-    assert "limit" in refused("npz", path=file, max_bytes=3_999_999)
-    images = tmp_path / "i"
-    images.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31))
-    (tmp_path / "l").write_bytes(idx_bytes(Y))
-    assert "limit" in refused("idx", path=images, labels_path=tmp_path / "l")
 
 
 @pytest.mark.parametrize(
@@ -149,24 +105,6 @@ def test_csv_label_by_name_and_missing_values(tmp_path):
     assert got.y.tolist() == [1, -1]
     assert np.isnan(got.x[0, 0])
     assert got.x[1].tolist() == [3, 4]
-
-
-def test_csv_refusals_are_about_the_file_as_a_whole(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_text("a,b,label\n1,2,0\n")
-    assert "did you mean 'label'" in refused("csv", path=file, label_column="lable")
-    file.write_text("")
-    assert "is empty" in refused("csv", path=file)
-    file.write_text(" \n\n")
-    assert "is empty" in refused("csv", path=file)
-    file.write_text("label\n1\n")
-    assert "single column" in refused("csv", path=file)
-    file.write_bytes(b"\xff\xfe1,2")
-    assert "UTF-8" in refused("csv", path=file)
-    file.write_text('1,"2\n3,4\n')
-    assert f"{file}:1" in refused("csv", path=file)
-    file.write_text("1,2,0\n" * 100)
-    assert "larger" in refused("csv", path=file, max_bytes=2000)
 
 
 @pytest.mark.parametrize(
@@ -199,26 +137,6 @@ def test_idx_is_big_endian(tmp_path):
     assert got.x.tolist() == [[258, -1]]
 
 
-def test_idx_refusals(tmp_path):
-    images, labels = tmp_path / "i", tmp_path / "l"
-    good = idx_bytes(np.zeros((3, 2, 2)))
-    labels.write_bytes(idx_bytes(Y))
-    files = {"path": images, "labels_path": labels}
-    for content, text in [
-        (b"", "no IDX file"),
-        (b"\x89PNG....", "no IDX file"),
-        (good[:9], "header"),
-        (good[:-1], "only 11"),
-        (good + b"x", "more"),
-        (gzip.compress(good)[:-6], "cannot be read"),
-        (idx_bytes(np.zeros((2, 2, 2))), "one label for each"),
-    ]:
-        images.write_bytes(content)
-        assert text in refused("idx", **files), content
-    images.write_bytes(good)
-    assert "data.labels_path" in refused("idx", path=images)
-
-
 def test_python_source(tmp_path, monkeypatch):
     (tmp_path / "my_records_module.py").write_text(
         "import numpy as np\n"
@@ -236,12 +154,6 @@ def test_python_source(tmp_path, monkeypatch):
     assert "my_records_module" in refused("python: my_records_module:absent")
     assert "No module" in refused("python: no_such_module_here:f")
     assert "module:function" in refused("python: nothing")
-
-
-def test_unknown_source_is_named():
-    with pytest.raises(UsageError, match="did you mean 'digits'"):
-        load_records("digit")
-    assert set(SOURCES) >= {"digits", "mnist", "npz", "csv", "parquet", "idx", "images", "python"}
 
 
 HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]

@@ -59,15 +59,6 @@ def test_an_upload_has_half_the_bytes_and_the_rounded_values():
     assert bytes_up == [4 * sent.size, 2 * sent.size]
 
 
-def test_after_noise_it_costs_nothing():
-    noised = {"name": "gradient_gaussian", "clip_norm": 1.0}
-    prices = [
-        METHODS["sgd"].device(made.job.train, made.setting).price(made.exchanges[0])
-        for made in (plan([noised]), plan([noised, CAST]))
-    ]
-    assert prices[0] == prices[1]
-
-
 def test_sums_under_masks_have_no_halves():
     with pytest.raises(ConfigError, match="travels as integers"):
         plan([CAST], secure=True)

@@ -49,11 +49,6 @@ def test_the_integer_norm_is_within_the_priced_sensitivity(scale):
     assert event.sensitivity == pytest.approx(0.37, rel=1e-6)
 
 
-def test_a_device_without_records_sends_the_noise_alone(monkeypatch):
-    Silent(monkeypatch)
-    assert not flat(stage("gradient_gaussian").apply(task(count=0), LARGE)).any()
-
-
 @pytest.mark.parametrize("asked", [0.1, 1.0, 6.0, 15.0])
 def test_all_rounds_together_cost_the_job_s_epsilon_and_hardly_less(asked):
     setting = replace(SETTING, epsilon=asked)
