@@ -87,7 +87,7 @@ def test_run_leaves_result_model_and_report(tmp_path: Path, engine: str) -> None
     assert sum(event["type"] == "exchange_committed" for event in events) == 6
     view = thawed((out / "report.html").read_text())
     shown = {section["id"] for section in view["sections"]}
-    assert {"accuracy", "figures", "epsilon", "clusters", "time", "bytes"} <= shown
+    assert {"accuracy", "figures", "held", "epsilon", "clusters", "time", "bytes"} <= shown
 
 
 def _model_is_the_one_scored(out: Path, accuracy: float) -> None:
