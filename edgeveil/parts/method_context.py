@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from edgeveil.data.anomaly import learned_from
-from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.feature_map import PcaParameters
@@ -54,18 +54,6 @@ class MethodContext:
     honest: int = 0
     regression: bool = False
     anomaly: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_participations", 1),
-            ("classes", 2),
-            ("nominal_records", 1),
-            ("devices", 1),
-            ("summed", 0),
-            ("honest", 0),
-        ):
-            if getattr(self, name) < least:
-                raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
 
     def learned_from(self, records: Records) -> NDArray[np.bool_]:
         """Mask (n,) of records with finite values and a valid label; each decides alone."""

@@ -50,7 +50,7 @@ def only_for(**defaults: Any) -> WrapValidator:
         name = info.data.get("method", info.data.get("name"))
         if name in defaults:
             value = defaults[name] if value is None else value
-            return inner(_tuples(value))
+            return inner(as_tuples(value))
         if value is not None and value is not ...:
             raise ValueError(f"unknown key here, it belongs to {' and '.join(defaults)}")
         return ...
@@ -65,18 +65,18 @@ SOME_NAMES_KEY: dict[str, Any] = {
 }
 
 
-def _tuples(value: Any) -> Any:
-    """A value past JSON, whose lists are no tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    """A value without lists: past a validator that runs before, JSON's are no tuples any more."""
+    if isinstance(value, dict):
+        return {key: as_tuples(inner) for key, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def file_block(given: Any, info: ValidationInfo, *tuples: str) -> tuple[Any, Path | None]:
-    """A block, its `tuples` no lists, as JSON has them, and the folder of its job file where it
-    names a `file`. Raises ValueError for one in a sent job."""
-    if not isinstance(given, dict):
-        return given, None
-    given = {k: tuple(v) if k in tuples and isinstance(v, list) else v for k, v in given.items()}
-    if not isinstance(given.get("file"), str):
+def file_block(given: Any, info: ValidationInfo) -> tuple[Any, Path | None]:
+    """A block, and the folder of its job file where it names a `file`. Raises ValueError for one in
+    a sent job."""
+    given = as_tuples(given)
+    if not isinstance(given, dict) or not isinstance(given.get("file"), str):
         return given, None
     folder = (info.context or {}).get("folder")
     if folder is None:

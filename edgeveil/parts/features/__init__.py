@@ -16,7 +16,6 @@ from edgeveil.parts.features.feature_map import finite_records as finite_records
 from edgeveil.parts.features.feature_map import prepare as prepare
 from edgeveil.parts.features.feature_map import valid_records as valid_records
 from edgeveil.parts.features.onnx import NONE as NONE
-from edgeveil.parts.features.onnx import OnnxMap as OnnxMap
 from edgeveil.parts.features.onnx import OnnxParameters as OnnxParameters
 from edgeveil.parts.features.onnx import backbone_digests as backbone_digests
 from edgeveil.parts.features.onnx import cached_backbone as cached_backbone
@@ -39,16 +38,13 @@ def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = 
     if not entries:
         return Identity(IdentityParameters())
     named = [entry for entry in entries if isinstance(entry, MapParameters)]
-    maps = [build_map(entry, artifacts) for entry in named]
+    maps = []
+    for entry in named:
+        build = FEATURES[entry.name].build
+        if build is None:
+            raise UsageError(f"'{entry.name}' is no feature map", where="features")
+        maps.append(build(entry, artifacts))
     return maps[0] if len(maps) == 1 else Concatenation(maps, [entry.weight for entry in named])
-
-
-def build_map(entry: MapParameters, artifacts: Artifacts = NONE) -> FeatureMap:
-    """The map of one entry. Raises UsageError for an entry that names none."""
-    build = FEATURES[entry.name].build
-    if build is None:
-        raise UsageError(f"'{entry.name}' is no feature map", where="features")
-    return build(entry, artifacts)
 
 
 def projection_of(entries: Sequence[FeatureParameters]) -> PcaParameters | None:

@@ -55,7 +55,7 @@ class OnnxParameters(MapParameters):
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
-        given, folder = file_block(given, info, "input_form")
+        given, folder = file_block(given, info)
         if folder is None:
             return given
         path = backbone_path(given["file"], folder)

@@ -244,7 +244,8 @@ class FmCloud(CloudMethod):
             "tail_count": np.zeros(1, np.int64),
         }
         if self.setting.projection is not None:
-            state["basis"] = fm_sums.first_axes(self.setting.feature_dimension, d)
+            axes = np.eye(self.setting.feature_dimension, d, dtype=np.int16)  # none is found yet
+            state["basis"] = axes << fm_sums.BASIS_BITS
         if self.parameters.quadratic == "once":
             state["curvature"] = fm_sums.upper(np.eye(head[0], dtype=np.float32))
         else:

@@ -327,12 +327,6 @@ AXES_SEED = 0  # of public axes, by no means a secret
 Basis = NDArray[np.int16]
 
 
-def first_axes(features: int, kept: int) -> Basis:
-    """The basis (D, d) that keeps the first d of D features; stands where there is none yet."""
-    axes: Basis = np.eye(features, kept, dtype=np.int16) << BASIS_BITS
-    return axes
-
-
 def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
     """Orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
 
@@ -527,15 +521,6 @@ def products_sum(what: str, d: int) -> ReleasedSum:
     return ReleasedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
 
 
-def wishart_event(epsilon: float) -> ClaimedEvent:
-    return ClaimedEvent(
-        what="covariance with Wishart noise",
-        unit="record",
-        claimed_epsilon=epsilon,
-        source="DELM, alg. 2: pure ε, which does not hold (docs/privacy.md)",
-    )
-
-
 @dataclass(frozen=True)
 class Budget:
     """The event of each released phase in order; TRAIN is one round's. `tainted` goes with every
@@ -608,9 +593,6 @@ class _Split:
     own_epsilon: float
     rest_epsilon: float
 
-    def gaussian_epsilon(self, noise: str) -> float:
-        return self.own_epsilon if noise == "laplace" else self.rest_epsilon
-
 
 def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
     projection, whole = setting.projection, setting.epsilon
@@ -626,8 +608,8 @@ def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
 def budget(parameters: FmParameters, setting: MethodContext) -> Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
     split = _split(parameters, setting)
-    gaussian_epsilon = split.gaussian_epsilon(parameters.noise)
-    return settled(partial(_share_out, parameters, setting, split), setting, gaussian_epsilon)
+    of_gaussian = split.own_epsilon if parameters.noise == "laplace" else split.rest_epsilon
+    return settled(partial(_share_out, parameters, setting, split), setting, of_gaussian)
 
 
 def settled(
@@ -704,7 +686,12 @@ def _covariance_event(
     parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
 ) -> Event:
     if setting.projection is not None and setting.projection.noise == "wishart":
-        return wishart_event(split.own_epsilon)
+        return ClaimedEvent(
+            what="covariance with Wishart noise",
+            unit="record",
+            claimed_epsilon=split.own_epsilon,
+            source="DELM, alg. 2: pure ε, which does not hold (docs/privacy.md)",
+        )
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
     return shared_gaussian(
         released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting.honest

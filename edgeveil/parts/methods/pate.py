@@ -79,7 +79,7 @@ class PublicSet(PartBlock):
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
         """Fill in what `file` holds, where a job file is read; nowhere else is a file opened."""
-        given, folder = file_block(given, info, "input_form")
+        given, folder = file_block(given, info)
         if folder is None:
             return given
         count = given.get("records", cls.model_fields["records"].default)

@@ -256,13 +256,6 @@ class AdapterParameters(PartBlock):
     """`new`: the head does not begin as in `state_dict`, which may hold one of another shape, or
     none: for other classes."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _tuples(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-
 
 class ModelParameters(PartBlock):
     """What every `model` block may say."""
@@ -337,9 +330,7 @@ def read_state_dict(path: Path) -> Arrays:
     """Tensors of a `.safetensors` or `.pt` file by name, within MAX_BYTES; runs no code. Raises
     DataError."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise _refused(path, f"has more than {MAX_BYTES >> 20} MiB", "use a smaller model")
+        _bounded(path, path.stat().st_size)
         raw = path.read_bytes()[: MAX_BYTES + 1]
     except OSError as error:
         raise _refused(
@@ -384,8 +375,7 @@ def _from_torch(path: Path) -> Arrays:
             size = sum(one.file_size for one in file.infolist())
     except (zipfile.BadZipFile, OSError):
         raise _refused(path, "is no file of torch.save", f"write it with {_SAVE}") from None
-    if size > MAX_BYTES:
-        raise _refused(path, f"unpacks to more than {MAX_BYTES >> 20} MiB", "use a smaller model")
+    _bounded(path, size)
     try:
         import torch
     except ImportError:
@@ -410,8 +400,7 @@ def _from_torch(path: Path) -> Arrays:
             "save its weights alone, for example torch.save(checkpoint['state_dict'], FILE)",
         )
     # A view of few values may have any size.
-    if sum(one.numel() * one.element_size() for one in found.values()) > MAX_BYTES:
-        raise _refused(path, f"unpacks to more than {MAX_BYTES >> 20} MiB", "use a smaller model")
+    _bounded(path, sum(one.numel() * one.element_size() for one in found.values()))
     return {str(name): _array(path, str(name), one) for name, one in found.items()}
 
 
@@ -476,6 +465,11 @@ def _fix(
     if unexpected and not missing:
         return "leave them out of the file, or name the model that has them"
     return "name the model that these weights were saved from, or rename them"
+
+
+def _bounded(path: Path, size: int) -> None:
+    if size > MAX_BYTES:
+        raise _refused(path, f"holds more than {MAX_BYTES >> 20} MiB", "use a smaller model")
 
 
 def _some(names: list[str]) -> str:

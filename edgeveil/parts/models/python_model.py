@@ -30,6 +30,7 @@ from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
+from edgeveil.parts.part import as_tuples
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,7 @@ class PythonParameters(ModelParameters):
     @classmethod
     def _filled(cls, given: Any, info: ValidationInfo) -> Any:
         """Ask the module where a job file is read; a sent job runs nothing."""
-        given = _with_tuples(given)
+        given = as_tuples(given)
         function = given.get("function") if isinstance(given, dict) else None
         if not isinstance(function, str) or not re.match(FUNCTION, function, re.ASCII):
             return given
@@ -75,27 +76,13 @@ class PythonParameters(ModelParameters):
             weights = json.loads(_run(weights_apart, function, {}))
         except DataError as error:
             raise ValueError(str(error)) from error
-        return _with_tuples({**given, "weights": weights})
+        return {**given, "weights": as_tuples(weights)}
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         if not self.weights:
             raise ValueError("names no weights; submit it with edgeveil job submit")
         return self
-
-
-def _with_tuples(given: Any) -> Any:
-    """JSON and YAML know no tuples."""
-    weights = given.get("weights") if isinstance(given, dict) else None
-    if not isinstance(weights, list):
-        return given
-    pairs = (
-        tuple(tuple(part) if isinstance(part, list) else part for part in one)
-        if isinstance(one, list)
-        else one
-        for one in weights
-    )
-    return {**given, "weights": tuple(pairs)}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
-from edgeveil.parts.sources.source import FileSet as FileSet
+from edgeveil.parts.sources.source import FileSet
 from edgeveil.parts.sources.source import Origin as Origin
 from edgeveil.parts.sources.source import SourcePart as SourcePart
-from edgeveil.parts.sources.source import published_part as published_part
 from edgeveil.parts.sources.tables import guess_header, require_columns
 
 SOURCES = TABLE = PartTable(__name__, SourcePart)

@@ -40,12 +40,6 @@ from edgeveil.parts.stage import (
 LARGEST = float(np.finfo(np.float16).max)
 
 
-def in_half_precision(array: NDArray[np.generic]) -> NDArray[np.float16]:
-    """Each value's nearest float16; what is larger than that holds is cut off, and stays finite."""
-    cut: NDArray[np.generic] = np.clip(array, -LARGEST, LARGEST)
-    return cut.astype(np.float16)
-
-
 class CompressionParameters(StageParameters):
     """An entry of a job's `update` list that makes an upload or a download smaller."""
 
@@ -66,7 +60,8 @@ class Cast(BaseStage):
     wire = "float16"
 
     def apply(self, task: Task, update: Update) -> Update:
-        return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
+        cut = {name: np.clip(array, -LARGEST, LARGEST) for name, array in update.items()}
+        return {n: array.astype(np.float16).astype(np.float32) for n, array in cut.items()}
 
 
 class TopK(BaseStage):
