@@ -19,7 +19,7 @@ from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
-_REPEATS = (("local_steps", 2), ("local_epochs", 1), ("moves", 2))
+_REPEATS = (("local_steps", 2), ("local_epochs", 1))
 _SEED = 0
 _ROW_S = 60.0  # for one run of the graph: watched over as on a device, which takes time too
 _SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
