@@ -397,10 +397,8 @@ def the_graph_answers_for_each_record_alone(part: Any) -> str:
     network, shape = _built(part)
     raw = network.graph()
     check_graph(raw)
-    graph, weights = (
-        OnnxModel(raw),
-        {**network.initial(), **(no_threshold() if part.anomaly else {})},
-    )
+    graph = OnnxModel(raw)
+    weights = {**network.initial(), **(no_threshold() if part.anomaly else {})}
     x = np.random.default_rng(0).random((3, *shape), np.float32)
     together = graph.answers(x, weights)
     alone = np.concatenate([graph.answers(x[k : k + 1], weights) for k in range(3)])
@@ -441,9 +439,8 @@ def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
 
 def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
     y = np.arange(200) % 5
-    shares, again = (
-        part.deal(y, 7, Partition.model_construct(kind=part.name), 1) for _ in range(2)
-    )
+    rule = Partition.model_construct(kind=part.name)
+    shares, again = (part.deal(y, 7, rule, 1) for _ in range(2))
     if len(shares) != 7 or sorted(np.concatenate(shares).tolist()) != list(range(200)):
         return "some record has no device, or two"
     same = all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))

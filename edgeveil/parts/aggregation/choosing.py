@@ -35,7 +35,6 @@ from edgeveil.parts.aggregation.rule import (
     drawn,
     mean_of,
 )
-from edgeveil.privacy.sampler import RandomBytes
 
 
 class MinDivergence(ChoosingRule):
@@ -43,19 +42,17 @@ class MinDivergence(ChoosingRule):
         """The mean of each layer's k. Raises JobFailed for sums, which turn no signs."""
         if uploads.aim is None:
             raise JobFailed("min_divergence is undefined on sums of coefficients")
-        aim, chosen = uploads.aim, {}
+        p, aim, chosen = self.parameters, uploads.aim, {}
         for name, arrays in uploads.segments.items():
             turned = sign_changes(arrays, np.asarray(aim.weights[name]), change=aim.change)
             size = np.asarray(aim.weights[name]).size
-            kept = self._choose(turned, size, uploads.random_bytes)
+            if p.sampling == "top_k":
+                kept = best(-turned, p.k, uploads.random_bytes)
+            else:
+                each = Fraction(p.epsilon_3) / len(turned)
+                kept = drawn(-turned, p.k, size, each, uploads.random_bytes)
             chosen[name] = Chosen(arrays, kept)
         return mean(chosen)
-
-    def _choose(self, turned: Int64, size: int, random_bytes: RandomBytes) -> list[int]:
-        p = self.parameters
-        if p.sampling == "top_k":
-            return best(-turned, p.k, random_bytes)
-        return drawn(-turned, p.k, size, Fraction(p.epsilon_3) / len(turned), random_bytes)
 
 
 def sign_changes(

@@ -175,14 +175,6 @@ class PateParameters(MethodParameters):
         return -(-self.queries // self.rounds)
 
 
-def public_records(parameters: PateParameters, setting: MethodContext) -> NDArray[np.float32]:
-    """The public set (m, *input_shape); without one made up, the same for all."""
-    if parameters.public is not None:
-        return parameters.public.values()
-    shape = (parameters.queries, *setting.input_shape)
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
 def refusals(
     parameters: PateParameters, setting: MethodContext
 ) -> list[tuple[tuple[str, ...], str]]:
@@ -245,7 +237,12 @@ class PublicFeatures:
 
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.setting = setting
-        phi = setting.features(public_records(parameters, setting))
+        if parameters.public is not None:
+            x = parameters.public.values()
+        else:  # made up, the same for all
+            shape = (parameters.queries, *setting.input_shape)
+            x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        phi = setting.features(x)
         self.centre: NDArray[np.float32] = phi.mean(axis=0).astype(np.float32)
         self.z = self.bounded(phi)
 

@@ -83,19 +83,6 @@ def test_the_whole_job_costs_what_was_asked_whatever_the_options(options, projec
         assert status == ("proven" if projection in (None, FPCA, OWN) else "claimed")
 
 
-def test_a_share_that_is_not_used_goes_to_the_rounds():
-    shares = {}
-    for name, options in {
-        "all": {},
-        "no centre": {"centre": False},
-        "bare": {"centre": False, "quadratic": "never"},
-    }.items():
-        device, _ = halves(**options)
-        rounds = device.budget.events[TRAIN].mu ** 2 * 15
-        shares[name] = rounds / total_mu(device.job_events()) ** 2
-    assert shares == pytest.approx({"all": 0.78, "no centre": 0.8, "bare": 1.0}, rel=1e-6)
-
-
 def test_a_pca_takes_its_share_first_and_the_others_share_the_rest():
     device, _ = halves(FPCA)
     whole = total_mu(device.job_events()) ** 2
@@ -124,28 +111,6 @@ def test_the_l1_sensitivities_of_digits():
     events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
     found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
     assert found == pytest.approx([8, 33, 1.2 * math.sqrt(58.5)], rel=1e-3)
-
-
-def test_noise_of_two_kinds_adds_up():
-    device, _ = halves(FPCA, noise="laplace")
-    (covariance, *others) = device.job_events()
-    assert isinstance(covariance, GaussianEvent)
-    assert 0.99 * 2.4 < epsilon([covariance], 1e-5).epsilon <= 2.4
-    assert float(pure_epsilon(others)) == pytest.approx(5.6, rel=1e-6)
-
-
-def test_wishart_noise_is_claimed_and_the_rest_stays_proven():
-    device, _ = halves(WISHART)
-    (covariance, *others) = device.job_events()
-    assert isinstance(covariance, ClaimedEvent)
-    assert covariance.claimed_epsilon == pytest.approx(2.4)
-    assert {event.status for event in others} == {"proven"}
-
-
-def test_a_basis_without_noise_taints_every_answer():
-    device, cloud = halves(LOCAL)
-    for exchange in cloud.plan():
-        assert [event.status for event in device.price(exchange)] == ["proven", "claimed"]
 
 
 def test_wishart_noise_has_the_mean_and_spread_of_its_text():
