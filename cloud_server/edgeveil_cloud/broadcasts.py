@@ -16,7 +16,6 @@ from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol import sealed as real_sealing
@@ -196,12 +195,11 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
 
 @dataclass(frozen=True)
 class BroadcastLimits:
-    """Largest broadcast, part and batch, and the brokers they pass."""
+    """Largest broadcast, part and batch."""
 
     part_bytes: int
     blob_bytes: int = 256 << 20
     batch_bytes: int = 1 << 30
-    brokers: tuple[BrokerUse, ...] = ()
 
 
 @dataclass

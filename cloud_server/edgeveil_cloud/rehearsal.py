@@ -33,7 +33,6 @@ from edgeveil.jobs.rehearsal import (
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.jobs.round_traffic import RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import match_artifacts
@@ -109,7 +108,6 @@ def play_apart(request: bytes) -> bytes:
 
 class _Rehearsal:
     def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
-        self._exchange_count = len(plan.exchanges)
         plan = brief(plan)
         self._plan, self._limits, self._processor = plan, limits, processor
         self._own = runs_python(plan.job.model)
@@ -214,7 +212,7 @@ class _Rehearsal:
     def _check_sizes(self, context: RoundContext) -> None:
         package = round_package(context, self._state)
         with _stage(context.exchange.label, self._network):
-            size = self._check_blob("its broadcast", package)
+            self._check_blob("its broadcast", package)
             if self._recipients * context.upload_bytes > self._limits.batch_bytes:
                 raise DataError(
                     f"{self._recipients} uploads of {context.upload_bytes} bytes pass the cloud's"
@@ -222,20 +220,7 @@ class _Rehearsal:
                     fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
                 )
 
-        with _stage(context.exchange.label, "round"):
-            self._check_traffic(size, context.upload_bytes)
-
-    def _check_traffic(self, broadcast_bytes: int, upload_bytes: int) -> None:
-        job, uploads = self._plan.job, self._recipients
-        if isinstance(job.selection.devices, int):
-            uploads = max(uploads, job.selection.devices)
-        deadline_s = job.round.deadline_s
-        one = RoundTraffic(broadcast_bytes, upload_bytes, uploads, deadline_s, self._exchange_count)
-        for use in self._limits.brokers:
-            for what, fix in misfits(one, use):
-                raise DataError(what, where="round.deadline_s", fix=fix)
-
-    def _check_blob(self, what: str, package: Package) -> int:
+    def _check_blob(self, what: str, package: Package) -> None:
         plain, limit = len(encode_package(package)), self._limits.blob_bytes
         size = stanza_area_bytes(self._recipients) + stream_bytes(plain)
         if size > limit:
@@ -243,7 +228,6 @@ class _Rehearsal:
                 f"{what} has {size} bytes when it is sealed, the limit is {limit}",
                 fix="learn a smaller model, or raise limits.blob_bytes at all parties",
             )
-        return size
 
     @property
     def _recipients(self) -> int:

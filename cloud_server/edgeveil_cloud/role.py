@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from edgeveil.config.cloud import CloudSite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
@@ -150,13 +149,7 @@ class CloudRole:
 def limits_of(site: CloudSite) -> BroadcastLimits:
     limits = site.limits
     part = part_bytes(limits.packet_bytes)
-    own = BrokerUse("cloud.broker", site.broker.profile, part)
-    cells = [
-        BrokerUse(f"cloud.cells.{number}.broker", cell.broker.profile, part)
-        for number, cell in enumerate(site.cells)
-        if cell.broker is not None
-    ]
-    return BroadcastLimits(part, limits.blob_bytes, limits.spool_bytes, (own, *cells))
+    return BroadcastLimits(part, limits.blob_bytes, limits.spool_bytes)
 
 
 def build(

@@ -13,21 +13,8 @@ ProfileName = Literal["default", "aws_iot", "event_grid", "emqx_serverless", "hi
 
 
 @dataclass(frozen=True)
-class AccountQuota:
-    """Limits of all connections of an account, deployment or namespace together, as it is sold
-    smallest. `counts_deliveries`: a message counts again for each who gets it."""
-
-    connections: int | None = None
-    messages_per_s: int | None = None
-    bytes_per_s: int | None = None
-    bytes_per_month: int | None = None
-    counts_deliveries: bool = False
-
-
-@dataclass(frozen=True)
 class BrokerProfile:
-    """Limits of one connection, and of the `account`. Sizes are of whole packets where the service
-    counts payloads."""
+    """Limits of one connection; of whole packets where the service counts payloads."""
 
     publishes_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -41,7 +28,6 @@ class BrokerProfile:
     topic_bytes: int | None = None
     client_id_bytes: int | None = None
     stable_client_id: bool = False
-    account: AccountQuota = AccountQuota()
 
     def misfits(self, packet_bytes: int, keepalive_s: int) -> Iterator[tuple[str, str]]:
         """(what does not fit: `packet_bytes` or `keepalive_s`, in words with the fix)."""
@@ -73,7 +59,6 @@ PROFILES: dict[ProfileName, BrokerProfile] = {
         topic_bytes=256,
         client_id_bytes=128,
         stable_client_id=True,
-        account=AccountQuota(connections=500_000),
     ),
     "event_grid": BrokerProfile(
         publishes_per_s=1000,
@@ -87,7 +72,6 @@ PROFILES: dict[ProfileName, BrokerProfile] = {
         topic_levels=8,
         topic_bytes=256,
         stable_client_id=True,
-        account=AccountQuota(connections=10_000, messages_per_s=1000, bytes_per_s=1_000_000),
     ),
     "emqx_serverless": BrokerProfile(
         publishes_per_s=10,
@@ -95,10 +79,8 @@ PROFILES: dict[ProfileName, BrokerProfile] = {
         subscriptions=10,
         topic_levels=10,
         client_id_bytes=1024,
-        account=AccountQuota(connections=1000, messages_per_s=1000, counts_deliveries=True),
     ),
     "hivemq_cloud": BrokerProfile(
         in_flight_messages=10,
-        account=AccountQuota(connections=100, bytes_per_month=10_000_000_000),
     ),
 }

@@ -72,8 +72,7 @@ class Authority:
 
     @classmethod
     def load(cls, certificate: Path, key: Path, passphrase: bytes | None = None) -> Authority:
-        """From two PEM files. Raises UsageError for damaged ones, a wrong passphrase, or a key
-        that other users may read."""
+        """From two PEM files. Raises UsageError for damaged ones or another passphrase."""
         with key.open("rb") as file:
             if open_to_others(file.fileno()):
                 what = "other users of this machine may read this private key"
@@ -157,10 +156,8 @@ def serial_number(name: str, issue: int) -> int:
 
 
 def make_certificates(folder: Path, hosts: list[str], domains: Iterable[str]) -> None:
-    """For each domain `<domain>-ca.crt` and `.key`, and its broker's `broker-<domain>.crt`, `.key`.
-
-    An authority that is there already, and not past its time, signs: clients know it.
-    """
+    """Write `<domain>-ca.crt`, `.key`, `broker-<domain>.crt` and `.key` for each domain; an
+    authority that is there and not expired signs: clients know it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for domain in domains:
         certificate, key = folder / f"{domain}-ca.crt", folder / f"{domain}-ca.key"

@@ -25,8 +25,7 @@ _DRAWN_BITS = 16
 
 
 def bucket_level(keys: Sequence[SealingKey]) -> int:
-    """How many buckets a broadcast to these keys has: the fewest with 24 on average and in none
-    more than 64; 1: all fit into one."""
+    """How many buckets a broadcast has: the fewest with 24 keys on average and 64 at most."""
     if len(keys) <= CAPACITY:
         return 1
     for level in LEVELS:
@@ -84,11 +83,7 @@ def fitting(keys: Iterable[bytes]) -> list[bytes]:
 def seal_buckets(
     content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes, level: int
 ) -> bytes:
-    """`level` areas one after the other, all of one size; each as `seal_stanzas` makes it.
-
-    Where a bucket has more recipients than is usual (2^-20), all become as large as that one.
-    Raises CryptoError for an unusable key.
-    """
+    """`level` areas of `seal_stanzas` one after the other, all as large as the largest needs."""
     dealt: list[list[SealingKey]] = [[] for _ in range(level)]
     for key in recipients:
         dealt[bucket_of(key, level)].append(key)

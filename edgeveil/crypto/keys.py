@@ -68,8 +68,8 @@ class Key:
         return cls(raw)
 
     def save(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write the key file atomically: mode 0600 when secret, 0644 when public. Raises
-        CryptoError when the file exists (unless `overwrite`) or cannot be written."""
+        """Write the key file atomically, mode 0600 when secret. Raises CryptoError, also if it
+        exists."""
         mode = 0o600 if self.secret else 0o644
         write_key(path, self.tag, self._raw, mode=mode, replace=overwrite)
 
@@ -236,8 +236,7 @@ _MAX_FILE_BYTES = 1024
 
 
 def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
-    """Write `<tag> <hex>` to `path` in one step, with `mode` from the first byte on. Raises
-    CryptoError when the file exists and `replace` is false, or cannot be written."""
+    """Write `<tag> <hex>` in one step, with `mode` from the first byte on. Raises CryptoError."""
     if not replace and path.exists():
         fix = "choose another path, or remove the old key if nothing depends on it"
         raise CryptoError("a key file is there already", where=str(path), fix=fix)
@@ -249,8 +248,7 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
 
 
 def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
-    """The key's bytes. Raises CryptoError: unreadable, of another type, damaged, or secret and open
-    to others."""
+    """The key's bytes. Raises CryptoError: unreadable, another type, damaged, or open to others."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -116,9 +116,8 @@ class Vector:
 
 
 class PackedSum:
-    """The sum of packed vectors and their checks: none is unpacked. Bytes and bits of a place are
-    added up as they are packed, in 16 bits, and moved on to the whole numbers before these can be
-    full."""
+    """The sum of packed vectors and their checks, none of them unpacked: bytes and bits of a place
+    are added up in 16 bits, and moved on before these can be full."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -208,8 +207,7 @@ def unmasked(
 
 
 class Factors:
-    """The factors r_j of checks of many vectors of one ring: kept where few, else derived each time
-    anew."""
+    """The factors r_j of checks of many vectors of one ring: kept where few, else derived anew."""
 
     def __init__(self, key: CheckKey, use: bytes, ring: Ring) -> None:
         self.ring, self._use, self._key = ring, use, key
@@ -232,8 +230,7 @@ class Factors:
         return sum(parts) % self._modulus
 
     def check_of_masked(self, vector: Vector) -> int:
-        """Return the form of a vector less its check, mod 2^bits: of a sound one, `check_of_mask`
-        of its seed."""
+        """The form of a vector less its check, mod 2^bits; of a sound one `check_of_mask`."""
         return (self.form(vector.numbers) - vector.check) % self._modulus
 
     def check_of_mask(self, seed: MaskSeed) -> int:

@@ -1,7 +1,4 @@
-"""Vectors of integers mod 2^k: how many, of how many bits, and the bytes that they take.
-
-Without numpy: who checks the sizes of what others add up need not be able to add.
-"""
+"""The size of vectors of integers mod 2^k, without numpy: who checks sizes need not add up."""
 
 from __future__ import annotations
 

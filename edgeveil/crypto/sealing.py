@@ -27,10 +27,8 @@ _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 def seal(public: SealingKey, info: bytes, plaintext: bytes | bytearray | memoryview) -> bytes:
-    """`plaintext` for the owner of `public` alone, 48 bytes longer, under a fresh ephemeral key.
-
-    Raises CryptoError when `public` is no usable X25519 key (a point of low order).
-    """
+    """`plaintext` for the owner of `public` alone, 48 bytes longer. Raises CryptoError for a key of
+    low order."""
     try:
         return _SUITE.encrypt(plaintext, public.library_key(), info)
     except ValueError:

@@ -45,11 +45,8 @@ def seal_stream(
     *,
     front: bytes = b"",
 ) -> bytes:
-    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`,
-    which is put there as it is: joined later, a large stream would be there twice.
-
-    Raises CryptoError for a chunk size outside 1..2^24.
-    """
+    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`.
+    Raises CryptoError for a chunk size outside 1..2^24."""
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
         raise CryptoError(f"chunk_bytes must be in 1..{MAX_CHUNK_BYTES}, got {chunk_bytes}")
     salt = os.urandom(SALT_BYTES)

@@ -1,6 +1,5 @@
-"""What a job names by digest: backbones, and the weights its model begins with. A job file names
-files, the job that is sent SHA-256 digests. Backbones and adapters' frozen weights travel to
-devices once, with the job; a whole model's first weights go with a round."""
+"""Backbones and first weights that a job names by SHA-256. Backbones and adapters' frozen weights
+travel to devices once, with the job; a whole model's first weights go with a round."""
 
 from __future__ import annotations
 

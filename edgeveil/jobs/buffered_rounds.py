@@ -36,8 +36,7 @@ def staleness_weight(staleness: int) -> float:
 
 
 def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
-    """The exchanges whose update may still go with exchange `index`, the newest first: the training
-    rounds before it, where it is one."""
+    """The training rounds whose update may still go with exchange `index`, the newest first."""
     exchange = plan.exchange(index)
     if plan.job.round.mode == "buffered" and exchange.phase == TRAIN:
         earlier = (e for e in plan.exchanges[: index - 1][::-1] if e.phase == TRAIN)
@@ -46,8 +45,7 @@ def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
 
 
 def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
-    """How many uploads close a round early in a cell where `asked` devices of `in_all` are: of a
-    buffer its share, and no fewer than the proxy hands over."""
+    """Uploads that close a round early in a cell where `asked` devices of `in_all` are."""
     if round_.mode == "sync" or round_.buffer is None:
         return rounded_up(asked, round_.quorum)
     share = -(-asked * min(round_.buffer, in_all) // in_all)
@@ -55,8 +53,7 @@ def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
 
 
 def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
-    """A box's time budget for an answer that takes it `needed_s` on made-up records (0: not known),
-    where work on records may take `work_share` of it."""
+    """A box's time budget, for `needed_s` on made-up records (0: not known) and records' share."""
     if round_.mode == "sync" or not needed_s:
         return round_.time_budget_s
     own_s = max(LEAST_BUDGET_S, TRIAL_MARGIN * needed_s / work_share)
@@ -64,8 +61,7 @@ def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
 
 
 def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
-    """Why the job's rounds cannot be buffered, or what it says of a buffer that it has not; with a
-    known number of devices that train also whether they can fill its buffers."""
+    """Why the job's rounds cannot be buffered, or `trainers` devices cannot fill its buffers."""
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
         if "buffer" in round_.model_fields_set:

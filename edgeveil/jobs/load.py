@@ -30,8 +30,7 @@ def load_job(path: Path) -> Job:
 
 
 def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Plan:
-    """The plan of a job in YAML text, `where` standing for the file's name. Without `folder` it may
-    name no files. Raises ConfigError."""
+    """The plan of a job in YAML text; without `folder` it may name no files. Raises ConfigError."""
     tree = job_tree(text, where)
     tree.value = {key: value for key, value in tree.value.items() if key != LOCAL_RUN}
     return judged(Job, compile_job, tree, where, folder=folder, schema=_schema_beside)
@@ -43,8 +42,7 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
 
 
 def job_tree(text: str | bytes, where: str) -> Tree:
-    """A job file's keys, with what its preset gives. Raises ConfigError for files of other kinds
-    and for an unknown preset."""
+    """A job file's keys, with what its preset gives. Raises ConfigError."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     tree = parsed(raw, where)
     kind = kind_of(tree.value)

@@ -102,8 +102,7 @@ PRESETS: Table[dict[str, Any]] = Table(
 
 
 def expand(tree: Tree) -> None:
-    """Put a preset's values under those of the file. An unknown name stays in the tree, as its
-    problem."""
+    """Put a preset's values under those of the file; an unknown name becomes a problem."""
     if KEY not in tree.value:
         return
     name, at = tree.value[KEY], tree.line((KEY,))

@@ -1,6 +1,5 @@
 """A device's part of a job on made-up records, before it is priced or any record is read: each kind
-of exchange is answered once and the graph is checked, loaded and run. No ledger and no record is
-involved, so a failure costs nothing and says nothing of data."""
+of exchange is answered once, the graph is checked, loaded and run."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def brief(plan: Plan) -> Plan:
 
 
 def made_up_records(plan: Plan, count: int) -> Records:
-    """`count` records of the job's form, the same in every process: values of 0 to `input_scale`,
-    labels in turn."""
+    """`count` records of the job's form, the same in every process, labels in turn."""
     chance, data = np.random.default_rng(_SEED), plan.job.data
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
@@ -96,8 +94,7 @@ def _seconds_since(begun_s: tuple[float, float]) -> float:
 def rehearsed_softmax(
     plan: Plan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
 ) -> Array:
-    """The noised softmax upload for evaluation records x (n, ...), n > 0. Raises DataError for a
-    graph that a device refuses, or that gives no probabilities."""
+    """The noised softmax upload for x (n, ...), n > 0. Raises DataError for an unfit graph."""
     samples, values = plan.softmax_samples, np.asarray(x, np.float32)
     session, given = _session(plan, graph, weights)
     session.require_probabilities(values[:1], given)
@@ -118,8 +115,7 @@ def rehearsed_evaluation(
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """The noised counts of these records by the model of the cloud's `state`. Raises DataError for
-    a graph that a device refuses, or that has no output for the first of them."""
+    """The noised counts by the model of the cloud's `state`; DataError for an unfit graph."""
     session, given = _session(plan, graph, plan.cloud.model(state))
     package = unpack_tensors(pack_tensors(plan.package(state, exchange)))
     asked = plan.evaluation_of(exchange.phase).about(package)
@@ -179,8 +175,7 @@ class MadeUpDevice:
 
 
 def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind that a training device answers; of rounds with stages, which may
-    keep something, two."""
+    """One exchange of each kind that a training device answers; two rounds where stages are."""
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 

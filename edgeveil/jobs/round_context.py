@@ -14,9 +14,9 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What plan and job say of one exchange, the same for cloud and device. `segments`: what may be
-    uploaded, the softmax last; `groups`: as the manifest states it; `masked`: those summed under
-    masks; `recalled`: earlier exchanges that this one builds on."""
+    """One exchange as cloud and device see it. `segments` may be uploaded, the softmax last;
+    `groups` and `masked` are as the manifest states them; `recalled` are earlier exchanges it
+    builds on."""
 
     plan: Plan
     exchange: Exchange

@@ -1,10 +1,9 @@
-"""What the proxy's shuffle earns a job, where the clone bound's conditions hold, and only there.
+"""The proxy's shuffle as amplification, where the clone bound's conditions hold, and only there.
 
-By the job: the proxy shuffles; every release of the kind is pure local DP of a device's whole data,
-with noise of its own and nothing kept for its next upload; no masks with several groups; no
-buffered rounds, whose late updates are weighed. Said beside the figure: a batch has
-`round.min_batch` uploads of devices that keep to the protocol and tell nobody, without cover
-traffic; the cloud keeps to the protocol, does not collude, and gets one batch a round.
+The proxy shuffles; every release is pure local DP of a device's whole data, with noise of its own
+and nothing kept for the next upload; no groups of masks, no buffered rounds. Stated beside the
+figure: a batch has `round.min_batch` uploads of honest devices, without cover traffic; the cloud
+does not collude and gets one batch a round.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Sight:
 
 
 def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
-    """Of a job's training uploads, its inferences, and the models it sends, in so many cells."""
+    """A job's training uploads, inferences and models, with so many cells."""
     rows = [_training(plan, cells)]
     if plan.job.infer_every:
         rows.append(_inference(plan, cells))

@@ -82,8 +82,7 @@ class SampledSteps:
 
 
 def discreteness_tv(event: NoisyEvent) -> float:
-    """Bound on the total variation to a rounded Gaussian, all draws together. Raises `PrivacyError`
-    below σ = 2**20 steps."""
+    """Bound on the total variation to a rounded Gaussian, all draws together; σ >= 2**20 steps."""
     one, steps = (event, 1) if isinstance(event, GaussianEvent) else (event.event, event.steps)
     if one.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
         what = f"{one.what}: noise of {one.sigma_steps:.3g} steps is too coarse to price"
@@ -205,8 +204,7 @@ def weakest(statuses: Iterable[Status]) -> Status:
 def _with_gaussians(
     mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
 ) -> float:
-    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`. Raises
-    `PrivacyError` if there is no finite ε."""
+    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`."""
     alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
@@ -223,8 +221,7 @@ def _with_sampled(
     groups: frozenset[tuple[Fraction, int]],
     sampled: frozenset[SampledSteps],
 ) -> float:
-    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`. Raises
-    `PrivacyError` if there is no finite ε."""
+    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`."""
     pure = [times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups]
     moments = added([gaussian_moments(mu), *pure, *[steps.moments for steps in sampled]])
     high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
@@ -267,8 +264,7 @@ def _finite(value: float, delta: float) -> float:
 
 
 def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
-    """The least ε found from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite.
-    Any ε that satisfies it is valid."""
+    """The least ε from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite."""
 
     def holds(candidate: float) -> bool:
         return curve(candidate) + (1 + math.exp(candidate)) * tv <= delta
@@ -355,8 +351,7 @@ def _grouped(
 def _loss_step(
     mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[SampledSteps]
 ) -> float | None:
-    """A grid step that spans the losses and divides the first ε; None where a sampled step's loss
-    would be lost between the points."""
+    """A grid step that spans the losses and divides the first ε; None where none is fine enough."""
     spread = mu * (mu + 18.0)
     for e, count in groups:
         one = float(e)

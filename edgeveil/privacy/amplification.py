@@ -80,8 +80,7 @@ def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tup
 
 
 def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: float) -> float:
-    """ε at `delta` of `times` rounds, each with at least `devices` shuffled uploads. Half of δ goes
-    to the rounds, half to their composition."""
+    """ε at `delta` of `times` rounds with `devices` uploads or more; half of δ for composition."""
     one = clone_epsilon(local_epsilon, devices, delta / (2 * times))
     found, _ = composed(one, delta / (2 * times), times, delta / 2)
     return min(found, times * local_epsilon)

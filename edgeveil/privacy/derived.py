@@ -67,11 +67,8 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
 
 
 class DerivedRandom(SampleBytes):
-    """All chance in one answer, from its question's key (32 bytes), the same at every making.
-
-    Called, it gives secret samples, places and orders; noise comes from `bound`. For one answer in
-    one thread. Raises PrivacyError for a key of another length.
-    """
+    """All chance in one answer, from its question's key (32 bytes), for one thread. A call gives
+    secret samples, places and orders; noise comes from `bound`."""
 
     def __init__(self, question_key: bytes) -> None:
         if len(question_key) != KEY_BYTES:
@@ -106,8 +103,8 @@ class DerivedRandom(SampleBytes):
 
 
 def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
-    """Where the noise that `law` states on the exact `total` is drawn from. `law` names everything
-    that the noise follows from but its bytes: two laws on one stream would tell of each other."""
+    """The source of the noise that `law` states on the exact `total`. `law` names all that the
+    noise depends on but its bytes: two laws on one stream would tell of each other."""
     if isinstance(random_bytes, DerivedRandom):
         return random_bytes.bound(law, total)
     return random_bytes

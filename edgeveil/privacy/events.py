@@ -43,12 +43,9 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(_Event):
-    """A sum of integer vectors plus independent discrete Gaussian noise.
-
-    `sensitivity_steps` is the L2 change one unit can make, in the metric in which the noise has
-    variance `sigma_squared` steps². `finest_sigma_squared` is the least variance of any coordinate
-    as sampled (half, for off-diagonals of a symmetric matrix).
-    """
+    """A sum of integer vectors plus independent discrete Gaussian noise. `sensitivity_steps` is the
+    L2 change of one unit, `finest_sigma_squared` the least variance of any coordinate (half of
+    `sigma_squared` for off-diagonals of a symmetric matrix)."""
 
     sensitivity_steps: int
     sigma_squared: int
@@ -98,8 +95,8 @@ class _Wrapping:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(_Wrapping):
-    """`steps` releases, each `event` over a fresh Poisson sample: in every step each record is in
-    the sum with `sampling_probability`, independently and in secret."""
+    """`steps` releases of `event`, each over a fresh secret Poisson sample at
+    `sampling_probability`."""
 
     event: GaussianEvent
     sampling_probability: float
@@ -141,10 +138,8 @@ class SharedGaussian(_Wrapping):
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
-
-    `sensitivity_steps` is the proven L1 change of one unit, whatever the scale was chosen with.
-    Where the unit is a device, `record_sensitivity_steps` is that of one record; 0: as much.
-    """
+    `sensitivity_steps` is the proven L1 change of one unit, `record_sensitivity_steps` that of one
+    record where the unit is a device; 0: as much."""
 
     sensitivity_steps: int
     scale_numerator: int
@@ -170,11 +165,8 @@ class LaplaceEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionEvent(_Event):
-    """The index of one of `candidates` public candidates, P(i) ∝ exp(score/scale).
-
-    One unit changes any score by at most `sensitivity_steps`; `monotonic` where it moves all the
-    same way. The scale, in steps, is an exact rational.
-    """
+    """The index of one of `candidates` public candidates, P(i) ∝ exp(score/scale), the scale an
+    exact rational in steps; `monotonic` where one unit moves all scores the same way."""
 
     mechanism: str
     candidates: int
@@ -200,8 +192,7 @@ class SelectionEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoValueEvent(_Event):
-    """`coordinates` values of one unit, each sent as one of two public values: ε of one, an exact
-    rational, counts for each."""
+    """`coordinates` values of one unit, each sent as one of two public values at an exact ε."""
 
     coordinates: int
     epsilon_numerator: int

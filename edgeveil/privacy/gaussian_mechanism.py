@@ -60,10 +60,9 @@ def gaussian_event(
 ) -> GaussianEvent:
     """The event of a Gaussian release at `mu`, before any record is read.
 
-    `sensitivity_steps` is the L2 change of one unit, in steps of 2**-grid_bits. σ² is the least
-    even integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper
-    triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get σ²/2. Raises
-    `PrivacyError` for noise that the sampler does not draw.
+    σ² is the least even integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates
+    are the upper triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get
+    σ²/2. Raises `PrivacyError` for noise that the sampler does not draw.
     """
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
@@ -83,10 +82,8 @@ def gaussian_event(
 
 
 def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
-    """The same release, of which `honest` devices add their part of the noise each; 0: as it is.
-
-    Each part has the least even variance of which so many add up to the event's. Raises
-    `PrivacyError` for parts below `LEAST_SHARE_BITS` of σ (`docs/privacy.md`, "Shared noise").
+    """The release of which `honest` devices add a part of the noise each (0: as it is), of the
+    least even variance that adds up. Raises `PrivacyError` for parts below `LEAST_SHARE_BITS` of σ.
     """
     if not honest:
         return event
@@ -107,8 +104,7 @@ def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | Shared
 def gaussian(
     total: Int64, event: GaussianEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[Int64, GaussianEvent]:
-    """`total` (any shape, steps; symmetric: the flat upper triangle) plus the noise that `event`
-    states."""
+    """`total` (any shape, steps; symmetric: the flat upper triangle) plus the event's noise."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
     random_bytes = bound(random_bytes, event, total)
@@ -164,9 +160,9 @@ def counts_event(
 ) -> GaussianEvent | SharedGaussian:
     """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
 
-    The squares of what one record adds sum to at most `sensitivity_squared`. A count is
-    2**grid_bits steps; with `fine_bits` counts come in steps of 2**-fine_bits. `honest`: so many
-    devices share the noise; 0: each adds all. Raises `PrivacyError` where no noise meets (ε, δ).
+    The squares of what one record adds sum to at most `sensitivity_squared`; counts come in steps
+    of 2**-fine_bits. `honest` devices share the noise; 0: each adds all. Raises `PrivacyError`
+    where no noise meets (ε, δ).
     """
     # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
@@ -186,8 +182,7 @@ def counts_event(
 def meeting(
     of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
 ) -> GaussianEvent:
-    """The event of a μ for which `times` of it are (ε, δ)-DP. δ set aside for discreteness depends
-    on the noise: a few rounds settle it."""
+    """The event of a μ for which `times` of it are (ε, δ)-DP, in a few rounds."""
     reserve = 0.0
     for _ in range(8):
         if reserve >= delta:
@@ -213,8 +208,8 @@ def _costs(event: GaussianEvent, times: int, delta: float) -> float:
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
-    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero; checked
-    again in integers. What is not finite is 0."""
+    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero and
+    checked in integers; 0 for what is not finite."""
     whole = np.zeros(values.shape, np.int64)
     largest = float(np.abs(values).max(initial=0.0))
     if not 0 < largest < math.inf:

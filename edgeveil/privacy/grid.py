@@ -1,7 +1,5 @@
-"""Clip, quantise, and sum exactly: what stands between a record and the noise.
-
-A record is clipped and rounded *toward zero* to whole steps of 2**-bits, so its norm cannot grow,
-and sums are exact integers in any order and on any device (`docs/privacy.md`, "The grid").
+"""Clip, quantise and sum exactly: a record is clipped and rounded *toward zero* to whole steps of
+2**-bits, so its norm cannot grow and sums are exact in any order (`docs/privacy.md`, "The grid").
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ LARGEST_PIECE = 1 << 12  # rows of one product: bounds memory, not exactness
 
 
 def row_norms(rows: Float64) -> Float64:
-    """L2 norms (n,) of `rows` (n, d), in blocks of exactly 64 rows: each a function of its own row
-    alone."""
+    """L2 norms (n,) of `rows` (n, d), in blocks of exactly 64 rows: each by its own row alone."""
     n, d = rows.shape
     padded = np.zeros((-(-n // BLOCK_ROWS) * BLOCK_ROWS, d))
     padded[:n] = rows
@@ -74,12 +71,8 @@ def squared_norms(rows: Int64) -> Int64:
 
 
 def exact_matmul(left: Integers, right: Integers) -> Int64:
-    """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64.
-
-    In float64, on CUDA where torch has it, else in numpy; the sum over k is cut so that each piece
-    stays below 2**53, so order does not matter. Raises `PrivacyError` if a product or the int64
-    total could overflow.
-    """
+    """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64: in float64, on CUDA where
+    torch has it, in pieces that stay below 2**53. Raises `PrivacyError` where it could overflow."""
     step = _piece(left.shape[1], max(1, _largest(left) * _largest(right)))
     total: Int64 = np.zeros((left.shape[0], right.shape[1]), dtype=np.int64)
     for start in range(0, left.shape[1], step):

@@ -48,13 +48,11 @@ class Guarantee:
 
     @property
     def collusion_epsilon(self) -> float:
-        """ε if all others collude."""
         return self.epsilon if self.colluding is None else self.colluding.epsilon
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As results, events and pages hold it, null for what is infinite; further ε where one does
-        not say it all."""
+        """As results, events and pages hold it: null for infinite, other ε where they differ."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status}
         if self.among_others is not None:
@@ -87,7 +85,6 @@ class Guarantee:
 
     @property
     def proven(self) -> bool:
-        """Whether the numbers may be printed as a guarantee."""
         return self.status == "proven"
 
     def __str__(self) -> str:
@@ -117,8 +114,7 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
 
 
 def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All guarantees of `privacy`, as results and events hold it, as rows (name, short words); what
-    one record costs stands first."""
+    """All guarantees of `privacy`, as results and events hold it, as rows (name, short words)."""
     parts = {which: privacy[which] for which in ("training", "inference")}
     proven = [one for one in parts.values() if one["status"] == "proven"]
     rows = [("guarantees", "whole job" + ", proven" * (len(proven) == len(parts)))]
@@ -133,8 +129,7 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
-    """`ε = 1.988`, `per record, ε = 15.9 per device`: the ε that leads, the record's where there is
-    one, and what stands behind it; a single text where no ε is stated."""
+    """(`ε = 1.988`, `per record, ε = 15.9 per device`): the leading ε and the rest; or one text."""
     if part["status"] != "proven" or part["epsilon"] is None:
         return ("no proven guarantee",)
     if not part["epsilon"]:
@@ -168,8 +163,7 @@ def colluding_text(part: Mapping[str, Any]) -> str:
 
 
 def record_text(part: Mapping[str, Any]) -> str:
-    """`; per record ε = 19.15` where that is not the guarantee itself, or of one per record what
-    has an ε per device too; else nothing."""
+    """`; per record ε = 19.15` and `; per device …` where those are not the guarantee itself."""
     device = f"; per device {_bounded(part['device_epsilon'])}" if "device_epsilon" in part else ""
     return _record_text(part, "record_epsilon") + device
 

@@ -59,9 +59,8 @@ def scale_of(event: LaplaceEvent) -> Fraction:
 def laplace_event(
     what: str, proven: int, assumed: int, epsilon: float | Fraction, size: int, grid_bits: int
 ) -> LaplaceEvent:
-    """The event of `size` values with noise of scale `assumed`/ε steps, unit record. `proven` is
-    the true L1 sensitivity in steps, which sets the price. Raises `PrivacyError` for an ε or noise
-    out of range."""
+    """The event of `size` values with noise of scale `assumed`/ε steps, unit record; the true L1
+    sensitivity `proven` sets the price. Raises `PrivacyError` for an ε or noise out of range."""
     if not 0 < epsilon < math.inf or assumed <= 0:
         raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")
     scale = Fraction(assumed) / Fraction(epsilon)
@@ -90,7 +89,7 @@ def softmax_event(
     """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
 
     `epsilon` None: no noise. `nominal`: a mean over so many records, priced per record too. The
-    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, the event's ε is 2·epsilon.
+    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, ε is 2·epsilon.
     """
     what = "mean softmax" if samples is None else "per-sample softmax"
     unit: Unit = "device" if samples is None else "record"
@@ -106,8 +105,7 @@ def softmax_event(
 
 
 def record_steps(classes: int, nominal: int) -> int:
-    """The L1 steps by which one record moves a mean over a nominal number of records: 2/(nominal +
-    1), and at most one step in each class for the flooring; never more than any two means."""
+    """L1 steps by which one record moves a mean: 2/(nominal + 1), and one a class for flooring."""
     moved = -(-(2 << SOFTMAX_BITS) // (nominal + 1)) + classes
     return min(moved, 2 << SOFTMAX_BITS)
 
@@ -122,8 +120,7 @@ def probability_sum(rows: NDArray[np.floating]) -> Int64:
 
 
 def mean_steps(total: NDArray[Any], nominal: int) -> Int64:
-    """`probability_sum` over a nominal number of records, floored to steps of 2**-20: v / max(1,
-    ‖v‖₁) of v = Σp / nominal, in exact integers."""
+    """v / max(1, ‖v‖₁) of v = Σp / nominal in steps of 2**-20, floored, for a `probability_sum`."""
     over = max(nominal << RECORD_BITS, sum(map(int, total)))
     return np.array([(int(value) << SOFTMAX_BITS) // over for value in total], np.int64)
 
@@ -173,14 +170,13 @@ def softmax_laplace(
 
 
 def noise_room(event: LaplaceEvent) -> int:
-    """What no value of the noise goes beyond, in steps, but with a chance below 2^-40 for 2^60
-    values: 72 t, as 2q^m/(1 + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t."""
+    """A bound in steps on the noise of 2^60 values but with a chance below 2^-40: 72 t, as 2q^m/(1
+    + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t."""
     return math.ceil(_ROOM_SCALES * scale_of(event))
 
 
 def largest_softmax(event: Event) -> int:
-    """What no entry of a noised upload goes beyond, in steps, but with the chance that `noise_room`
-    leaves; public."""
+    """A bound in steps on an entry of a noised upload, as `noise_room`; public."""
     return (1 << SOFTMAX_BITS) + (noise_room(event) if isinstance(event, LaplaceEvent) else 0)
 
 

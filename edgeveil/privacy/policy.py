@@ -27,12 +27,8 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set; see `edgeveil.config.policy.Policy`.
-
-    Training is bounded in the jobs' own unit where all have one, else per record; inference over
-    the data set's life, per device and (`max_inference_record_epsilon`, None: as much) per record.
-    Those of collusion bound what is spent if all others collude; None: as much as if they do not.
-    """
+    """The owner's limits for one data set; see `edgeveil.config.policy.Policy`. None: as much as
+    the limit beside it."""
 
     max_epsilon_per_job: float
     lifetime_epsilon: float
@@ -85,11 +81,11 @@ class JobRequest:
                 )
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
-        """What a job counts for good when these of its events were released, by purpose.
+        """The events that a job counts for good when `released` was released, by purpose.
 
-        Pure ε counts as released. After any other event the whole plan counts, however early the
-        job ended: (ε, δ) holds for a budget fixed beforehand (Rogers et al. 2016; Smith and
-        Thakurta 2022). Unproven events that were never released do not count.
+        Pure ε counts as released. After any other event the whole plan counts: (ε, δ) holds for a
+        budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that
+        were never released do not count.
         """
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
@@ -109,9 +105,8 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events apart; those of training must have one unit. Inference
-    events of both units are priced per record, and for the device those that have it
-    (`Guarantee.of_device`)."""
+    """Price training and inference events apart. Inference events of both units are priced per
+    record, and for the device those that have a price for it (`Guarantee.of_device`)."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
@@ -123,8 +118,8 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition of several jobs: ε and δ add up, the weakest status stays. Of different
-    units the sum holds per record; the same is done for what they cost if all others collude."""
+    """Basic composition of several jobs: ε and δ add up, per record for mixed units, the weakest
+    status stays; likewise if all others collude."""
     listed = tuple(parts)
     units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
     whole = _composed(listed, units)
@@ -154,9 +149,7 @@ def _added(epsilons: Iterable[float]) -> float:
 
 
 def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
-    """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`.
-    Unprotected releases need `accept_unprotected` and count nothing here, claimed ones
-    `accept_unproven`."""
+    """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`."""
     _check_status(request, limits)
     priced = price(_countable(request.events), request.delta)
     past = tuple(others)

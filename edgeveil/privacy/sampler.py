@@ -90,8 +90,8 @@ def discrete_gaussian(
 
 @dataclass(frozen=True)
 class _GaussianLaw:
-    """How a discrete Gaussian is drawn: from a discrete Laplace of `scale`; at `peak` a candidate
-    is kept for certain, `fall` is the factor of (|x| - peak)² in the logarithm of its chance."""
+    """How a discrete Gaussian is drawn from a discrete Laplace of `scale`: a candidate at `peak` is
+    kept, elsewhere by `fall`·(|x| - peak)² in the logarithm of its chance."""
 
     variance: Fraction
     scale: Fraction
@@ -183,8 +183,7 @@ def too_much_noise(what: str, fix: str) -> PrivacyError:
 
 
 class LazyUniform:
-    """A uniform number in [0, 1), known to `count` leading bits and extended on demand, to
-    `MOST_BITS` at most: what they leave open counts as not less."""
+    """A uniform number in [0, 1), known to `count` leading bits and extended on demand."""
 
     def __init__(self, bits: int, count: int, random_bytes: RandomBytes) -> None:
         self._bits, self._count, self._random_bytes = bits, count, random_bytes
@@ -206,8 +205,7 @@ class LazyUniform:
             self._extend()
 
     def geometric(self, t: Fraction) -> int:
-        """floor(-t·ln U): the largest x with U < exp(-x/t) (ties have probability 0). From a guess
-        in float64 outward in doubling steps, then by halves."""
+        """floor(-t·ln U), from a guess in float64 outward in doubling steps, then by halves."""
         while self._bits == 0 and self._count < MOST_BITS:
             self._extend()
         self._bits = max(1, self._bits)

@@ -22,8 +22,8 @@ def believed_keys(
     proxy: Path | None = None,
     cell: str = "",
 ) -> PeerKeys:
-    """Keys that the root delegates, the proxy's of `cell`; without a root those that the files
-    pin. Raises TrustError `unknown_cell`."""
+    """Keys that the root delegates, the proxy's of `cell`; without a root the pinned ones. Raises
+    TrustError `unknown_cell`."""
     if trust is None:
         return PeerKeys.pinned(
             cloud=peer_key(cloud, "the cloud") if cloud else None,
@@ -67,9 +67,7 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
 
 def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
     """The secret half of `wanted`: `<name>.key`, or `<name>-next.key`, which then takes its place.
-
-    Raises UsageError where neither is it, SystemFault where there is none.
-    """
+    Raises UsageError, or SystemFault where there is none."""
     key, later = own_signing_key(state_dir, name), state_dir / f"{name}-next.key"
     if key.public() == wanted:
         return key
@@ -85,8 +83,7 @@ def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
 
 
 def next_key(state_dir: Path, name: str) -> Path:
-    """The public file of `<name>-next.key`, made where there is none; `delegated_key` uses it once
-    the root names it."""
+    """Make `<name>-next.key` where there is none; its public file, for the root to name."""
     own_signing_key(state_dir, name)
     public = state_dir / f"{name}-next.pub"
     path = public.with_suffix(".key")

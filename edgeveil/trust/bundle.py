@@ -80,8 +80,8 @@ def _no_bundle(path: Path) -> TrustError:
 
 
 class HeldTrust:
-    """What one party has verified, kept in its state folder. The first start pins the first root of
-    `given`, the site file's, which is read again whenever it changes. Raises TrustError."""
+    """One party's verified documents, kept in its state folder; the first start pins the first root
+    of the site's file `given`. Raises TrustError."""
 
     def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:
         self._file, self._given, self._now = state_dir / STATE_FILE, given, now

@@ -67,8 +67,7 @@ class RoleKey:
 
 @dataclass(frozen=True)
 class CellProxy:
-    """The key of a cell's proxy, and the lineage of its registry (32 hex digits; empty: the first
-    one seen)."""
+    """The key of a cell's proxy, and its registry's lineage (32 hex digits; "": the first seen)."""
 
     rosters: RoleKey
     lineage: str = ""

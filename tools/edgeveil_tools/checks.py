@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def command(args: argparse.Namespace) -> int:
     args.files = [one / plan if (one / plan).is_file() else one for one in args.files]
     yaml_files = [one for one in args.files if _other_kind(one) == ""]
     records = [one for one in args.files if _other_kind(one) == "records"]
-    limits = site_limits(yaml_files, args.devices or 0)
+    limits = site_limits(yaml_files)
     checked = {path: _checked(path, limits, records, show=args.show) for path in yaml_files}
     jobs = [one.fields["plan"].job for one in checked.values() if "plan" in one.fields]
     sites = [one for one in checked.values() if "site" in one.fields]
@@ -321,32 +321,18 @@ def usual_limits() -> BroadcastLimits:
     return BroadcastLimits(parts, usual.blob_bytes, batch_bytes=usual.spool_bytes)
 
 
-def site_limits(paths: Iterable[Path], devices: int = 0) -> BroadcastLimits | None:
-    """Return what the cloud and proxy of these files take of a round of `devices` (0: the least);
-    None without a sound file, or the cloud's libraries."""
+def site_limits(paths: Iterable[Path]) -> BroadcastLimits | None:
+    """Return the limits of the first sound cloud's file; None without one or its libraries."""
     from edgeveil.config.cloud import CloudSite
-    from edgeveil.config.proxy import ProxySite
 
-    sites: list[Site] = []
     for path in paths:
-        with suppress(ConfigError):  # told of the file itself
-            if kind_of(parsed(read(path), str(path)).value) in ("cloud", "proxy"):
-                sites.append(load_site(path))
-    if not sites:
-        return None
-    try:
-        from edgeveil.jobs.round_traffic import BrokerUse
-        from edgeveil_cloud.role import limits_of
-    except ModuleNotFoundError:
-        return None
-    clouds = [limits_of(site) for site in sites if isinstance(site, CloudSite)]
-    limits, found = (clouds or [usual_limits()])[0], []
-    for site in sites:
-        if isinstance(site, ProxySite):
-            link, parts = site.edge_broker, part_bytes(site.limits.packet_bytes)
-            least = max(devices, site.min_batch_floor)
-            found.append(BrokerUse("proxy.edge_broker", link.profile, parts, link.links, least))
-    return replace(limits, brokers=(*limits.brokers, *found))
+        with suppress(ConfigError, ModuleNotFoundError):  # a fault is told of the file itself
+            if kind_of(parsed(read(path), str(path)).value) == "cloud":
+                from edgeveil_cloud.role import limits_of
+
+                site = load_site(path)
+                return limits_of(site) if isinstance(site, CloudSite) else None
+    return None
 
 
 def schema(kind: str) -> Schema:
