@@ -23,7 +23,11 @@ class Sight:
 
 def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
     """A job's training uploads, inferences and models, with so many cells."""
-    rows = [_training(plan, cells)]
+    train = next(one for one in plan.planned if one.phase == TRAIN)
+    noised, what = "noised" if plan.adds_noise else "unprotected", "training uploads"
+    rows = [Sight(what, f"each {noised} upload, {_order(plan, cells)}", _PROXY)]
+    if plan.masked(train):
+        rows = [Sight(what, _sums(plan, noised, "sum", cells), _SUMMED)]
     if plan.job.infer_every:
         rows.append(_inference(plan, cells))
     if plan.job.federated_evaluation is not None:
@@ -34,14 +38,6 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
         rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
     models = Sight("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)
-
-
-def _training(plan: Plan, cells: int) -> Sight:
-    train = next(one for one in plan.planned if one.phase == TRAIN)
-    noised = "noised" if plan.adds_noise else "unprotected"
-    if plan.masked(train):
-        return Sight("training uploads", _sums(plan, noised, "sum", cells), _SUMMED)
-    return Sight("training uploads", f"each {noised} upload, {_order(plan, cells)}", _PROXY)
 
 
 def _inference(plan: Plan, cells: int) -> Sight:
@@ -64,12 +60,10 @@ def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:
     sets = sets or plan.sets
     least, each = plan.job.round.min_batch // sets, " and cell" if cells > 1 else ""
     of = f"{kind} of each round" if sets == 1 else f"{kind}s of {sets} groups a round"
-    of += each
-    return f"the {what} {of}, of {least} uploads or more; no single upload"
+    return f"the {what} {of}{each}, of {least} uploads or more; no single upload"
 
 
 def _order(plan: Plan, cells: int) -> str:
     sender = "without its sender, cell by cell" if cells > 1 else "without its sender"
-    if plan.job.proxy.shuffle == "none":
-        return f"{sender}, in the order of arrival"
-    return f"{sender}, in random order"
+    order = "the order of arrival" if plan.job.proxy.shuffle == "none" else "random order"
+    return f"{sender}, in {order}"

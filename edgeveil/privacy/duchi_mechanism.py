@@ -36,11 +36,9 @@ def duchi_event(
         source=SOURCE,
     )
     if not _tilt(event):
-        raise PrivacyError(
-            f"{what}: ε = {float(epsilon):.3g} of one value is too small to tell it from chance",
-            where="privacy.epsilon",
-            fix="raise epsilon, or train a smaller model",
-        )
+        what = f"{what}: ε = {float(epsilon):.3g} of one value is too small to tell it from chance"
+        fix = "raise epsilon, or train a smaller model"
+        raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     return event
 
 

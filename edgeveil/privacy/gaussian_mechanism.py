@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -91,11 +92,9 @@ def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | Shared
     symmetric = event.finest_sigma_squared != event.sigma_squared
     finest = part // 2 if symmetric else part
     if finest < 1 << 2 * LEAST_SHARE_BITS:
-        raise PrivacyError(
-            f"{event.what}: noise of {math.sqrt(finest):.3g} steps each is too coarse to add up",
-            where="privacy.epsilon",
-            fix="lower epsilon, or round.min_batch",
-        )
+        what = f"{event.what}: noise of {math.sqrt(finest):.3g} steps each is too coarse to add up"
+        fix = "lower epsilon, or round.min_batch"
+        raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     source = f"{event.source}; shared: Kairouz, Liu, Steinke 2021, cor. 12"
     own = replace(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
     return SharedGaussian(own=own, honest=honest)
@@ -189,36 +188,26 @@ def meeting(
             break
         event = of(mu_for(epsilon_, delta - reserve) / math.sqrt(times))
         slack = (1 + math.exp(epsilon_)) * times * discreteness_tv(event)
-        if _costs(event, times, delta) <= epsilon_:
-            return event
+        with suppress(PrivacyError):  # the discreteness of the noise may use up δ alone
+            if epsilon([event] * times, delta).epsilon <= epsilon_:
+                return event
         reserve = 1.1 * slack + 1e-6 * delta
-    raise PrivacyError(
-        f"the noise grid is too coarse for ε = {epsilon_:g}, δ = {delta:g}",
-        where="privacy.epsilon",
-        fix="lower epsilon or raise delta",
-    )
-
-
-def _costs(event: GaussianEvent, times: int, delta: float) -> float:
-    """ε of all releases; infinite where the discreteness of the noise uses up δ alone."""
-    try:
-        return epsilon([event] * times, delta).epsilon
-    except PrivacyError:
-        return math.inf
+    what = f"the noise grid is too coarse for ε = {epsilon_:g}, δ = {delta:g}"
+    raise PrivacyError(what, where="privacy.epsilon", fix="lower epsilon or raise delta")
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
     """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero and
     checked in integers; 0 for what is not finite."""
-    whole = np.zeros(values.shape, np.int64)
+    nothing = np.zeros(values.shape, np.int64)
     largest = float(np.abs(values).max(initial=0.0))
     if not 0 < largest < math.inf:
-        return whole
+        return nothing
     unit = values / largest
     limit = steps * 2.0**-grid_bits * SHRINK
     norm = math.sqrt(float(unit @ unit)) * largest
     factor = min(1.0, limit / norm)
-    whole[:] = np.trunc(values * factor * 2.0**grid_bits)
+    whole = np.trunc(values * factor * 2.0**grid_bits).astype(np.int64)
     # All squares together are near steps² <= 2^60, so their sum is exact.
     within = int((whole * whole).sum()) <= steps * steps
     return whole if within else np.zeros_like(whole)
@@ -301,12 +290,10 @@ def calibrated(
     while not fits(high):
         high *= 2
         if high > LARGEST_MULTIPLIER:
-            raise PrivacyError(
-                f"{sampled.what}: no noise that can be drawn on this grid meets ε = {epsilon_:g}, "
-                f"δ = {delta:g}",
-                where="privacy.epsilon",
-                fix="sample fewer records a step, take fewer steps, or raise epsilon or delta",
-            )
+            what = f"{sampled.what}: no noise that can be drawn on this grid meets"
+            fix = "sample fewer records a step, take fewer steps, or raise epsilon or delta"
+            what = f"{what} ε = {epsilon_:g}, δ = {delta:g}"
+            raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     low = high / 2
     while low > 2.0**-10 and fits(low):
         low, high = low / 2, low

@@ -55,15 +55,12 @@ class Guarantee:
         """As results, events and pages hold it: null for infinite, other ε where they differ."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status}
-        if self.among_others is not None:
-            found["record_epsilon"] = self.among_others
-        if self.of_device is not None:
-            found["device_epsilon"] = self.of_device
+        more = {"record_epsilon": self.among_others, "device_epsilon": self.of_device}
         if self.colluding is not None:
-            found["collusion_epsilon"] = self.colluding.epsilon
-            if self.colluding.among_others is not None:
-                found["collusion_record_epsilon"] = self.colluding.among_others
-            found["honest_devices"] = self.honest
+            more["collusion_epsilon"] = self.colluding.epsilon
+            more["collusion_record_epsilon"] = self.colluding.among_others
+            more["honest_devices"] = self.honest
+        found |= {key: value for key, value in more.items() if value is not None}
         found = {k: None if value == math.inf else value for k, value in found.items()}
         return {**found, **self.notes}
 
@@ -146,20 +143,19 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def shared_text(part: Mapping[str, Any]) -> str:
-    """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
+    """The conditions of shared noise, and ε if all others collude; else nothing."""
     if "collusion_epsilon" not in part:
         return ""
-    return (
-        f"; with {part['honest_devices']} honest devices in each sum, and cloud and proxy apart; if"
-        f" all others collude {colluding_text(part)}"
+    honest = (
+        f"; with {part['honest_devices']} honest devices in each sum, and cloud and proxy apart"
     )
+    return f"{honest}; if all others collude {colluding_text(part)}"
 
 
 def colluding_text(part: Mapping[str, Any]) -> str:
     """`ε = 30 per device; per record ε = 70`: a guarantee if all others collude, with its unit."""
-    return f"{_bounded(part['collusion_epsilon'])} per {part['unit']}" + _record_text(
-        part, "collusion_record_epsilon"
-    )
+    record = _record_text(part, "collusion_record_epsilon")
+    return f"{_bounded(part['collusion_epsilon'])} per {part['unit']}{record}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:

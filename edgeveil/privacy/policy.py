@@ -74,11 +74,9 @@ class JobRequest:
         planned, used = Counter(self.events), Counter(released)
         for event, count in Counter(new).items():
             if used[event] + count > planned[event]:
-                raise PrivacyError(
-                    f"job {self.job_id}: '{event.what}' was reserved {planned[event]} times and"
-                    f" released {used[event]} times",
-                    fix="raise privacy.max_participations, or start a new job",
-                )
+                what = f"reserved {planned[event]} times and released {used[event]} times"
+                fix = "raise privacy.max_participations, or start a new job"
+                raise PrivacyError(f"job {self.job_id}: '{event.what}' was {what}", fix=fix)
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
         """The events that a job counts for good when `released` was released, by purpose.
@@ -151,63 +149,50 @@ def _added(epsilons: Iterable[float]) -> float:
 def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
     """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`."""
     _check_status(request, limits)
-    priced = price(_countable(request.events), request.delta)
-    past = tuple(others)
-    training = total([priced.training, *[quote.training for quote in past]])
-    inference = total([priced.inference, *[quote.inference for quote in past]])
-    of_device, of_record = inference_epsilons([priced, *past])
-    record_limit = limits.max_inference_record_epsilon
-    per_job, lifetime = limits.max_collusion_epsilon_per_job, limits.lifetime_collusion_epsilon
-    for name, asked, limit in (
-        ("max_epsilon_per_job", priced.training.epsilon, limits.max_epsilon_per_job),
-        (
-            "max_collusion_epsilon_per_job",
-            priced.training.if_colluding,
-            limits.max_epsilon_per_job if per_job is None else per_job,
-        ),
-        ("lifetime_epsilon", training.epsilon, limits.lifetime_epsilon),
-        (
-            "lifetime_collusion_epsilon",
-            training.if_colluding,
-            limits.lifetime_epsilon if lifetime is None else lifetime,
-        ),
-        ("lifetime_delta", training.delta, limits.lifetime_delta),
-        ("max_inference_epsilon", of_device, limits.max_inference_epsilon),
-        (
-            "max_inference_epsilon" if record_limit is None else "max_inference_record_epsilon",
-            of_record,
-            limits.max_inference_epsilon if record_limit is None else record_limit,
-        ),
-        (
-            "lifetime_collusion_epsilon",
-            inference.if_colluding,
-            limits.max_inference_epsilon if lifetime is None else lifetime,
-        ),
-        ("lifetime_delta", inference.delta, limits.lifetime_delta),
+    priced = countable_quote(request)
+    quotes = [priced, *others]
+    training = total([quote.training for quote in quotes])
+    inference = total([quote.inference for quote in quotes])
+    of_device, of_record = inference_epsilons(quotes)
+    per_job, lifetime, inferred = (
+        limits.max_epsilon_per_job,
+        limits.lifetime_epsilon,
+        limits.max_inference_epsilon,
+    )
+    of_records, record_key = limits.max_inference_record_epsilon, "max_inference_record_epsilon"
+    if of_records is None:
+        of_records, record_key = inferred, "max_inference_epsilon"
+    colluding, all_colluding = "max_collusion_epsilon_per_job", "lifetime_collusion_epsilon"
+    for name, asked, limit, otherwise in (
+        ("max_epsilon_per_job", priced.training.epsilon, per_job, per_job),
+        (colluding, priced.training.if_colluding, getattr(limits, colluding), per_job),
+        ("lifetime_epsilon", training.epsilon, lifetime, lifetime),
+        (all_colluding, training.if_colluding, getattr(limits, all_colluding), lifetime),
+        ("lifetime_delta", training.delta, limits.lifetime_delta, 0.0),
+        ("max_inference_epsilon", of_device, inferred, inferred),
+        (record_key, of_record, of_records, of_records),
+        (all_colluding, inference.if_colluding, getattr(limits, all_colluding), inferred),
+        ("lifetime_delta", inference.delta, limits.lifetime_delta, 0.0),
     ):
-        if asked is not None and not asked <= limit:  # None: noise is not shared
-            raise PrivacyError(
-                f"job {request.job_id} refused: it would take {up(asked, 6)}, the owner allows"
-                f" {limit:.6g}",
-                where=f"policy.{name}",
-            )
+        most = otherwise if limit is None else limit
+        if asked is not None and not asked <= most:  # None: noise is not shared
+            what = f"it would take {up(asked, 6)}, the owner allows {most:.6g}"
+            text = f"job {request.job_id} refused: {what}"
+            raise PrivacyError(text, where=f"policy.{name}")
     return price(request.events, request.delta)
 
 
 def inference_epsilons(quotes: Iterable[Quote]) -> tuple[float, float]:
-    """What several jobs' inference costs: (ε per device, of those that have one; ε per record)."""
+    """Several jobs' inference: (ε per device, of those that have one; ε per record)."""
     parts = [quote.inference for quote in quotes]
     of_devices = _added(part.device_epsilon for part in parts)
     return of_devices, total(parts).record_epsilon
 
 
-def _countable(events: Iterable[Event]) -> tuple[Event, ...]:
-    return tuple(event for event in events if not isinstance(event, UnprotectedEvent))
-
-
 def countable_quote(request: JobRequest) -> Quote:
-    """What a job counts against the limits: its quote without unprotected releases."""
-    return price(_countable(request.events), request.delta)
+    """The quote of a job that counts against the limits: without unprotected releases."""
+    events = (event for event in request.events if not isinstance(event, UnprotectedEvent))
+    return price(events, request.delta)
 
 
 def _check_status(request: JobRequest, limits: Limits) -> None:
@@ -217,7 +202,5 @@ def _check_status(request: JobRequest, limits: Limits) -> None:
     ):
         found = next((e for e in request.events if e.status == status), None)
         if found is not None and not allowed:
-            raise PrivacyError(
-                f"job {request.job_id} refused: '{found.what}' has no proven guarantee",
-                where=f"policy.{key}",
-            )
+            what = f"job {request.job_id} refused: '{found.what}' has no proven guarantee"
+            raise PrivacyError(what, where=f"policy.{key}")
