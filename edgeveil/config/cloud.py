@@ -21,7 +21,6 @@ from edgeveil.config.links import (
     PacketBytes,
     broker_mixes,
     http_mixes,
-    single_link_mixes,
     trust_mixes,
 )
 
@@ -148,11 +147,9 @@ class CloudSite(CloudKeys):
             at = f"cells.{number}"
             yield from trust_mixes(self.trust_file, **{f"{at}.proxy_key_file": cell.proxy_key_file})
             if cell.broker is not None:
-                yield from single_link_mixes(cell.broker, f"{at}.broker")
                 yield from broker_mixes(cell.broker, f"{at}.broker", self.limits.packet_bytes)
         if len({cell.name for cell in self.cells}) < len(self.cells):
             yield Mix(("cells",), "names a cell twice; name each once")
-        yield from single_link_mixes(self.broker, "broker")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from blob_mixes(self.blobs, "blobs")
         for number, data in enumerate(self.test_sets):

@@ -21,7 +21,6 @@ from edgeveil.config.links import (
     PacketBytes,
     at_usual_port,
     broker_mixes,
-    single_link_mixes,
     trust_mixes,
 )
 from edgeveil.config.policy import Policy
@@ -174,7 +173,6 @@ class EdgeSite(Block):
         yield from trust_mixes(
             self.trust_file, cloud_key_file=self.cloud_key_file, proxy_key_file=self.proxy_key_file
         )
-        yield from single_link_mixes(self.broker, "broker")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from data_mixes(self.data, "data")
         if self.claim is not None and self.broker.cert_file is None:

@@ -70,19 +70,8 @@ def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
         raise problems_error(str(path), problems)
     for at, text in drop_retired(kind, tree.value[kind]):
         tree.problems.append(Problem((kind, *at), tree.line((kind, *at)), text))
-    return checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
-
-
-def checked(
-    model: type[M],
-    tree: Tree,
-    where: str,
-    *,
-    prefix: tuple[str, ...] = (),
-    folder: Path | None = None,
-) -> M:
-    """The model of a file's block at `prefix`. Raises ConfigError with all problems."""
-    return judged(model, lambda loaded: loaded, tree, where, prefix=prefix, folder=folder)
+    folder = path.absolute().parent
+    return judged(model, lambda made: made, tree, str(path), prefix=(kind,), folder=folder)
 
 
 def judged(

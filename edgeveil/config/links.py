@@ -214,14 +214,12 @@ def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
             yield Mix((key, "trust_file"), text)
 
 
-def single_link_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
-    """Yield a problem where a party other than a proxy asks for several connections."""
-    if link.links > 1:
-        yield Mix((f"{at}.links",), "only a proxy has use for several; drop it")
-
-
-def broker_mixes(link: BrokerLink, at: str, packet_bytes: int) -> Iterator[Mix]:
+def broker_mixes(
+    link: BrokerLink, at: str, packet_bytes: int, *, of_proxy: bool = False
+) -> Iterator[Mix]:
     """Impossible mixes of one broker block at key `at`, also with `limits.packet_bytes`."""
+    if link.links > 1 and not of_proxy:
+        yield Mix((f"{at}.links",), "only a proxy has use for several; drop it")
     for key, text in PROFILES[link.profile].misfits(packet_bytes, link.keepalive_s):
         found = "limits.packet_bytes" if key == "packet_bytes" else f"{at}.{key}"
         yield Mix((found, f"{at}.profile"), f"for {link.profile}: {text}")

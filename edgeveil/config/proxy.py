@@ -110,8 +110,8 @@ class ProxySite(ProxyKeys):
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)
         yield from trust_mixes(self.trust_file, cloud_key_file=self.cloud_key_file)
-        yield from broker_mixes(self.edge_broker, "edge_broker", self.limits.packet_bytes)
-        yield from broker_mixes(self.cloud_broker, "cloud_broker", self.limits.packet_bytes)
+        for at, link in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):
+            yield from broker_mixes(link, at, self.limits.packet_bytes, of_proxy=True)
         yield from blob_mixes(self.blobs, "blobs")
         if self.cloud_broker.links > 2:
             yield Mix(("cloud_broker.links",), "one topic leads to the cloud; set at most 2")

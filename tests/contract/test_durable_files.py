@@ -26,12 +26,7 @@ from edgeveil_proxy.spool import Spool
 pytestmark = pytest.mark.slow
 
 BIG = 200_000
-LIMITS = Limits(
-    max_epsilon_per_job=20,
-    lifetime_epsilon=50,
-    lifetime_delta=1e-4,
-    max_inference_epsilon=100,
-)
+LIMITS = Limits(20, 50, 1e-4, 100)
 
 
 @dataclass(frozen=True)
@@ -78,8 +73,7 @@ CASES = {
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    result: Case = request.param
-    return result
+    return request.param
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from edgeveil.config.base import Block, Mix, Seconds, SitePath, refuse
 from edgeveil.config.explain import SchemaWalk
-from edgeveil.config.file import checked, only_block, parsed, problems_error, read
+from edgeveil.config.file import judged, only_block, parsed, problems_error, read
 from edgeveil.config.links import BrokerUrl, PacketBytes
 from edgeveil.config.site_files import kind_of
 from edgeveil.config.yaml_tree import Problem, Tree
@@ -305,7 +305,7 @@ def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
     where = "edgeveil loadtest"
     value = base.model_dump(mode="json", exclude_unset=True) | plain
     try:
-        return checked(LoadOptions, Tree(value), where, folder=Path.cwd())
+        return judged(LoadOptions, lambda made: made, Tree(value), where, folder=Path.cwd())
     except ConfigError as error:  # there is no file whose lines could be named
         lines = (line.removeprefix(f"{where}:1 ").split(": ", 1) for line in error.problems)
         raise ConfigError([f"{where}: {option_of(key)}: {text}" for key, text in lines]) from None

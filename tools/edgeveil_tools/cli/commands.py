@@ -96,8 +96,8 @@ COMMANDS = (
         arg("--devices N", "of the fleet", int),
         arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
         arg("--show", "print jobs whole, with what presets and defaults give"),
-        about="""Prints every problem of every file as `file:line key: what, fix`. A job is played on
-        made-up records, with cloud.yaml beside it within its limits; a device's site file,
+        about="""Prints every problem of every file as `file:line key: what, fix`. A job is played
+        on made-up records, with cloud.yaml beside it within its limits; a device's site file,
         on the device, with its records as each job beside it reads them; records against
         each job beside them, alone they are drafted as a `data` block. Also policies,
         plans, backbones, weights and bundles. Python that a job names is run here, with

@@ -80,8 +80,6 @@ def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):
     ("kind", "old", "new", "key", "what"),
     [
         ("cloud", "mqtt://127.0.0.1:1884 ", "http://x ", "cloud.broker.url", "must begin mqtt://"),
-        ("cloud", "127.0.0.1:1884 ", "h:99999 ", "cloud.broker.url", "no usable host or port"),
-        ("cloud", "127.0.0.1:1884 ", "h:1/x ", "cloud.broker.url", "must end after the port"),
         ("cloud", "# ca_file", "ca_file", "cloud.broker.ca_file", "write mqtts://"),
         ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
         ("cloud", "store_url: null", "store_url: mysql://x", "cloud.store_url", "postgresql"),
@@ -96,13 +94,7 @@ def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):
         ("edge", "source: digits ", "source: parket ", "edge.data.source", "unknown data source"),
         ("edge", "source: digits ", "source: idx ", "edge.data.source", "add labels_path"),
         ("edge", "source: digits ", "source: python ", "edge.data.source", "names no function"),
-        (
-            "edge",
-            "# label_column",
-            "label_column",
-            "edge.data.label_column",
-            "for csv and parquet alone",
-        ),
+        ("edge", "# label_column", "label_column", "edge.data.label_column", "for csv and parquet"),
         ("edge", "../site/keys/cloud.pub", "''", "edge.cloud_key_file", "must be a path"),
         ("broker", "  users_file", "  # users_file", "broker.acl", "add users_file"),
         ("edge", "between: []", "between: [22-6]", "edge.conditions.between[0]", "22:00-06:00"),
@@ -148,13 +140,11 @@ OWN = "source: 'python: own.data:read' "
             r"test_records: .*write test_share: 0\.2",
         ),
         ("source: digits ", "source: digits\n    test_share: 0.2 ", r"test_share: is for files of"),
-        ("source: digits ", OWN + "\n    test_share: 1.0 ", r"test_share: must be"),
         (
             "source: digits ",
             OWN + "\n    test_share: 0.2\n    test_fold: 5 ",
             r"test_fold: there is no fold 5 of test_share 0\.2; count from 0",
         ),
-        ("source: digits ", "source: digits\n    test_fold: 1 ", r"test_fold: there is no fold 1"),
         (
             "source: digits ",
             "source: images\n    path: .\n    images: {size: [9, 9]} ",
@@ -202,11 +192,7 @@ def test_a_broker_open_to_the_network_needs_logins(tmp_path):
     ("old", "new", "told"),
     [
         ("mqtt://127", "mqtt://me:hunter2@127", "cloud.broker.url: holds credentials"),
-        (
-            "password_file: ../site/passwords/cloud",
-            "password: hunter2",
-            "did you mean 'password_file'?",
-        ),
+        ("password_file: ../site/passwords/cloud", "password: hunter2", "mean 'password_file'?"),
     ],
 )
 def test_a_password_in_a_wrong_place_is_refused_and_never_repeated(tmp_path, old, new, told):
@@ -257,13 +243,7 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
             "edge_broker.keepalive_s",
             "set 30 to 1200",
         ),
-        (
-            "proxy",
-            "links: 1 ",
-            "profile: event_grid ",
-            "limits.packet_bytes",
-            "set 64000 or less",
-        ),
+        ("proxy", "links: 1 ", "profile: event_grid ", "limits.packet_bytes", "set 64000 or less"),
         (
             "proxy",
             "password_file: ../site/passwords/proxy-cloud\n",

@@ -16,9 +16,7 @@ from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 SOFTMAX = softmax_event(10, 4.0)
-WIDE = Limits(
-    max_epsilon_per_job=20, lifetime_epsilon=50, lifetime_delta=1e-4, max_inference_epsilon=100
-)
+WIDE = Limits(20, 50, 1e-4, 100)
 KEY = LedgerKey.generate().deposit_key()
 
 

@@ -14,9 +14,7 @@ from edgeveil.privacy.ledger_chain import LedgerChain
 from edgeveil.privacy.policy import JobRequest, Limits
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
-WIDE = Limits(
-    max_epsilon_per_job=200, lifetime_epsilon=500, lifetime_delta=1e-2, max_inference_epsilon=100
-)
+WIDE = Limits(200, 500, 1e-2, 100)
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.slow
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 REQUEST = JobRequest("j", 1e-5, (LINEAR,) * 3)
-WIDE = Limits(
-    max_epsilon_per_job=200, lifetime_epsilon=500, lifetime_delta=1e-2, max_inference_epsilon=100
-)
+WIDE = Limits(200, 500, 1e-2, 100)
 STEPS = {
     "open": lambda ledger: ledger.open_job(REQUEST, WIDE),
     "first": lambda ledger: ledger.commit("j", 1, [LINEAR], b"first"),

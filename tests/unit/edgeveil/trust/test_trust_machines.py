@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, OwnKeys, RosterMark, RosterRefused
+from edgeveil.protocol.cloud import CancelJob, CloudMachine, OwnKeys, RosterMark, RosterRefused
 from edgeveil.protocol.cloud_job import Broadcast, CellBroadcasts, CloudState, SealJob, StartJob
 from edgeveil.protocol.device import CloudEpoch, DeviceMachine
 from edgeveil.protocol.device_round import DeviceMemory
@@ -28,7 +28,7 @@ from edgeveil.protocol.messages import (
     decode_body,
 )
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyMemory
+from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyMemory, ProxySettings
 from edgeveil.protocol.transfer import describe
 
 LEAKED, NEW, RELEASES, PROXY, DEVICE = (SigningKey(bytes([n]) * 32) for n in range(31, 36))
@@ -221,16 +221,8 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
         def after(self, root_version: int, version: int):
             return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
 
-    from edgeveil.protocol.proxy_rounds import ProxySettings
-
-    machine = ProxyMachine(
-        Signer("proxy", PROXY),
-        UNDER_ROOT,
-        OneDevice(),
-        None,
-        ProxySettings(packet_bytes=4096),
-        Long().after,
-    )
+    settings, signer = ProxySettings(packet_bytes=4096), Signer("proxy", PROXY)
+    machine = ProxyMachine(signer, UNDER_ROOT, OneDevice(), None, settings, Long().after)
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=3))
     out = told(machine, hello, fx.DeviceAddress(DEVICE_ID))
     (first,) = [e.message for e in out if isinstance(getattr(e, "message", 0), TrustMetadata)]
@@ -240,15 +232,12 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
 # --- the cloud --------------------------------------------------------------------------------
 
 
-def cloud(state: str = "waiting") -> CloudMachine:
-    machine = CloudMachine(
-        Signer("cloud", LEAKED), {"": UNDER_ROOT}, releases=Signer("cloud", RELEASES)
-    )
+def cloud() -> CloudMachine:
+    releases = Signer("cloud", RELEASES)
+    machine = CloudMachine(Signer("cloud", LEAKED), {"": UNDER_ROOT}, releases=releases)
     machine.handle(fx.Command(StartJob(JOB, 1, 1, 4, 2)), 0.0)
-    machine.handle(
-        fx.WorkDone(SealJob(JOB), CellBroadcasts({"": Broadcast(manifest(1, "job"), b"sealed")})),
-        0.0,
-    )
+    sealed = CellBroadcasts({"": Broadcast(manifest(1, "job"), b"sealed")})
+    machine.handle(fx.WorkDone(SealJob(JOB), sealed), 0.0)
     return machine
 
 
@@ -307,9 +296,8 @@ A, B = "aa" * 16, "bb" * 16
 )
 def test_whose_roster_counts(named, newest, lineage, epoch, reason):
     keys = replace(UNDER_ROOT, lineage=named)
-    machine = CloudMachine(
-        Signer("cloud", LEAKED), {"": keys}, rosters={"": newest} if newest else None
-    )
+    rosters = {"": newest} if newest else None
+    machine = CloudMachine(Signer("cloud", LEAKED), {"": keys}, rosters=rosters)
     out = told(machine, roster(lineage, epoch))
     assert refusals(out) == ([reason] if reason else [])
     stored = [e.item for e in out if isinstance(e, fx.Persist)]
@@ -319,18 +307,12 @@ def test_whose_roster_counts(named, newest, lineage, epoch, reason):
 
 def test_ends_that_nobody_confirmed_are_signed_anew():
     machine = cloud()
-    machine.handle(fx.Command(fx_cancel()), 0.0)
+    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
     out = machine.handle(fx.Command(OWN), 0.0)
     notes = [e.message for e in out if isinstance(getattr(e, "message", None), Note)]
     assert notes and all(
         Signer("cloud", NEW).note(decode_body(note.body)) == note for note in notes
     )
-
-
-def fx_cancel() -> Any:
-    from edgeveil.protocol.cloud import CancelJob
-
-    return CancelJob(JOB)
 
 
 def test_an_earlier_version_s_frames_still_speak():
