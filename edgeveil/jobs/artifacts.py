@@ -12,15 +12,10 @@ from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models.network import packed_state_dict
 
 
-def weight_digests(job: Job) -> tuple[str, ...]:
-    """Of the weights that the job's model begins with."""
-    named = job.model.state_dict if job.model is not None else None
-    return () if named is None else (named.sha256,)
-
-
 def kept_digests(job: Job) -> tuple[str, ...]:
-    """Of all that the cloud must hold before it can run the job, once each."""
-    return (*backbone_digests(job.features), *weight_digests(job))
+    """The digests that the cloud must hold before it can run the job, once each."""
+    named = job.model.state_dict if job.model is not None else None
+    return (*backbone_digests(job.features), *(() if named is None else (named.sha256,)))
 
 
 def carried_digests(job: Job) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ arithmetic. So the distribution is exact.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -49,15 +48,6 @@ class SeededRandom:
 
     def __call__(self, count: int) -> bytes:
         return self._generator.bytes(count)
-
-    @property
-    def position(self) -> str:
-        """Where the stream stands, as JSON; set, it goes on from there."""
-        return json.dumps(self._generator.bit_generator.state)
-
-    @position.setter
-    def position(self, said: str) -> None:
-        self._generator.bit_generator.state = json.loads(said)
 
 
 def discrete_laplace(

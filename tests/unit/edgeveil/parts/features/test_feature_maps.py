@@ -119,7 +119,7 @@ def test_a_job_takes_several_maps_and_a_pca_behind_them():
 
 @pytest.mark.parametrize("order", [(PCA,), (PCA, ONE), (ONE, PCA, TWO), (ONE, PCA, PCA)])
 def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
-    with pytest.raises(ConfigError, match="make it the last of the features"):
+    with pytest.raises(ConfigError, match="put it last"):
         job(*order)
 
 

@@ -60,5 +60,5 @@ def test_an_upload_has_half_the_bytes_and_the_rounded_values():
 
 
 def test_sums_under_masks_have_no_halves():
-    with pytest.raises(ConfigError, match="travels as integers"):
+    with pytest.raises(ConfigError, match="travel as integers"):
         plan([CAST], secure=True)
