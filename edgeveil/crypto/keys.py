@@ -36,6 +36,7 @@ def derived(secret: bytes, info: bytes) -> bytes:
 class Key:
     """32 bytes with a purpose. Immutable; equality is by type and in constant time."""
 
+    __slots__ = ("_library", "_raw")  # a proxy holds those of many devices
     tag: ClassVar[str]
     secret: ClassVar[bool]
     _raw: bytes
@@ -82,6 +83,7 @@ class Key:
 class SecretKey(Key):
     """A key that shows nothing of itself and cannot leave the process by pickling."""
 
+    __slots__ = ()
     secret = True
 
     def __repr__(self) -> str:
@@ -99,6 +101,7 @@ class SecretKey(Key):
 class PublicKey(Key):
     """A key that anyone may hold; shown by its fingerprint only."""
 
+    __slots__ = ()
     secret = False
 
     def __hash__(self) -> int:
@@ -118,6 +121,7 @@ class PublicKey(Key):
 class VerifyKey(PublicKey):
     """Ed25519 public key: checks signatures."""
 
+    __slots__ = ()
     tag = "edgeveil-verify-key-1"
 
     def library_key(self) -> Ed25519PublicKey:
@@ -139,6 +143,7 @@ class SigningKey(SecretKey):
 class SealingKey(PublicKey):
     """HPKE X25519 public key: anyone can seal to its owner."""
 
+    __slots__ = ()
     tag = "edgeveil-sealing-key-1"
 
     def library_key(self) -> X25519PublicKey:
@@ -160,6 +165,7 @@ class OpeningKey(SecretKey):
 class ContentKey(SecretKey):
     """Symmetric key of one encrypted stream; fresh for each."""
 
+    __slots__ = ()
     tag = "edgeveil-content-key-1"
 
 
@@ -192,6 +198,7 @@ class DepositKey(SecretKey):
 class MaskSeed(SecretKey):
     """What one device's masks of one round are made of; the proxy has it, the cloud never."""
 
+    __slots__ = ()
     tag = "edgeveil-mask-seed-1"
 
 

@@ -3,10 +3,9 @@
 between the two.
 
 The device weighs its own update, sealed for the round that it goes with: it stands in the batch
-among all others. That some are late is not hidden. A late update is post-processing of what was
-paid for in its own round (Dwork and Roth 2014, proposition 2.1), sent only where the proxy never
-took it; a round is paid for also where its update comes too late. A box's own time budget follows
-from the job's trial on made-up records, from no record (`own_budget_s`).
+among all others. A late update is post-processing of what was paid for in its own round (Dwork and
+Roth 2014, proposition 2.1), sent only where the proxy never took it. A box's own time budget
+follows from the job's trial on made-up records, from no record (`own_budget_s`).
 """
 
 from __future__ import annotations

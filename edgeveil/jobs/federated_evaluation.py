@@ -30,7 +30,7 @@ from edgeveil.parts.exchange import (
     Tensors,
     summed_spec,
 )
-from edgeveil.privacy.events import GaussianEvent, SharedGaussian, as_single
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
@@ -91,10 +91,7 @@ class FederatedEvaluation:
     @property
     def _own(self) -> GaussianEvent:
         """The noise that a device adds itself."""
-        own = as_single(self.event)
-        if not isinstance(own, GaussianEvent):
-            raise TypeError("counts have Gaussian noise")
-        return own
+        return self.event.own if isinstance(self.event, SharedGaussian) else self.event
 
     @property
     def _room(self) -> int:
@@ -136,7 +133,6 @@ class FederatedEvaluation:
 
     def _summed(self, sums: Sequence[Array], uploads: int) -> tuple[NDArray[np.float64], float]:
         """The sum of all in the steps of the counts, and the deviation of its noise."""
-        steps, unit = np.zeros(self.counts.cells, np.int64), 2.0**-self._own.grid_bits
-        for one in sums:
-            steps += one.astype(np.int64)
+        unit = 2.0**-self._own.grid_bits
+        steps = sum((one.astype(np.int64) for one in sums), np.zeros(self.counts.cells, np.int64))
         return steps.astype(np.float64) * unit, self.deviation(uploads) * self.counts.whole

@@ -158,11 +158,10 @@ Account = dict[str, JobAccount]
 def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
     """Return the limit that one more job like the newest would pass; None where it fits."""
     own = [entry.request for entry in account.values() if not entry.elsewhere]
-    if not own:
-        return None
     held = [countable_quote(entry.counting) for entry in account.values()]
     try:
-        check_job(replace(own[-1], job_id="like the newest"), limits, held)
+        if own:
+            check_job(replace(own[-1], job_id="like the newest"), limits, held)
     except PrivacyError as error:
         return error
     return None
