@@ -112,24 +112,6 @@ def test_a_device_that_may_answer_twice_pays_for_two_rounds_and_the_phases() -> 
     assert few.quote(3).training.epsilon > compile_job(job()).quote(3).training.epsilon
 
 
-def test_an_upload_without_noise_has_no_guarantee() -> None:
-    open_job = job(
-        encrypt={"privacy_eval_type": "NOT_ENCRYPT"},
-        privacy={"epsilon": 4.0, "delta": 1e-4, "accept_unproven": True},
-    )
-    plan = compile_job(open_job)
-    assert plan.softmax_epsilon is None
-    assert plan.softmax_event().status == "none"
-    assert plan.quote().inference.status == "none"
-    assert plan.quote().training.status == "proven"
-
-
-def test_a_job_without_evaluation_asks_for_no_inference() -> None:
-    plan = compile_job(job(unsupervised={"every_rounds": 2, "eval_type": "NOT_EVAL"}))
-    assert not any(e.infer for e in plan.exchanges)
-    assert plan.quote().inference.epsilon == 0
-
-
 def test_nothing_but_the_compiler_makes_a_plan():
     """What was never judged has no price. A rehearsal's has fewer steps of one that was."""
     makers = {"edgeveil/jobs/compile.py", "edgeveil/jobs/plan.py", "edgeveil/jobs/rehearsal.py"}
