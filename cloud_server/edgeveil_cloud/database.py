@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -161,25 +161,16 @@ class Database:
         self.away = away
 
 
-class OnDatabase(Protocol):
-    """Whose methods are transactions."""
-
-    _database: Database
-
-
-S = TypeVar("S", bound=OnDatabase)
-
-
 def transaction(
-    method: Callable[Concatenate[S, sa.Connection, P], T],
-) -> Callable[Concatenate[S, P], T]:
-    """Give the method a connection in a transaction, committed when it returns.
+    method: Callable[Concatenate[Any, sa.Connection, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """Give a method the connection, of its `_database`, in a transaction, committed at its return.
 
     Where the connection breaks, all of it is done anew, for `AWAY_S` at most. Raises StoreError.
     """
 
     @functools.wraps(method)
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         on, end_s, wait_s = self._database, time.monotonic() + AWAY_S, _FIRST_WAIT_S
         while True:
             with on.lock:

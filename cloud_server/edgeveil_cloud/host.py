@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,7 @@ class CloudHost:
         advice = pause_advice(reason)
         return f"{advice}, {RESUME}{job}" if resume_follows(advice) else advice
 
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    together = nullcontext  # the machine's effects of one step are no transaction here
 
     def report(self, report: fx.Report) -> None:
         """Into the log, and into the job's events where a person follows the job."""

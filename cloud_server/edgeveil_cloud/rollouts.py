@@ -11,7 +11,7 @@ change, and `RENEWALS` times while a release is valid.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -82,10 +82,9 @@ class RolloutDriver:
         self._state(found, now_s)
         self._publish(found, now_s)
 
-    def _found(self) -> tuple[Rollout, ...]:
+    def _found(self) -> list[Rollout]:
         """Those of jobs that are over: before that the job itself brings its release out."""
-        found = self._store.rollouts.all()
-        return tuple(one for one in found if self._store.job(one.job).ended)
+        return [one for one in self._store.rollouts.all() if self._store.job(one.job).ended]
 
     # --- for the operator ---
 
@@ -128,7 +127,7 @@ class RolloutDriver:
 
     # --- what is said ---
 
-    def _state(self, found: tuple[Rollout, ...], now_s: float) -> None:
+    def _state(self, found: Sequence[Rollout], now_s: float) -> None:
         good = [one for one in found if self._counts(one, found)]
         bad = [one for one in found if one.stage == "withdrawn"]
         said = _sequences(good), _sequences(bad)
@@ -139,7 +138,7 @@ class RolloutDriver:
         self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *said)))
 
     @staticmethod
-    def _counts(rollout: Rollout, found: tuple[Rollout, ...]) -> bool:
+    def _counts(rollout: Rollout, found: Sequence[Rollout]) -> bool:
         """Whether nothing newer of its data set has gone to all."""
         if rollout.stage == "withdrawn":
             return False
@@ -148,7 +147,7 @@ class RolloutDriver:
 
     # --- what is published ---
 
-    def _publish(self, found: tuple[Rollout, ...], now_s: float) -> None:
+    def _publish(self, found: Sequence[Rollout], now_s: float) -> None:
         sealing = any(course.releasing for course in self._machine.courses.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
@@ -174,10 +173,10 @@ class RolloutDriver:
                 return
 
 
-def _newest(found: tuple[Rollout, ...], data_set: str) -> Rollout | None:
+def _newest(found: Sequence[Rollout], data_set: str) -> Rollout | None:
     gone = [one for one in found if one.stage == "all" and one.data_set == data_set]
     return gone[-1] if gone else None
 
 
-def _sequences(rollouts: list[Rollout]) -> tuple[int, ...]:
+def _sequences(rollouts: Sequence[Rollout]) -> tuple[int, ...]:
     return tuple(sorted(seq for one in rollouts for seq in one.sequences))[-RELEASES_NAMED:]

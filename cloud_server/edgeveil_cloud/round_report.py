@@ -195,13 +195,13 @@ class Recorder:
             parts["model"] = model
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            canonical = context.job.canonical()
-            if exchange.index > 1 and not self._is_of(canonical):
+            canonical, job = context.job.canonical(), self.folder / JOB
+            if exchange.index > 1 and job.exists() and job.read_bytes() != canonical:
                 return
             if exchange.index == 1:
                 for old in self.folder.glob("*.safetensors"):
                     old.unlink()
-            (self.folder / JOB).write_bytes(canonical)
+            job.write_bytes(canonical)
             for kind, tensors in parts.items():
                 (self.folder / file_name(exchange, kind)).write_bytes(pack_tensors(tensors))
         except OSError as error:
@@ -210,10 +210,6 @@ class Recorder:
                 where=str(error.filename or self.folder),
                 fix="make room, or leave out cloud.record_dir",
             ) from error
-
-    def _is_of(self, canonical: bytes) -> bool:
-        path = self.folder / JOB
-        return not path.exists() or path.read_bytes() == canonical
 
 
 def file_name(exchange: Exchange, kind: str) -> str:

@@ -64,6 +64,7 @@ class Store:
         self._database = Database(url, lambda: self._committed())
         self.now_s = self._now_s = now_s
         self._said: set[str] = set()  # jobs with events that are not committed yet
+        self._deleted = False  # whether keys were, whose old pages are to go after the commit
         self._heard: Counter[str] = Counter()
         self.news_of_all = 0  # grows whenever events of any job were stored by this process
         self.rollouts = RolloutStore(self._database, now_s)
@@ -181,10 +182,7 @@ class Store:
         this status for this reason already. The end of a job also deletes its round keys.
         """
         said = {"reason": reason} if reason else {}
-        after = self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
-        if after.ended:
-            self._forget()
-        return after
+        return self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
 
     def cancel(self, job: str, reason: str = "cancelled by its owner") -> JobEntry:
         """Cancel a job that has not ended; StoreError otherwise."""
@@ -217,7 +215,7 @@ class Store:
         if status == "running" and before.started_at is None:
             values["started_at"] = now_s
         if status in ENDED:
-            values["ended_at"] = now_s
+            values["ended_at"], self._deleted = now_s, True
             for gone in (tables.round_keys, tables.unmaskings):
                 db.execute(gone.delete().where(gone.c.job == job))
         db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
@@ -288,6 +286,9 @@ class Store:
         return StoredEvent(seq, job, now_s, kind, dict(data))
 
     def _committed(self) -> None:
+        if self._deleted:
+            forget_old_pages(self._database.engine)
+            self._deleted = False
         if self._said:
             self._heard.update(self._said)
             self._said.clear()
@@ -363,8 +364,10 @@ class Store:
         query = sa.select(tables.openings).filter_by(job=job, exchange=exchange, cell=cell)
         return db.execute(query.limit(1)).first() is not None
 
+    @transaction
     def commit_exchange(
         self,
+        db: Db,
         job: str,
         record: ExchangeRecord,
         state: bytes,
@@ -381,22 +384,6 @@ class Store:
         """
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
-        done = self._commit(job, record, state, events, accepted, batch_digests)
-        if done:
-            self._forget()
-        return done
-
-    @transaction
-    def _commit(
-        self,
-        db: Db,
-        job: str,
-        record: ExchangeRecord,
-        state: bytes,
-        events: Sequence[tuple[str, Mapping[str, Any]]],
-        accepted: Sequence[bytes],
-        batch_digests: Sequence[bytes],
-    ) -> bool:
         entry, table = _entry(db, job), tables.exchanges
         newest = sa.select(sa.func.max(table.c.index)).where(table.c.job == job)
         last = int(db.scalar(newest) or 0)
@@ -426,6 +413,7 @@ class Store:
         db.execute(tables.states.insert(), row)
         for done in (tables.round_keys, tables.openings, tables.unmaskings):
             db.execute(done.delete().where(done.c.job == job, done.c.exchange <= record.index))
+        self._deleted = True
         for kind, data in events:
             self._event(db, job, kind, data)
         return True
@@ -449,10 +437,6 @@ class Store:
         table = tables.exchanges
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
         return tuple(_exchange_of(row) for row in db.execute(query).mappings())
-
-    def _forget(self) -> None:
-        with self._database.lock:
-            forget_old_pages(self._database.engine)
 
     # --- devices, and models ---
 
