@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: hostile inputs for every decoder and parser, led by coverage."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -9,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgeveil.errors import EdgeVeilError, UsageError
-from tests.fuzz.campaign import Bounds, Outcome, fuzz, side_by_side
+from tests.fuzz.campaign import Bounds, fuzz, side_by_side
 from tests.fuzz.table import NAMES, target
 
 _EXAMPLES = """examples:
@@ -21,7 +19,7 @@ _EXAMPLES = """examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser():
     made = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
         description=__doc__,
@@ -31,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("targets", nargs="*", metavar="TARGET", help="names; none: all")
     bounds = Bounds()
 
-    def number(name: str, default: int, about: str, unit: str = "N") -> None:
+    def number(name, default, about, unit="N"):
         about = f"{about} (default %(default)s)"
         made.add_argument(name, type=int, default=default, metavar=unit, help=about)
 
@@ -51,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     """0: nothing found; 1: findings; 2: wrong use; 130: interrupted."""
     options = _parser().parse_args(argv)
     if options.list:
@@ -73,23 +71,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(one.clean for one in outcomes) else 1
 
 
-def _all(options: argparse.Namespace) -> list[Outcome]:
+def _all(options):
     bounds = Bounds(
         options.runs, options.seconds, options.input_timeout, options.rss_mb, options.seed
     )
     if options.jobs < 1:
         raise UsageError("a number is too small", where="--jobs", fix="use 1 or more")
-    live = sys.stderr.isatty() and options.jobs == 1
     table = sys.stderr if options.json else sys.stdout
 
-    def tell(line: str) -> None:
-        if live:
-            print(f"\r{line[:100]:100}", end="", file=sys.stderr, flush=True)
-
-    def told(name: str) -> Outcome:
-        one = fuzz(name, bounds, options.out, tell)
-        if live:
-            print("\r", end="", file=sys.stderr)
+    def told(name):
+        one = fuzz(name, bounds, options.out)
         ended = ", ".join(one.crashes) or one.ended
         row = (name, one.runs, one.runs_per_s, one.coverage, one.new_paths, one.peak_rss_mb, ended)
         print(_row(*row), file=table, flush=True)
@@ -99,7 +90,7 @@ def _all(options: argparse.Namespace) -> list[Outcome]:
     return side_by_side(told, options.targets or NAMES, options.jobs)
 
 
-def _row(*cells: object) -> str:
+def _row(*cells):
     name, *rest, ended = map(str, cells)
     return f"{name:16}" + "".join(f"{cell:>11}" for cell in rest) + f"  {ended}"
 

@@ -1,8 +1,5 @@
 """Targets: what the cloud opens of a batch, and the file that it comes in."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -11,11 +8,10 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
+from edgeveil.protocol.messages import Batch, Blob, ExchangeId
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
-from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.validate_batch import BatchSpool, validate_batch
 from tests.fuzz.configs import SMALLEST_JOB
 from tests.fuzz.samples import JOB, opening_key
@@ -26,7 +22,7 @@ _SEGMENTS = 6  # of a group, at most
 
 
 @cache
-def _round() -> tuple[RoundContext, Manifest, RoundSecret]:
+def _round():
     """A round of a small job, whose secret is the cloud's."""
     plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
     context = RoundContext.of(plan, 1)
@@ -37,7 +33,7 @@ def _round() -> tuple[RoundContext, Manifest, RoundSecret]:
 
 
 @cache
-def _pool(group: int) -> tuple[bytes, ...]:
+def _pool(group):
     """Sealed segments of a group: sound, not finite, huge, padded wrongly, from elsewhere."""
     context, header, secret = _round()
     spec = context.segments[group]
@@ -51,11 +47,11 @@ def _pool(group: int) -> tuple[bytes, ...]:
     return (*sealed, stranger, bytes(len(stranger)))
 
 
-def _batch(data: bytes) -> None:
+def _batch(data):
     """Segments of insiders and strangers, repeated, damaged, miscounted."""
     tape = Tape(data)
     context, header, secret = _round()
-    groups: list[list[bytes]] = []
+    groups = []
     for group in range(len(header.groups)):
         count = tape.number(_SEGMENTS + 1)
         groups.append([tape.choice(_pool(group)) for _ in range(count)])
@@ -73,7 +69,7 @@ def _batch(data: bytes) -> None:
     demand(len(set(opened.accepted)) == len(opened.accepted), "nothing is counted twice")
 
 
-def _spool(data: bytes) -> None:
+def _spool(data):
     """Parts of a batch, in any order, and what the file then is."""
     tape, spool = Tape(data), BatchSpool(scratch())
     true = bytes(range(256)) * 4
@@ -86,13 +82,13 @@ def _spool(data: bytes) -> None:
     demand(spool.whole(blob)[:] == true, "only the very batch is whole")
 
 
-def _tapes() -> Iterable[bytes]:
+def _tapes():
     yield bytes((3, 0, 1, 2, 0)) + bytes(20)
     yield bytes((5, 6, 7, 8, 9, 10, 1, 2, 3, 4)) * 3
     yield bytes((4, 1, 1, 2, 12, 0, 0, 0))
 
 
-def _courses() -> Iterable[bytes]:
+def _courses():
     steps = (place.to_bytes(2, "little") + b"\xff\1\0" for place in range(0, 1024, 256))
     yield b"".join(steps)
     yield bytes(range(60))

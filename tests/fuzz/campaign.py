@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,13 +56,13 @@ class Outcome:
     ended: str  # "done", or the last line that says why not
 
     @property
-    def clean(self) -> bool:
+    def clean(self):
         """All inputs asked for were fed, and nothing was found."""
         return not self.crashes and self.ended == "done"
 
 
-def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> Outcome:
-    """Feed one target; `tell` hears libFuzzer's progress. Findings are written to `out`.
+def fuzz(name, bounds, out):
+    """Feed one target. Findings are written to `out`.
 
     Raises UsageError where atheris is not installed, or for an unknown target.
     """
@@ -89,12 +88,12 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
         ]
         command = [sys.executable, "-m", "tests.fuzz.child", name, *options, str(corpus)]
         start_s = time.monotonic()
-        lines, status = _run(command, folder, tell)
+        lines, status = _run(command, folder)
         seconds = time.monotonic() - start_s
     return outcome(name, lines, seconds, status)
 
 
-def side_by_side(one: Callable[[str], Outcome], names: Iterable[str], jobs: int) -> list[Outcome]:
+def side_by_side(one, names, jobs):
     """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run.
 
     They are killed: libFuzzer prints when it is asked to end, and may wait for a lock of its own.
@@ -118,12 +117,12 @@ def side_by_side(one: Callable[[str], Outcome], names: Iterable[str], jobs: int)
 
 
 _LOOK_UP_S = 0.5
-_running: set[subprocess.Popen[str]] = set()
+_running = set()
 _stopping = threading.Event()
 _making = threading.Lock()
 
 
-def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple[list[str], int]:
+def _run(command, folder):
     """The child's lines that matter, and its exit status; it ends with this process."""
     lifeline = Lifeline()
     found = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -141,7 +140,7 @@ def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple
         try:
             if _stopping.is_set():
                 child.kill()
-            lines = _watched(child, tell)
+            lines = _watched(child)
         except BaseException:
             child.kill()
             raise
@@ -151,20 +150,19 @@ def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple
     return lines, child.returncode
 
 
-def _watched(child: subprocess.Popen[str], tell: Callable[[str], None]) -> list[str]:
+def _watched(child):
     """Every line that matters for the outcome."""
-    kept: list[str] = []
+    kept = []
     for line in child.stderr or ():
         line = line.rstrip()
         if _LOOKED.match(line):
-            tell(line)
             kept = [one for one in kept if not _LOOKED.match(one)]
         if line and not line.startswith(("INFO", "WARNING")):
             kept.append(line)
     return kept
 
 
-def outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcome:
+def outcome(name, lines, seconds, status):
     """What the lines of a log and the exit status say. Raises UsageError without atheris."""
     looks = [found for line in lines if (found := _LOOKED.match(line))]
     stats = {found[1]: int(found[2]) for line in lines if (found := _STAT.match(line))}
@@ -188,7 +186,7 @@ def outcome(name: str, lines: list[str], seconds: float, status: int) -> Outcome
 
 
 @contextmanager
-def _memory_folder() -> Iterator[Path]:
+def _memory_folder():
     """A folder, on a file system in memory where there is one: inputs are written a lot.
 
     The lock in it says that its driver lives; what a killed one left is swept first.
@@ -206,5 +204,5 @@ def _memory_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _escaped(word: bytes) -> str:
+def _escaped(word):
     return "".join(f"\\x{byte:02x}" for byte in word)

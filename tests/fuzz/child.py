@@ -4,8 +4,6 @@ A process of its own, since libFuzzer ends the process that it runs in. The opti
 corpus folder or a file to replay.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 
@@ -26,7 +24,7 @@ _OURS = [
 ]
 
 
-def main(argv: list[str]) -> None:
+def main(argv):
     """Never returns."""
     watch()
     name = argv[1]

@@ -1,12 +1,8 @@
 """Targets: YAML files, and jobs as they come over the wire."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from edgeveil.config.site_files import load_site
 from edgeveil.config.yaml_tree import DEPTH, NODES, read_tree
@@ -30,14 +26,14 @@ encrypt: {privacy_eval_type: LAPLACE, laplace_eval: {laplace_eval_eps: 20}}
 """
 
 
-def _tree(data: bytes) -> None:
+def _tree(data):
     tree = read_tree(data)
     demand(bool(tree.lines) or bool(tree.problems), "what is not read is explained")
     depth, count = _measured(tree.value)
     demand(depth <= DEPTH and count <= NODES, "the bounds hold")
 
 
-def _measured(value: Any) -> tuple[int, int]:
+def _measured(value):
     """Levels and values."""
     inner = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(inner, list):
@@ -46,60 +42,60 @@ def _measured(value: Any) -> tuple[int, int]:
     return 1 + max((d for d, _ in each), default=0), 1 + sum(n for _, n in each)
 
 
-def _job(data: bytes) -> None:
+def _job(data):
     job = parse_job(data)
     demand(Job.from_canonical(job.canonical()).digest() == job.digest(), "a job has one digest")
 
 
-def _canonical(data: bytes) -> None:
+def _canonical(data):
     job = compile_canonical(data).job
     demand(job.canonical() == data, "a job has one spelling")
 
 
-def _site(data: bytes) -> None:
+def _site(data):
     load_site(as_file("site.yaml", data))
 
 
-def _scenario(data: bytes) -> None:
+def _scenario(data):
     load_scenario(as_file("load.yaml", data))
 
 
-def _short(text: str) -> bytes:
+def _short(text):
     """Without comments: they would only make inputs long."""
     lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("#")).encode()
 
 
-def _jobs() -> Iterable[bytes]:
+def _jobs():
     yield SMALLEST_JOB.encode()
     texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "jobs").glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
-def _canonicals() -> Iterable[bytes]:
+def _canonicals():
     yield parse_job(SMALLEST_JOB).canonical()
 
 
-def _sites() -> Iterable[bytes]:
+def _sites():
     texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
-def _scenarios() -> Iterable[bytes]:
+def _scenarios():
     texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "load").glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
-def _trees() -> Iterable[bytes]:
+def _trees():
     yield from (b"a: [1, 2.5, true, null, 'x']\nb:\n  - c: 0x1f\n", b"- - - a\n", b"? a\n: b\n")
     yield from (b"a: &x 1\nb: *x\n", b"<<: {a: 1}\n", b"a: !!python/object:x y\n", b"a: |\n  b\n c")
 
 
 @cache
-def _words(kind: str) -> tuple[bytes, ...]:
+def _words(kind):
     """Keys and choices of a kind of file."""
 
-    def within(schema: Any) -> Iterator[str]:
+    def within(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", {})
             yield from (one for one in schema.get("enum", []) if isinstance(one, str))

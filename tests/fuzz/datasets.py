@@ -4,54 +4,47 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import product
 
 import numpy as np
 
-from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.idx import read_cifar10, read_cifar100
 from edgeveil.parts.sources.images import PART, read_images
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import read_parquet
+from tests.fuzz.files import MAX_BYTES, sound
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
-_MAX_BYTES = 1 << 16
 _PIXELS = 3072
 
 
-def _sound(records: Records) -> None:
-    demand(len(records.x) == len(records.y), "one label for each record")
-    demand(records.x.nbytes <= _MAX_BYTES, "no more memory than allowed")
-
-
-def _cifar(data: bytes) -> None:
+def _cifar(data):
     """The tape says which set, and a few bytes; the pixels are put behind them."""
     tape = Tape(data)
     labels, count = 1 + tape.number(2), tape.number(4)
     content = b"".join(tape.take(labels) + bytes(_PIXELS) for _ in range(count)) + tape.rest()
     read, classes = ((read_cifar10, 10), (read_cifar100, 100))[labels - 1]
-    records = read((as_file("batch.bin", content),), _MAX_BYTES)
-    _sound(records)
+    records = read((as_file("batch.bin", content),), MAX_BYTES)
+    sound(records)
     demand(bool(np.all(records.y < classes)), "a label of the classes")
 
 
-def _cifar_seeds() -> Iterable[bytes]:
+def _cifar_seeds():
     yield b"\0\2\3\7"
     yield b"\1\2\3\x63\0\1"
     yield b"\0\1\x0a"
     yield b"\1\3\0\0\0\0\0\0rest"
 
 
-def _parquet(data: bytes) -> None:
+def _parquet(data):
     column = (None, "label")[data[0] % 2 if data else 0]
-    _sound(read_parquet(as_file("records.parquet", data[1:]), column, _MAX_BYTES))
+    sound(read_parquet(as_file("records.parquet", data[1:]), column, MAX_BYTES))
 
 
-def _parquet_seeds() -> Iterable[bytes]:
+def _parquet_seeds():
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -70,37 +63,29 @@ class _Form:
 
 
 @cache
-def _pictures() -> Any:
+def _pictures():
     warnings.simplefilter("ignore")  # of pictures that claim many pixels
     folder = scratch() / "pictures"
     (folder / "a").mkdir(parents=True)
     return folder
 
 
-def _picture(data: bytes) -> None:
+def _picture(data):
     form = _Form(colours=("grey", "rgb")[data[0] % 2 if data else 0])
     (_pictures() / "a" / "one.png").write_bytes(data[1:])
-    records = read_images(_pictures(), form, _MAX_BYTES)
-    _sound(records)
+    records = read_images(_pictures(), form, MAX_BYTES)
+    sound(records)
     demand(records.y.tolist() == [0], "one picture, one record")
     dropped = bool(np.isnan(records.x).any())
     told = PART.faults(Origin(path=_pictures(), images=form))
     demand(dropped == bool(told), "what is dropped is told")
 
 
-def _picture_seeds() -> Iterable[bytes]:
+def _picture_seeds():
     from PIL import Image
 
-    for number, (mode, kind) in enumerate(
-        (
-            ("L", "PNG"),
-            ("RGB", "PNG"),
-            ("P", "PNG"),
-            ("I;16", "PNG"),
-            ("L", "JPEG"),
-            ("RGB", "JPEG"),
-        )
-    ):
+    png, jpeg = product(("L", "RGB", "P", "I;16"), ["PNG"]), product(("L", "RGB"), ["JPEG"])
+    for number, (mode, kind) in enumerate((*png, *jpeg)):
         made = io.BytesIO()
         Image.new(mode, (5, 3), 7).save(made, kind)
         yield bytes((number % 2,)) + made.getvalue()

@@ -1,16 +1,13 @@
 """Targets: files of records, and the brokers' list of users."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
 import zipfile
-from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
-from edgeveil.data.records import Records
 from edgeveil.errors import BrokerError, DataError, UsageError
 from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.idx import EMNIST_CLASSES, read_idx
@@ -20,15 +17,15 @@ from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 from tests.kits.published_sets import read_published
 
-_MAX_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 
 
-def _sound(records: Records) -> None:
+def sound(records):
     demand(len(records.x) == len(records.y), "one label for each record")
-    demand(records.x.nbytes <= _MAX_BYTES, "no more memory than allowed")
+    demand(records.x.nbytes <= MAX_BYTES, "no more memory than allowed")
 
 
-def _idx(data: bytes) -> None:
+def _idx(data):
     """Images, then labels; the first byte says where to cut and what to zip."""
     tape = Tape(data)
     zipped, cut = tape.number(4), tape.number(512)
@@ -38,35 +35,31 @@ def _idx(data: bytes) -> None:
         if zipped >> index & 1:
             parts[index] = gzip.compress(parts[index], 1, mtime=0)
     images, labels = (as_file(f"{index}.idx", part) for index, part in enumerate(parts))
-    _sound(read_idx(images, labels, _MAX_BYTES))
+    sound(read_idx(images, labels, MAX_BYTES))
 
 
-def _mnist(data: bytes) -> None:
+def _published(name, split, stem, data):
     tape = Tape(data)
     cut = tape.number(512)
     rest = tape.rest()
-    as_file("train-images-idx3-ubyte.gz", rest[:cut])
-    as_file("train-labels-idx1-ubyte.gz", rest[cut:])
-    _sound(read_published("mnist", scratch(), "train", _MAX_BYTES))
+    as_file(f"{stem}-images-idx3-ubyte.gz", rest[:cut])
+    as_file(f"{stem}-labels-idx1-ubyte.gz", rest[cut:])
+    records = read_published(name, scratch(), split, MAX_BYTES)
+    sound(records)
+    return records
 
 
-def _emnist(data: bytes) -> None:
-    tape = Tape(data)
-    cut = tape.number(512)
-    rest = tape.rest()
-    as_file("emnist-balanced-test-images-idx3-ubyte.gz", rest[:cut])
-    as_file("emnist-balanced-test-labels-idx1-ubyte.gz", rest[cut:])
-    records = read_published("emnist", scratch(), "test", _MAX_BYTES)
-    _sound(records)
+def _emnist(data):
+    records = _published("emnist", "test", "emnist-balanced-test", data)
     demand(bool(np.all(records.y < EMNIST_CLASSES)), "a label of the 47")
 
 
-def _idx_pair() -> tuple[bytes, bytes]:
+def _idx_pair():
     images = b"\0\0\x08\3" + struct.pack(">3I", 2, 2, 2) + bytes(8)
     return images, b"\0\0\x08\1" + struct.pack(">I", 2) + b"\0\1"
 
 
-def _idx_seeds() -> Iterable[bytes]:
+def _idx_seeds():
     images, labels = _idx_pair()
     for zipped in range(4):
         yield bytes((zipped,)) + len(images).to_bytes(2, "little") + images + labels
@@ -74,32 +67,32 @@ def _idx_seeds() -> Iterable[bytes]:
     yield b"\0" + len(huge).to_bytes(2, "little") + huge + labels
 
 
-def _mnist_seeds() -> Iterable[bytes]:
+def _mnist_seeds():
     images, labels = _idx_pair()
     yield len(images).to_bytes(2, "little") + images + labels
     zipped = gzip.compress(images, mtime=0)
     yield len(zipped).to_bytes(2, "little") + zipped + gzip.compress(labels, mtime=0)
 
 
-def _csv(data: bytes) -> None:
+def _csv(data):
     column = (None, "label")[data[0] % 2 if data else 0]
     path = as_file("records.csv", data[1:])
-    _sound(read_csv(path, column, 4 * _MAX_BYTES))
+    sound(read_csv(path, column, 4 * MAX_BYTES))
     for fault in csv_faults(path, column):
         demand(fault.startswith(str(path)), "a fault says where")
 
 
-def _csv_seeds() -> Iterable[bytes]:
+def _csv_seeds():
     yield b"\0a,b,label\n1,2,0\n3,4.5,1\n"
     yield b'\1label,"b ""x""",c\r\n1,2,0\r\n\r\n,x,1e999\r\n'
     yield b"\0\xef\xbb\xbf1;2\n3,4\n"
 
 
-def _npz(data: bytes) -> None:
+def _npz(data):
     """Any bytes as the whole file, or any bytes as the arrays of a sound archive."""
     tape = Tape(data)
     if not tape.number(3):
-        _sound(read_npz(as_file("any.npz", tape.rest()), _MAX_BYTES))
+        sound(read_npz(as_file("any.npz", tape.rest()), MAX_BYTES))
         return
     cut, packed = tape.number(512), tape.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     rest = tape.rest()
@@ -107,10 +100,10 @@ def _npz(data: bytes) -> None:
     with zipfile.ZipFile(made, "w", packed) as archive:
         archive.writestr(zipfile.ZipInfo("x.npy"), rest[:cut])
         archive.writestr(zipfile.ZipInfo("y.npy"), rest[cut:])
-    _sound(read_npz(as_file("made.npz", made.getvalue()), _MAX_BYTES))
+    sound(read_npz(as_file("made.npz", made.getvalue()), MAX_BYTES))
 
 
-def _npz_seeds() -> Iterable[bytes]:
+def _npz_seeds():
     x, y = io.BytesIO(), io.BytesIO()
     np.save(x, np.arange(6, dtype=np.float32).reshape(3, 2))
     np.save(y, np.arange(3))
@@ -123,17 +116,17 @@ def _npz_seeds() -> Iterable[bytes]:
     yield b"\1" + len(x.getvalue()).to_bytes(2, "little") + b"\0" + both.replace(b"<f4", b"|O8")
 
 
-def _users(data: bytes) -> None:
+def _users(data):
     for name, word in read_users(as_file("users", data)).items():
         demand(":" not in name and "$" in word, "a name, and a password that is hashed")
 
 
-def _users_seeds() -> Iterable[bytes]:
+def _users_seeds():
     hashed = b"$7$1000$" + b"c2FsdHNhbHRzYWx0" + b"$" + b"A" * 86 + b"=="
     yield b"proxy:" + hashed + b"\n# nobody\n\n0123456789abcdef:" + hashed + b"\n"
 
 
-def _fleet(data: bytes) -> None:
+def _fleet(data):
     fleet = LoadFleet.from_bytes(data, "fleet")
     demand(LoadFleet.from_bytes(fleet.to_bytes(), "fleet").members == fleet.members, "it survives")
 
@@ -142,7 +135,13 @@ TARGETS = {
     "idx": Target(
         _idx, _idx_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\0\0\x0e\1", b"\x1f\x8b")
     ),
-    "mnist": Target(_mnist, _mnist_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\x1f\x8b\x08")),
+    "mnist": Target(
+        partial(_published, "mnist", "train", "train"),
+        _mnist_seeds,
+        (DataError,),
+        1024,
+        (b"\0\0\x08\3", b"\x1f\x8b\x08"),
+    ),
     "emnist": Target(_emnist, _mnist_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\x1f\x8b\x08")),
     "csv": Target(
         _csv, _csv_seeds, (DataError,), 1024, (b'"', b"label", b",", b"nan", b"\xef\xbb\xbf")

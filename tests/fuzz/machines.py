@@ -1,11 +1,7 @@
 """Targets: the three machines, told by malicious peers whatever a tape says."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
 
-from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import device as dt
 from edgeveil.protocol import device_round as dr
@@ -16,7 +12,7 @@ from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, RoundPackage
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage
 from edgeveil.protocol.transfer import describe
 from tests.fuzz.samples import GROUPS, JOB, PACKET_BYTES, device_id, manifest, signer
 from tests.fuzz.scenario import PART_BYTES, SEALED_BYTES, TEXTS, Play, public_key
@@ -27,7 +23,7 @@ _SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024
 # --- the device ----------------------------------------------------------------------------
 
 
-def _device(data: bytes) -> None:
+def _device(data):
     tape = Tape(data)
     memory = dr.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
     settings = dr.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
@@ -42,12 +38,12 @@ def _device(data: bytes) -> None:
     demand(claimed <= settings.fetch_bytes, "so many bytes under way at most")
 
 
-def _finish_device(task: object, tape: Tape) -> object:
+def _finish_device(task, tape):
     match task:
         case dt.FindStanza():
             return dt.StanzaLook(bool(tape.number(2)))
         case dr.OpenPackage():
-            packages: tuple[Package | None, ...] = (
+            packages = (
                 RoundPackage("train", 1, False, b"", b""),
                 JobPackage(b"{}", b""),
                 ReleasePackage("job", b""),
@@ -71,23 +67,23 @@ def _finish_device(task: object, tape: Tape) -> object:
 class _Registry:
     """Devices 0, 1 and 2 are admitted."""
 
-    def verify_key(self, device: str) -> VerifyKey | None:
+    def verify_key(self, device):
         number = next((n for n in range(3) if device_id(n) == device), None)
         return None if number is None else public_key(f"device {number}")
 
     lineage = "5e" * 16
 
-    def roster_expires_s(self) -> float:
+    def roster_expires_s(self):
         return 0.0
 
-    def roster(self) -> tuple[int, bytes]:
+    def roster(self):
         return 1, bytes(96)
 
-    def admitted(self) -> list[str]:
+    def admitted(self):
         return [device_id(number) for number in range(3)]
 
 
-def _proxy(data: bytes) -> None:
+def _proxy(data):
     tape = Tape(data)
     settings = pr.ProxySettings(
         packet_bytes=PACKET_BYTES,
@@ -104,7 +100,7 @@ def _proxy(data: bytes) -> None:
         signer("proxy"), m.PeerKeys.pinned(cloud=public_key("cloud")), _Registry(), None, settings
     )
     play = Play(machine, tape, _finish_proxy)
-    starts: list[fx.Event] = []
+    starts = []
     if tape.number(4):  # usually a round is open
         header = _round()
         starts.append(
@@ -123,11 +119,11 @@ def _proxy(data: bytes) -> None:
     demand(once, "one upload of each device in a round")
 
 
-def _round() -> m.Manifest:
+def _round():
     return manifest(blob=describe(b"blob", PART_BYTES))
 
 
-def _finish_proxy(task: object, tape: Tape) -> object:
+def _finish_proxy(task, tape):
     match task:
         case pb.KeepBroadcast(signed=signed, header=header):
             known = {describe(text, 1).digest: text for text in TEXTS}
@@ -148,7 +144,7 @@ def _finish_proxy(task: object, tape: Tape) -> object:
 # --- the cloud -----------------------------------------------------------------------------
 
 
-def _cloud(data: bytes) -> None:
+def _cloud(data):
     tape = Tape(data)
     settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
     machine = CloudMachine(
@@ -164,7 +160,7 @@ def _cloud(data: bytes) -> None:
     demand(furthest <= settings.spool_bytes, "a batch has a bound")
 
 
-def _finish_cloud(task: object, tape: Tape) -> object:
+def _finish_cloud(task, tape):
     if not tape.number(8):
         return ct.Obstacle("no room")
     match task:
@@ -179,14 +175,14 @@ def _finish_cloud(task: object, tape: Tape) -> object:
     return ct.TooFewUploads("too few")
 
 
-def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.CellBroadcasts:
+def _sealed(kind, at, tape):
     text = tape.choice(TEXTS[1:])
     return ct.CellBroadcasts(
         {"": ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)}
     )
 
 
-def _tapes() -> Iterable[bytes]:
+def _tapes():
     yield b"\1" * 60
     yield bytes(range(1, 250))
     yield bytes(range(250, 3, -1))

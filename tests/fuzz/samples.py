@@ -1,7 +1,5 @@
 """Valid headers, bodies and keys, which targets damage."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 
@@ -14,7 +12,6 @@ from edgeveil.protocol.messages import (
     Batch,
     Behind,
     Blob,
-    Body,
     Bye,
     CheckMasks,
     Close,
@@ -23,7 +20,6 @@ from edgeveil.protocol.messages import (
     Decline,
     ExchangeId,
     Group,
-    Header,
     Hello,
     Here,
     JobDeposit,
@@ -48,42 +44,40 @@ AT = ExchangeId(JOB, 1, 1)
 BLOB = Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
 
 
-def _raw(name: str) -> bytes:
+def _raw(name):
     return hashlib.sha256(b"fuzzing: " + name.encode()).digest()
 
 
 @cache
-def signing_key(name: str) -> SigningKey:
+def signing_key(name):
     """A fixed key, so that an input means the same in every process."""
     return SigningKey.from_bytes(_raw(name))
 
 
 @cache
-def opening_key(name: str) -> OpeningKey:
+def opening_key(name):
     """A fixed key."""
     return OpeningKey.from_bytes(_raw(name))
 
 
 @cache
-def device_id(number: int) -> str:
+def device_id(number):
     """The id of device `number`."""
     return signing_key(f"device {number}").public().fingerprint()
 
 
 @cache
-def signer(name: str) -> Signer:
+def signer(name):
     """`cloud`, `proxy`, or a device by its number as text."""
     if name.isdigit():
         return Signer(device_id(int(name)), signing_key(f"device {name}"))
     return Signer(name, signing_key(name))
 
 
-def manifest(
-    kind: str = "round", at: ExchangeId = AT, sequence: int = 1, blob: Blob = BLOB
-) -> Manifest:
+def manifest(kind="round", at=AT, sequence=1, blob=BLOB):
     """A manifest that is sound in itself."""
     return Manifest(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         at=at,
         sequence=sequence,
         job_digest=bytes(32),
@@ -104,7 +98,7 @@ def manifest(
 
 
 MASKED = structs.replace(manifest(), masked=(MaskedGroup(0, 7, 40),))
-HEADERS: tuple[Header, ...] = (
+HEADERS = (
     manifest(),
     MASKED,
     manifest("job", ExchangeId(JOB, 0, 1)),
@@ -118,7 +112,7 @@ HEADERS: tuple[Header, ...] = (
     Commit(AT, 1, BLOB),
     Roster(1, BLOB),
 )
-BODIES: tuple[Body, ...] = (
+BODIES = (
     Ack(BLOB.digest, "held"),
     Ack(BLOB.digest, "refused", "wrong_size"),
     Hello(device_id(0)),

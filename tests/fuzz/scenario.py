@@ -4,16 +4,12 @@ Messages have headers and bodies that are damaged and signed again, by whom they
 somebody else. Parts, requests, timers and outcomes of work come in any order.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
-from typing import Any
 
-from edgeveil.crypto.keys import VerifyKey, sign
+from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import device_round as dr
@@ -23,7 +19,7 @@ from edgeveil.protocol.messages import decode, encode, encode_inner
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
 from edgeveil_lab.load.device import SharedVerifyKey
 from tests.fuzz.samples import BODIES, GROUPS, JOB, PACKET_BYTES, manifest, signer, signing_key
-from tests.fuzz.target import Tape, demand
+from tests.fuzz.target import demand
 
 PART_BYTES = 256
 SEALED_BYTES = tuple(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in GROUPS)
@@ -31,17 +27,17 @@ TEXTS = (b"", b"blob", bytes(sum(SEALED_BYTES)), bytes(range(256)) * 9)
 _SIGNERS = ("cloud", "proxy", "0", "1", "2", "9")  # number 9 was never admitted
 _EVENTS = 16
 _SENDS = 64  # of one event; more would be an amplifier
-_STATUSES: tuple[Any, ...] = ("held", "duplicate", "closed", "refused")
+_STATUSES = ("held", "duplicate", "closed", "refused")
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 _OTHER_JOB = b"another job, 16."
 
 
-def _at(tape: Tape) -> m.ExchangeId:
+def _at(tape):
     job = JOB if tape.number(4) else _OTHER_JOB
     return m.ExchangeId(job, tape.choice((1, 2, 0, 2**31)), 1 + tape.number(3))
 
 
-def _header(tape: Tape, text: bytes) -> m.Header:
+def _header(tape, text):
     """What an offer says: sound in itself, if not now and from this signer."""
     at, blob = _at(tape), describe(text, tape.choice((PART_BYTES, 1024, 300)))
     digest = describe(tape.choice(TEXTS), 1).digest
@@ -62,7 +58,7 @@ def _header(tape: Tape, text: bytes) -> m.Header:
     return m.Commit(at, 1, blob)
 
 
-def _body(tape: Tape, known: list[bytes]) -> m.Body:
+def _body(tape, known):
     match tape.number(6):
         case 0:
             return m.Ack(
@@ -78,7 +74,7 @@ def _body(tape: Tape, known: list[bytes]) -> m.Body:
             return tape.choice(BODIES)
 
 
-def _signed(tape: Tape, inner: m.Header | m.Body, by: str, label: bytes) -> m.Envelope:
+def _signed(tape, inner, by, label):
     payload = tape.damaged(encode_inner(inner), 1) if not tape.number(8) else encode_inner(inner)
     named = signer(by).name
     key = by if tape.number(16) else tape.choice(_SIGNERS)
@@ -87,28 +83,28 @@ def _signed(tape: Tape, inner: m.Header | m.Body, by: str, label: bytes) -> m.En
 
 
 @cache
-def public_key(name: str) -> VerifyKey:
+def public_key(name):
     return SharedVerifyKey(signing_key(name).public().to_bytes())
 
 
 @lru_cache(maxsize=10_000)
-def _signature(key: str, label: bytes, payload: bytes) -> bytes:
+def _signature(key, label, payload):
     return sign(signing_key(key), label, payload)
 
 
 class Play:
     """One machine and what it has said so far."""
 
-    def __init__(self, machine: fx.Machine, tape: Tape, finish: Callable[..., object]) -> None:
+    def __init__(self, machine, tape, finish):
         self.machine, self.tape, self._finish = machine, tape, finish
         self.now_s = 0.0
-        self.timers: list[str] = []
-        self.works: list[Any] = []
-        self.known: list[bytes] = [describe(text, 1).digest for text in TEXTS]
-        self.stored: list[object] = []
-        self.asked: Counter[object] = Counter()
+        self.timers = []
+        self.works = []
+        self.known = [describe(text, 1).digest for text in TEXTS]
+        self.stored = []
+        self.asked = Counter()
 
-    def run(self, starts: Iterable[fx.Event], peers: tuple[fx.Address, ...]) -> None:
+    def run(self, starts, peers):
         """The whole scenario."""
         for event in starts:
             self._tell(event)
@@ -117,7 +113,7 @@ class Play:
                 return
             self._tell(self._event(peers))
 
-    def _event(self, peers: tuple[fx.Address, ...]) -> fx.Event:
+    def _event(self, peers):
         tape = self.tape
         self.now_s += tape.choice((0.0, 0.0, 0.5, 7.0))
         what = tape.number(8)
@@ -134,7 +130,7 @@ class Play:
             return fx.PeerConnected(peer)
         return fx.MessageReceived(peer, self._message(peer))
 
-    def _message(self, peer: fx.Address) -> m.Message:
+    def _message(self, peer):
         tape = self.tape
         own = {fx.CloudAddress: "cloud", fx.ProxyAddress: "proxy"}.get(type(peer))
         if own is None:
@@ -163,13 +159,13 @@ class Play:
                 except ProtocolError:
                     return self._part(text)
 
-    def _part(self, text: bytes) -> m.BlobPart:
+    def _part(self, text):
         tape = self.tape
         index, size = tape.number(10), tape.choice((PART_BYTES, 1024, 300))
         piece = text[index * size : (index + 1) * size] if tape.number(4) else tape.take(8)
         return m.BlobPart(describe(text, 1).digest, index, zlib.crc32(piece), piece)
 
-    def _tell(self, event: fx.Event) -> None:
+    def _tell(self, event):
         effects = self.machine.handle(event, self.now_s)
         sends = [effect for effect in effects if isinstance(effect, fx.Send)]
         demand(len(sends) <= _SENDS, "one event has few answers")
@@ -196,6 +192,6 @@ class Play:
                     demand(bool(_SLUG.fullmatch(reason)), "a reason is a slug")
 
 
-def _mark(task: object) -> object:
+def _mark(task):
     """Of work that must not be asked for twice: which; of other work its kind."""
     return ("train", task.manifest.at) if isinstance(task, dr.ComputeAnswer) else type(task)

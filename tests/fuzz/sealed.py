@@ -1,18 +1,13 @@
 """Targets: what is encrypted, and files that hold keys or vouch for them."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
-from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from edgeveil.crypto.keys import (
     ContentKey,
-    Key,
     LedgerKey,
     OpeningKey,
     SealingKey,
@@ -25,9 +20,9 @@ from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, PrivacyError, ProtocolError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.ledger_chain import ChainHead, LedgerChain
+from edgeveil.privacy.ledger_chain import ChainHead
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.messages import Group, Manifest
+from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import (
     Terms,
     open_broadcast,
@@ -42,12 +37,12 @@ _PACKAGE = b"a model package" * 20
 
 
 @cache
-def _content_key() -> ContentKey:
+def _content_key():
     return ContentKey(hashlib.sha256(b"fuzzed content").digest())
 
 
 @cache
-def _stream(plain_bytes: int, chunk_bytes: int) -> tuple[bytes, ...]:
+def _stream(plain_bytes, chunk_bytes):
     """Header and chunks of a true stream."""
     plain = bytes(index % 251 for index in range(plain_bytes))
     whole = seal_stream(_content_key(), b"context", plain, chunk_bytes)
@@ -56,7 +51,7 @@ def _stream(plain_bytes: int, chunk_bytes: int) -> tuple[bytes, ...]:
     return (whole[:HEADER_BYTES], *(whole[start : start + step] for start in starts))
 
 
-def _open_stream(data: bytes) -> None:
+def _open_stream(data):
     """A true stream whose chunks are cut out, repeated, moved or changed; or any bytes."""
     tape = Tape(data)
     if not tape.number(8):
@@ -81,7 +76,7 @@ def _open_stream(data: bytes) -> None:
     demand(len(found) == plain_bytes, "the whole text")
 
 
-def _stanzas(data: bytes) -> None:
+def _stanzas(data):
     tape = Tape(data)
     area = _area()
     given = tape.rest() if not tape.number(4) else tape.damaged(area, 8)
@@ -90,12 +85,12 @@ def _stanzas(data: bytes) -> None:
 
 
 @cache
-def _area() -> bytes:
+def _area():
     recipients = [opening_key(name).public() for name in ("one", "two", "three")]
     return seal_stanzas(_content_key(), recipients, b"info")
 
 
-def _broadcast(data: bytes) -> None:
+def _broadcast(data):
     """A true broadcast, damaged, under a manifest that claims other sizes."""
     tape = Tape(data)
     header, blob = _true_broadcast()
@@ -108,14 +103,14 @@ def _broadcast(data: bytes) -> None:
 
 
 @cache
-def _true_broadcast() -> tuple[Manifest, bytes]:
+def _true_broadcast():
     terms = Terms("round", AT, 1, bytes(32), "train", groups=GROUPS)
     recipients = [opening_key(name).public() for name in ("one", "two")]
     header, blob, _ = seal_broadcast(terms, _PACKAGE, recipients, PACKET_BYTES)
     return header, blob
 
 
-def _segment(data: bytes) -> None:
+def _segment(data):
     tape = Tape(data)
     sealed = _true_segment()
     given = tape.rest() if not tape.number(4) else tape.damaged(sealed)
@@ -125,33 +120,26 @@ def _segment(data: bytes) -> None:
 
 
 @cache
-def _true_segment() -> bytes:
+def _true_segment():
     return seal_segment(manifest(), GROUPS[0], b"m" * 32, b"tensor")
 
 
-def _enrolment(data: bytes) -> None:
+def _enrolment(data):
     found = Enrolment.from_json(data)
     found.verify()
     again = Enrolment.from_json(found.to_json().encode())
     demand(again == found, "an enrolment survives its file")
 
 
-def _enrolments() -> Iterable[bytes]:
+def _enrolments():
     yield Enrolment.make(signing_key("device 0"), opening_key("one")).to_json().encode()
     yield Enrolment.make(signing_key("device 1"), opening_key("two")).to_json().encode()
 
 
-_KEYS: tuple[type[Key], ...] = (
-    SigningKey,
-    VerifyKey,
-    SealingKey,
-    OpeningKey,
-    ContentKey,
-    LedgerKey,
-)
+_KEYS = (SigningKey, VerifyKey, SealingKey, OpeningKey, ContentKey, LedgerKey)
 
 
-def _key_file(data: bytes) -> None:
+def _key_file(data):
     which = data[0] % (len(_KEYS) + 1) if data else 0
     path = as_file("key", data[1:])
     path.chmod(0o600)
@@ -162,13 +150,13 @@ def _key_file(data: bytes) -> None:
         demand(key.to_bytes().hex().encode() in data.lower(), "the key is what the file says")
 
 
-def _key_files() -> Iterable[bytes]:
+def _key_files():
     for number, kind in enumerate(_KEYS):
         yield bytes((number,)) + f"{kind.tag} {'5a' * 32}\n".encode()
     yield bytes((len(_KEYS),)) + f"edgeveil-ledger-head-1 {'00' * 40}\n".encode()
 
 
-def _ledger(data: bytes) -> None:
+def _ledger(data):
     """A true ledger whose three files are damaged by hand."""
     tape, (path, book) = Tape(data), _true_ledger()
     copy = scratch() / "ledger.sqlite"
@@ -183,7 +171,7 @@ def _ledger(data: bytes) -> None:
 
 
 @cache
-def _true_ledger() -> tuple[Path, LedgerChain]:
+def _true_ledger():
     folder = scratch() / "true-ledger"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -199,7 +187,7 @@ def _true_ledger() -> tuple[Path, LedgerChain]:
     return path, read_ledger(path)
 
 
-def _tapes() -> Iterable[bytes]:
+def _tapes():
     yield b"\0"
     yield b"\1" + bytes(40)
     yield b"\1\4\2\0"

@@ -1,22 +1,18 @@
 """Targets: HTTP requests to the cloud, and MQTT packets where EdgeVeil cuts them itself."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
 from functools import cache
-from typing import Any
 from unittest import mock
 
-from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.transport import mqtt_packets as mqtt
 from edgeveil.transport.http_server import Connection
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope
-from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_tools.site.broker_amqtt import BoundedReader, first_bytes
 from tests.fuzz.target import Tape, Target, demand
+from tests.kits.cloud_control import PlainControl
 
 _TOKEN = "a token"
 _LIMIT_BYTES = 1024
@@ -26,102 +22,63 @@ _PATHS = (
     *("/backbones", "/jobs/{}/model.onnx", "/jobs/{}/model.safetensors", "/healthz", "/metrics"),
 )
 _QUERIES = (
-    "",
-    "?after=0&wait_s=0",
-    "?after=nan",
-    "?wait_s=1e999",
-    "?after=-1",
-    "?after=",
-    "?x=%ff",
+    *("", "?after=0&wait_s=0", "?after=nan", "?wait_s=1e999", "?after=-1", "?after=", "?x=%ff"),
 )
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _loop():
     return asyncio.new_event_loop()
 
 
-def _done(work: Coroutine[Any, Any, Any]) -> Any:
+def _done(work):
     return _loop().run_until_complete(work)
 
 
 # --- the cloud's HTTP ----------------------------------------------------------------------
 
 
-class _Control:
-    """Takes any text with `job:` in it, and runs nothing; YAML has targets of its own."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def check(self, job_yaml: str) -> None:
-        if "job:" not in job_yaml:
-            raise ConfigError(["(posted):1 job: missing"])
-
-    def submit(self, job_yaml: str) -> str:
-        self.check(job_yaml)
-        return self._store.submit_job("job", b"{}", bytes(32), queue_limit=8).id
-
-    def cancel(self, job: str) -> None:
-        self._store.cancel(job)
-
-    def resume(self, job: str) -> None:
-        self._store.set_status(job, "running")
-
-    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
-        return [shown_rollout(one) for one in self._store.rollouts.all() if job in (None, one.job)]
-
-    def withdraw(self, job: str) -> None:
-        self._store.rollouts.move(job, "withdrawn", "")
-
-    def promote(self, job: str) -> None:
-        self._store.rollouts.move(job, "all", "")
-
-    def status(self) -> Mapping[str, Any]:
-        return {"jobs": len(self._store.jobs())}
-
-
 class _Served:
-    def __init__(self) -> None:
+    def __init__(self):
         self.inputs = 0
         self.store = Store()
-        self.server = make_app(self.store, _Control(self.store), lambda: {Scope.ADMIN: _TOKEN})
+        self.server = make_app(self.store, PlainControl(self.store), lambda: {Scope.ADMIN: _TOKEN})
         self.server.most = 8  # as after its start
         self.server.stopping = True  # so that nobody waits for events
-        self.job = _Control(self.store).submit("job: small")
+        self.job = PlainControl(self.store).submit("job: small")
 
 
-_served: list[_Served] = []
+_served = []
 
 
 class _Wire(asyncio.Transport):
     """Keeps what is answered."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sent, self.closed = bytearray(), False
 
-    def write(self, data: Any) -> None:
+    def write(self, data):
         self.sent += data
 
-    def is_closing(self) -> bool:
+    def is_closing(self):
         return self.closed
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
     abort = close
 
-    def can_write_eof(self) -> bool:
+    def can_write_eof(self):
         return False
 
-    def pause_reading(self) -> None:
+    def pause_reading(self):
         pass
 
     resume_reading = pause_reading
 
 
-def _fresh() -> _Served:
+def _fresh():
     if not _served or _served[0].inputs >= _STORE_INPUTS:
         for old in _served:
             old.store.close()
@@ -130,7 +87,7 @@ def _fresh() -> _Served:
     return _served[0]
 
 
-def _http(data: bytes) -> None:
+def _http(data):
     """A whole request of any method, path, token and body."""
     served, tape = _fresh(), Tape(data)
     name = served.job if tape.number(2) else tape.take(8).hex()
@@ -148,7 +105,7 @@ def _http(data: bytes) -> None:
     demand(trusted or open_to_all or status in (401, 404, 405, 413), "a stranger learns nothing")
 
 
-def _bytes(data: bytes) -> None:
+def _bytes(data):
     """Any bytes, in any pieces: none of them is a request that the cloud trusts."""
     served, tape = _fresh(), Tape(data)
     jobs = len(served.store.jobs())
@@ -157,7 +114,7 @@ def _bytes(data: bytes) -> None:
     demand(len(served.store.jobs()) == jobs, "a stranger changes nothing")
 
 
-async def _answers(served: _Served, pieces: list[bytes]) -> list[int]:
+async def _answers(served, pieces):
     """The status of each answer to these bytes, which a client sends and then leaves."""
     wire, connection = _Wire(), Connection(served.server)
     served.server.stopping = False
@@ -180,7 +137,7 @@ async def _answers(served: _Served, pieces: list[bytes]) -> list[int]:
     return [int(one[:3]) for one in bytes(wire.sent).split(b"HTTP/1.1 ")[1:]]
 
 
-def _requests() -> Iterable[bytes]:
+def _requests():
     yield b"\1\0\0\1\1job: small"
     yield b"\1\6\0\2\1" + bytes(100)
     yield from (bytes((1, path, query, 0, 1)) for path in range(11) for query in (0, 1))
@@ -197,7 +154,7 @@ _HTTP_PARTS = (
 )
 
 
-def _raw_requests() -> Iterable[bytes]:
+def _raw_requests():
     yield from (bytes(4) + b"\x20\x20" + one + b"\r\n" for one in _HTTP_PARTS)
     yield bytes(4) + b"".join(_HTTP_PARTS)
 
@@ -205,7 +162,7 @@ def _raw_requests() -> Iterable[bytes]:
 # --- MQTT ----------------------------------------------------------------------------------
 
 
-def _pieces(tape: Tape) -> list[bytes]:
+def _pieces(tape):
     """The rest of the tape, as a socket might hand it over."""
     sizes = [1 + tape.number(64) for _ in range(4)]
     rest, pieces = tape.rest(), []
@@ -215,7 +172,7 @@ def _pieces(tape: Tape) -> list[bytes]:
     return [*pieces, rest]
 
 
-def _mqtt(data: bytes) -> None:
+def _mqtt(data):
     """A load test's device hears from a broker, and a relay of a chaos run passes it on."""
     tape = Tape(data)
     protocol = tape.choice((4, 5))
@@ -235,7 +192,7 @@ def _mqtt(data: bytes) -> None:
             demand(0 < start <= len(body), "a payload lies inside its packet")
 
 
-def _amqtt(data: bytes) -> None:
+def _amqtt(data):
     """The library's broker behind a look at the first bytes."""
     tape = Tape(data)
     sizes = [tape.choice((1, 2, 16, _LIMIT_BYTES, _LIMIT_BYTES + 1, 2**28)) for _ in range(4)]
@@ -243,11 +200,11 @@ def _amqtt(data: bytes) -> None:
 
 
 @cache
-def _transport() -> asyncio.WriteTransport:
+def _transport():
     return mock.Mock(spec=asyncio.WriteTransport)
 
 
-async def _read(stream: bytes, sizes: list[int]) -> None:
+async def _read(stream, sizes):
     reader = asyncio.StreamReader()
     reader.feed_data(stream)
     reader.feed_eof()
@@ -265,7 +222,7 @@ async def _read(stream: bytes, sizes: list[int]) -> None:
     demand(stream.startswith(got), "the stream as it came")
 
 
-def _packets() -> Iterable[bytes]:
+def _packets():
     login = mqtt.Login("device", "user", "word", ("topic", b"gone"), 60, 65536)
     topic = mqtt.encoded_topic("edgeveil/v1/all/down")
     for protocol in (4, 5):

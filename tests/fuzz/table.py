@@ -1,11 +1,8 @@
 """All targets by name. A target's module is imported when it is asked for."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from edgeveil.registry import Table
-from tests.fuzz.target import Target
 
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
@@ -19,12 +16,9 @@ MODULES = {
     "served": ("http", "mqtt", "amqtt"),
     "configs": ("yaml", "job_yaml", "job_wire", "site_yaml", "load_yaml"),
 }
-NAMES: Table[str] = Table(
-    "target", {name: module for module, names in MODULES.items() for name in names}
-)
+NAMES = Table("target", {name: module for module, names in MODULES.items() for name in names})
 
 
-def target(name: str) -> Target:
+def target(name):
     """The target of this name. Raises UsageError for an unknown one."""
-    found: Target = import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]
-    return found
+    return import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]

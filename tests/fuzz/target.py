@@ -34,7 +34,7 @@ class Target:
     max_bytes: int = 4096
     words: Sequence[bytes] = ()
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data):
         """True if the input was taken, False if it was refused; anything else is a finding."""
         try:
             self.take(data)
@@ -48,34 +48,34 @@ class Target:
 class Tape:
     """Choices from bytes, in order; an ended tape gives zeros, so that every tape ends."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self._data, self._at = data, 0
 
     @property
-    def over(self) -> bool:
+    def over(self):
         """Nothing is left."""
         return self._at >= len(self._data)
 
-    def take(self, count: int) -> bytes:
+    def take(self, count):
         """At most `count` bytes."""
         taken = self._data[self._at : self._at + count]
         self._at += count
         return taken
 
-    def number(self, below: int) -> int:
+    def number(self, below):
         """0 to `below` - 1; `below` at most 2**64."""
         width = max(1, (below - 1).bit_length() + 7 >> 3)
         return int.from_bytes(self.take(width), "little") % below
 
-    def choice(self, options: Sequence[T]) -> T:
+    def choice(self, options):
         """One of these."""
         return options[self.number(len(options))]
 
-    def rest(self) -> bytes:
+    def rest(self):
         """Everything that is left."""
         return self.take(max(0, len(self._data) - self._at))
 
-    def damaged(self, data: bytes, most: int = 4) -> bytes:
+    def damaged(self, data, most=4):
         """`data` with up to `most` bytes set, cut out or put in, where the tape says."""
         raw = bytearray(data)
         for _ in range(self.number(most + 1)):
@@ -90,21 +90,21 @@ class Tape:
 
 
 @cache
-def scratch() -> Path:
+def scratch():
     """A folder for this process's inputs, gone when it ends."""
     folder = Path(tempfile.mkdtemp(prefix="edgeveil-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def as_file(name: str, data: bytes) -> Path:
+def as_file(name, data):
     """The input as a file, for readers that take a path; the file is one and the same."""
     path = scratch() / name
     path.write_bytes(data)
     return path
 
 
-def demand(holds: bool, law: str) -> None:
+def demand(holds, law):
     """Raise Wrong unless the law holds."""
     if not holds:
         raise Wrong(law)

@@ -1,7 +1,5 @@
 """The fuzzer's driver: what it reads from libFuzzer, and a short run where atheris is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -75,9 +73,8 @@ def test_without_atheris_the_fix_is_named():
 
 @NEEDS_ATHERIS
 def test_a_short_run_feeds_as_many_inputs_as_asked(tmp_path, capsys):
-    heard: list[str] = []
-    one = fuzz("topic", Bounds(runs=300, seed=1), tmp_path, heard.append)
-    assert one.clean and one.runs == 300 and one.coverage > 10 and heard
+    one = fuzz("topic", Bounds(runs=300, seed=1), tmp_path)
+    assert one.clean and one.runs == 300 and one.coverage > 10
     assert main(["frame", "--runs", "200", "--json", "--out", str(tmp_path)]) == 0
     (said,) = json.loads(capsys.readouterr().out)
     assert (said["target"], said["runs"], said["crashes"]) == ("frame", 200, [])
@@ -149,14 +146,6 @@ def test_a_killed_drivers_folders_are_swept_by_the_next(tmp_path, monkeypatch):
         left = set(place.glob("edgeveil-fuzz-test-*"))
         assert left == {own.parent, beside.parent}  # one that lives is no leftover
     assert not list(place.glob("edgeveil-fuzz-test-*"))
-
-
-def test_every_number_in_the_help_has_its_default(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "inputs per target (default 1000000)" in said
-    assert said.count("(default ") == 7
 
 
 def test_targets_are_listed_and_an_unknown_one_has_a_hint(capsys):

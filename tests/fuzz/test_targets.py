@@ -1,7 +1,5 @@
 """Every fuzz target takes its own seeds, and refuses damage by its named errors alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,20 +12,20 @@ SLOW = {"job_yaml", "site_yaml", "load_yaml", "backbone", "ledger", "http"}
 
 
 @pytest.mark.parametrize("name", NAMES.names())
-def test_a_target_takes_a_seed_of_its_own(name: str) -> None:
+def test_a_target_takes_a_seed_of_its_own(name):
     chosen = target(name)
     taken = [chosen.feed(seed) for seed in chosen.seeds()]
     assert any(taken)
 
 
 @pytest.mark.parametrize("name", NAMES.names())
-def test_seeds_fit_the_largest_input(name: str) -> None:
+def test_seeds_fit_the_largest_input(name):
     chosen = target(name)
     assert all(len(seed) <= chosen.max_bytes for seed in chosen.seeds())
 
 
 @pytest.mark.parametrize("name", NAMES.names())
-def test_damage_is_taken_or_refused(name: str) -> None:
+def test_damage_is_taken_or_refused(name):
     chosen = target(name)
     seeds = list(chosen.seeds())
 
@@ -37,18 +35,18 @@ def test_damage_is_taken_or_refused(name: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(st.sampled_from(seeds), st.binary(max_size=40), st.binary(max_size=60))
-    def feed(seed: bytes, damage: bytes, other: bytes) -> None:
+    def feed(seed, damage, other):
         chosen.feed(Tape(damage).damaged(seed))
         chosen.feed(other)
 
     feed()
 
 
-def test_anything_but_a_named_refusal_is_a_finding() -> None:
+def test_anything_but_a_named_refusal_is_a_finding():
     class RefusedError(EdgeVeilError):
         pass
 
-    def take(data: bytes) -> None:
+    def take(data):
         if data == b"refuse":
             raise RefusedError("no")
         if data == b"mute":
@@ -65,7 +63,7 @@ def test_anything_but_a_named_refusal_is_a_finding() -> None:
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
-def test_a_tape_ends_and_stays_in_bounds(tape_bytes: bytes, data: bytes) -> None:
+def test_a_tape_ends_and_stays_in_bounds(tape_bytes, data):
     tape = Tape(tape_bytes)
     assert 0 <= tape.number(7) < 7 and tape.choice("abc") in "abc"
     assert len(tape.damaged(data)) <= len(data) + 4 * 8

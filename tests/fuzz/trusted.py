@@ -1,8 +1,5 @@
 """Targets: what a root delegates, and a proxy's file of devices with the notes of their moves."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
@@ -26,7 +23,7 @@ _KEYS = [SigningKey(bytes([n]) * 32) for n in range(1, 9)]
 _SITE = RoleKey(_KEYS[7].public(), 1)
 
 
-def _said(cells: int) -> Delegated:
+def _said(cells):
     named = {
         f"c-{n}": CellProxy(RoleKey(_KEYS[3 + n].public(), n), "0a" * 16) for n in range(cells)
     }
@@ -35,7 +32,7 @@ def _said(cells: int) -> Delegated:
     return Delegated(2, ends, roles, "", {"edge": "PEM\n"}, named, _SITE if cells else None)
 
 
-def _delegations(data: bytes) -> None:
+def _delegations(data):
     found = read_delegations(data)
     demand(set(found.roles) == set(ROLES), "every role has its key")
     keys = [found.proxy_of(cell).rosters.key for cell in ("", *found.cells)]
@@ -43,14 +40,14 @@ def _delegations(data: bytes) -> None:
     demand(read_delegations(document_bytes(make_delegations(found))) == found, "it survives")
 
 
-def _delegations_seeds() -> Iterable[bytes]:
+def _delegations_seeds():
     for cells in range(3):
         made = make_delegations(_said(cells))
         sign_document(made, _KEYS[0])
         yield document_bytes(made)
 
 
-def _devices(data: bytes) -> None:
+def _devices(data):
     planned = read_devices(as_file("devices.jsonl", data))
     for one in planned:
         demand(one.move is None or one.move.sealing == one.enrolment.sealing, "its own move")
@@ -60,7 +57,7 @@ def _devices(data: bytes) -> None:
     demand(set(settled.items()) <= signed, "nobody is where no note says")
 
 
-def _devices_seeds() -> Iterable[bytes]:
+def _devices_seeds():
     opening = OpeningKey(bytes([9]) * 32)
     enrolment = Enrolment.make(_KEYS[0], opening)
     for number in range(1, 3):

@@ -1,10 +1,7 @@
 """Targets: frames, what they carry, blobs in parts, and topics."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
-from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -30,7 +27,7 @@ TOPICS = Topics()
 _LIMITS = (64, 1024, 65536)
 
 
-def shape(value: object) -> int:
+def shape(value):
     """Looks at every field: each kind of message is a path of its own for the coverage."""
     match value:
         case msgspec.Struct():
@@ -44,15 +41,15 @@ def shape(value: object) -> int:
     raise TypeError(type(value))
 
 
-def _frame(data: bytes) -> None:
+def _frame(data):
     message = decode(data[1:], _LIMITS[data[0] % 3] if data else 0)
     demand(decode(encode(message), 1 << 20) == message, "a message survives the wire")
     demand(shape(message) <= 4 * len(data), "a message is no larger than its frame")
 
 
-def _frames() -> Iterable[bytes]:
+def _frames():
     header = signer("cloud").header(HEADERS[0])
-    messages: list[m.Message] = [
+    messages = [
         m.Offer(header, b"blob"),
         m.BlobPart(bytes(32), 1, 0, b"data"),
         m.Need(bytes(32), (0, 1, 2)),
@@ -61,7 +58,7 @@ def _frames() -> Iterable[bytes]:
     yield from (b"\2" + encode(message) for message in messages)
 
 
-def _inner(data: bytes) -> None:
+def _inner(data):
     read = (decode_header, decode_body)[data[0] % 2 if data else 0]
     found = read(m.Envelope("cloud", data[1:], bytes(64)))
     again = m.Envelope("cloud", encode_inner(found), bytes(64))
@@ -69,32 +66,32 @@ def _inner(data: bytes) -> None:
     demand(shape(found) <= 4 * len(data), "a header is no larger than its bytes")
 
 
-def _package(data: bytes) -> None:
+def _package(data):
     package = decode_package(data)
     demand(decode_package(encode_package(package)) == package, "a package survives")
     demand(shape(package) <= 4 * len(data), "a package is no larger than its bytes")
 
 
-def _packages() -> Iterable[bytes]:
+def _packages():
     yield encode_package(JobPackage(b"{}", b"graph", (b"one", b"two")))
     yield encode_package(RoundPackage("train", 3, True, b"tensors", b"model"))
     yield encode_package(ReleasePackage("quickstart", b"onnx"))
 
 
-def _tensors(data: bytes) -> None:
+def _tensors(data):
     found = unpack_tensors(data)
     demand(sum(a.nbytes for a in found.values()) <= len(data), "arrays lie inside the bytes")
     for name, array in found.items():
         demand(bool(array.dtype.kind in "buif" and isinstance(name, str)), "arrays hold numbers")
 
 
-def _some_tensors() -> Iterable[bytes]:
+def _some_tensors():
     yield pack_tensors({"w": np.arange(6, dtype=np.float32).reshape(2, 3)})
     yield pack_tensors({"a": np.ones(3, np.int64), "b": np.zeros((0, 2), np.float16)})
     yield pack_tensors({})
 
 
-def _assembly(data: bytes) -> None:
+def _assembly(data):
     """A blob as its header claims, and parts that may be anything."""
     tape = Tape(data)
     true = bytes(range(256)) * tape.number(6)
@@ -131,7 +128,7 @@ def _assembly(data: bytes) -> None:
     demand(held <= received, "memory grows with what arrives")
 
 
-def _fetch(data: bytes) -> None:
+def _fetch(data):
     """An offer, then parts and looks of the timer in any order."""
     tape = Tape(data)
     true = bytes(range(256)) * tape.number(40)
@@ -161,14 +158,14 @@ def _fetch(data: bytes) -> None:
             continue
 
 
-def _tapes() -> Iterable[bytes]:
+def _tapes():
     yield bytes(64)
     yield bytes(range(256))
     yield bytes((3, 0, 0, 0, 0, 0, 1, 3, 1, 2, 0, 5, 0, 97, 97, 97, 97, 97, 2))
     yield bytes((3, 0, 2, 0, 1, 2, 0, 2, 0, 3, 2, 1, 2, 0, 2, 1))
 
 
-def _topic(data: bytes) -> None:
+def _topic(data):
     topic = data.decode("utf-8", "replace")
     sender = TOPICS.sender_of(topic)
     if isinstance(sender, DeviceAddress):
@@ -182,7 +179,7 @@ def _topic(data: bytes) -> None:
         demand(sender is None, "nobody else")
 
 
-def _topics() -> Iterable[bytes]:
+def _topics():
     device = "0123456789abcdef"
     for topic in (TOPICS.device_up(device), TOPICS.device_down(device), TOPICS.all_down):
         yield topic.encode()

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 from played import in_loop, played
 
-from edgeveil.errors import ConfigError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope, TokenFolder, load_or_make_token, rotate_token
-from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
+from tests.kits.cloud_control import PlainControl
 
 TOKEN = "t" * 43
 
@@ -23,43 +23,11 @@ def tokens():
     return {Scope.ADMIN: TOKEN}
 
 
-class Control:
-    """A runner that accepts YAML with a `job:` line."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def check(self, job_yaml):
-        if not job_yaml.startswith("job:"):
-            raise ConfigError(["job.yaml:1 job: missing", "job.yaml:2 x: unknown key"])
-
-    def submit(self, job_yaml):
-        return self.store.submit_job("quickstart", job_yaml.encode(), bytes(32)).id
-
-    def cancel(self, job):
-        self.store.cancel(job)
-
-    def resume(self, job):
-        self.store.resume(job)
-
-    def releases(self, job=None):
-        return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
-
-    def withdraw(self, job):
-        self.store.rollouts.move(self.store.job(job).id, "withdrawn", "by hand")
-
-    def promote(self, job):
-        self.store.rollouts.move(self.store.job(job).id, "all", "by hand")
-
-    def status(self):
-        return {"running": None}
-
-
 @asynccontextmanager
 async def served(tokens=tokens):
     """`ask(method, path)` of a served application, and its store."""
     store = Store()
-    server = await make_app(store, Control(store), tokens).start()
+    server = await make_app(store, PlainControl(store), tokens).start()
     async with aiohttp.ClientSession(server.url) as session:
 
         async def ask(method, path, token=TOKEN, **options):
@@ -98,7 +66,7 @@ async def test_a_job_from_submission_to_model(ask, store):
     assert shown["exchanges"][0]["figure"] == "accuracy 0.900"
     assert await ask("GET", f"/jobs/{job}/model.onnx") == (200, b"ONNX")
     assert await ask("GET", f"/jobs/{job}/model.safetensors") == (200, b"TENSORS")
-    assert body(await ask("GET", "/status")) == {"running": None}
+    assert body(await ask("GET", "/status")) == {"enrolled": 3}
 
 
 @played
@@ -140,7 +108,7 @@ async def test_a_token_reaches_as_far_as_its_scope(tmp_path):
     store, tokens = Store(), TokenFolder(tmp_path)
     job = store.submit_job("a", b"", bytes(32)).id
     store.put_release(job, b"ONNX", b"TENSORS")
-    server = await make_app(store, Control(store), tokens).start()
+    server = await make_app(store, PlainControl(store), tokens).start()
     wanted = {
         ("GET", "/jobs"): reading,
         ("HEAD", "/jobs"): reading,
@@ -183,7 +151,7 @@ async def test_a_token_reaches_as_far_as_its_scope(tmp_path):
 @in_loop
 async def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
     store, tokens = Store(), TokenFolder(tmp_path)
-    server = await make_app(store, Control(store), tokens).start()
+    server = await make_app(store, PlainControl(store), tokens).start()
     async with aiohttp.ClientSession(server.url) as session:
 
         async def status(token):
@@ -269,7 +237,7 @@ async def test_a_long_poll_answers_with_the_first_event_and_pages_on(ask, store)
 async def test_a_long_poll_does_not_hold_up_the_end():
     store = Store()
     job = store.submit_job("a", b"", bytes(32)).id
-    server = await make_app(store, Control(store), tokens).start()
+    server = await make_app(store, PlainControl(store), tokens).start()
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(server.url, headers=headers) as session:
         again = looked_again(store)
