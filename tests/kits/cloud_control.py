@@ -44,10 +44,10 @@ class StoreControl:
         return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
 
     def withdraw(self, job: str) -> None:
-        self.store.rollouts.move(job, "withdrawn", "withdrawn by the operator")
+        self.store.rollouts.move(self.store.job(job).id, "withdrawn", "withdrawn by the operator")
 
     def promote(self, job: str) -> None:
-        self.store.rollouts.move(job, "all", "promoted by the operator")
+        self.store.rollouts.move(self.store.job(job).id, "all", "promoted by the operator")
 
     def status(self) -> dict[str, int]:
         return {"enrolled": 3}
