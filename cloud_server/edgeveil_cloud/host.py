@@ -14,6 +14,8 @@ from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.data.records import Records
 from edgeveil.evaluation.clustering import load_libraries
 from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.protocol import cloud_job as ct
+from edgeveil.protocol import cloud_reasons as reasons
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import (
@@ -23,31 +25,6 @@ from edgeveil.protocol.cloud import (
     RosterRefused,
     SealPublication,
     job_of,
-)
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    JobStatus,
-    Obstacle,
-    OpenArrived,
-    ReleaseHeld,
-    SealJob,
-    SealRelease,
-    SealRound,
-    TakeBatch,
-    TakeChecks,
-    TakeMasks,
-)
-from edgeveil.protocol.cloud_reasons import (
-    DISK,
-    EARLIER,
-    MEMORY,
-    RESUME,
-    STORE,
-    USED_UP,
-    pause_advice,
-    resume_follows,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
@@ -127,9 +104,9 @@ class CloudHost:
     def store(self, item: object) -> None:
         """Durable before the next effect; a batch's parts are on the disk, and need not last."""
         match item:
-            case BatchPart(job_id=job_id, cell=cell):
+            case ct.BatchPart(job_id=job_id, cell=cell):
                 self._spool_of(job_id, cell).put(item)
-            case BatchDropped(job_id=job_id, cell=cell):
+            case ct.BatchDropped(job_id=job_id, cell=cell):
                 self._spools.pop((job_id, cell), None)
             case RosterKept():
                 self._take_roster(item)
@@ -137,9 +114,9 @@ class CloudHost:
                 newer = self._store.is_newer_roster(item.expires_s, cell)
                 if reason != "replayed_roster" or newer:
                     self._store.refuse_roster(reason, lineage, cell)
-            case ReleaseHeld(sequence=sequence, cell=cell):
+            case ct.ReleaseHeld(sequence=sequence, cell=cell):
                 self._store.rollouts.held(sequence, cell)
-            case JobStatus():
+            case ct.JobStatus():
                 self._left(item)
 
     def _take_roster(self, roster: RosterKept) -> None:
@@ -156,7 +133,7 @@ class CloudHost:
             told = {"cell": cell, "devices": claimed}
             LOG.warning("devices_of_another_cell_are_claimed", extra=told)
 
-    def _left(self, left: JobStatus) -> None:
+    def _left(self, left: ct.JobStatus) -> None:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
         self._marks.pop(job_id, None)
         self._sealer.forget(entry.id)
@@ -182,9 +159,9 @@ class CloudHost:
 
     def _next_step(self, job: str, reason: str, advised: str) -> str:
         if advised == reason:
-            return f"{RESUME}{job}"
-        advice = pause_advice(reason)
-        return f"{advice}, {RESUME}{job}" if resume_follows(advice) else advice
+            return f"{reasons.RESUME}{job}"
+        advice = reasons.pause_advice(reason)
+        return f"{advice}, {reasons.RESUME}{job}" if reasons.resume_follows(advice) else advice
 
     together = nullcontext  # the machine's effects of one step are no transaction here
 
@@ -202,7 +179,7 @@ class CloudHost:
         if report.what == "all_declined":
             self._all_declined.add(job_id)
 
-    def _lacks_checks(self, task: SealJob | SealRound) -> bool:
+    def _lacks_checks(self, task: ct.SealJob | ct.SealRound) -> bool:
         """Whether the masks of this job's single uploads could not be checked in all cells: one
         device's wrong mask would end it, at every other's price."""
         masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
@@ -220,7 +197,7 @@ class CloudHost:
         try:
             return self._perform(task)
         except StoreAway as error:
-            return Obstacle(f"{STORE} ({error.what})")
+            return ct.Obstacle(f"{reasons.STORE} ({error.what})")
         except (
             TooFewDevices,
             TooManyDevices,
@@ -229,51 +206,51 @@ class CloudHost:
             ComputeError,
         ) as error:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
-            return Obstacle(str(error))
+            return ct.Obstacle(str(error))
         except OSError as error:
-            what = USED_UP if error.errno in _USED_UP else DISK
-            return Obstacle(f"{what} ({error.strerror or type(error).__name__})")
+            what = reasons.USED_UP if error.errno in _USED_UP else reasons.DISK
+            return ct.Obstacle(f"{what} ({error.strerror or type(error).__name__})")
         except MemoryError:
-            return Obstacle(MEMORY)
+            return ct.Obstacle(reasons.MEMORY)
 
-    def _take(self, blobs: StoreBeside, task: TakeBatch) -> PutTaken:
+    def _take(self, blobs: StoreBeside, task: ct.TakeBatch) -> PutTaken:
         job_id, blob, offset = task.batch.at.job_id, task.batch.blob, 0
         spool = self._spool_of(job_id, task.cell)
         for block in taken(blobs, task.name, blob):
-            spool.put(BatchPart(blob.digest, offset, block, job_id, task.cell))
+            spool.put(ct.BatchPart(blob.digest, offset, block, job_id, task.cell))
             offset += len(block)
         return PutTaken()
 
     def _perform(self, task: object) -> object:
         match task:
-            case SealJob() if reason := self._not_believed():
-                return Obstacle(reason)
-            case SealJob() | SealRound() if self._lacks_checks(task):
-                return Obstacle(EARLIER)
-            case SealJob(job_id=job_id, cells=cells):
+            case ct.SealJob() if reason := self._not_believed():
+                return ct.Obstacle(reason)
+            case ct.SealJob() | ct.SealRound() if self._lacks_checks(task):
+                return ct.Obstacle(reasons.EARLIER)
+            case ct.SealJob(job_id=job_id, cells=cells):
                 return self._sealer.job(self.jobs.entry(job_id), cells)
-            case SealRound():
+            case ct.SealRound():
                 if self.jobs.plan(self.jobs.entry(task.job_id)).job.infer_every:
                     self.spare(load_libraries)
                 return self._sealer.round(task)
-            case Absorb(batches=batches):
+            case ct.Absorb(batches=batches):
                 return self._committer.commit(batches, self._whole)
             case ShowBlob() if self._blobs:
                 return self._blobs.show(task)
             case GrantPut() if self._blobs:
                 return self._blobs.grant(task)
-            case TakeBatch() if self._blobs:
+            case ct.TakeBatch() if self._blobs:
                 return self._take(self._blobs, task)
-            case OpenArrived(batch=batch, cell=cell):
+            case ct.OpenArrived(batch=batch, cell=cell):
                 spooled = self._spool_of(batch.at.job_id, cell)
                 if (under_way := spooled.under_way) is not None:
                     self._committer.open_arrived(batch, under_way, cell)
                 return None
-            case TakeChecks():
+            case ct.TakeChecks():
                 return self._committer.check(task)
-            case TakeMasks():
+            case ct.TakeMasks():
                 return self._committer.finish(task)
-            case SealRelease(job_id=job_id, cells=cells):
+            case ct.SealRelease(job_id=job_id, cells=cells):
                 return self._sealer.release(self.jobs.entry(job_id), cells)
             case SealPublication(job_id=job_id, cells=cells):
                 return self._sealer.publication(self.jobs.entry(job_id), cells)

@@ -93,10 +93,10 @@ def make_app(
     submitting = [
         Route("PUT", "/backbones", own.backbone, body_bytes=None),
         Route("POST", "/jobs", own.submit, body_bytes=MAX_BODY_BYTES),
-        Route("POST", "/jobs/{id}/cancel", partial(own.changed, "cancel", control.cancel)),
-        Route("POST", "/jobs/{id}/resume", partial(own.changed, "resume", control.resume)),
-        Route("POST", "/releases/{id}/withdraw", partial(own.move, control.withdraw)),
-        Route("POST", "/releases/{id}/promote", partial(own.move, control.promote)),
+        Route("POST", "/jobs/{id}/cancel", partial(own.changed, "cancel")),
+        Route("POST", "/jobs/{id}/resume", partial(own.changed, "resume")),
+        Route("POST", "/releases/{id}/withdraw", partial(own.move, "withdraw")),
+        Route("POST", "/releases/{id}/promote", partial(own.move, "promote")),
         Route("GET", "/jobs/{id}/model.onnx", own.model),
         Route("GET", "/jobs/{id}/model.safetensors", own.model),
     ]
@@ -197,11 +197,9 @@ class _Routes:
                 news, found = now, await self._ask(read)
         return Response.of_json({"events": [asdict(event) for event in found]})
 
-    async def changed(
-        self, action: str, change: Callable[[str], None], request: Request
-    ) -> Response:
+    async def changed(self, action: str, request: Request) -> Response:
         job = (await self._entry(request)).id
-        await self._change(request, action, partial(change, job), job=job)
+        await self._change(request, action, lambda: getattr(self._control, action)(job), job=job)
         return Response.of_json(_summary(await self._entry(request)))
 
     async def model(self, request: Request) -> Response:
@@ -227,8 +225,8 @@ class _Routes:
             raise _unknown_model(entry)
         return Response.of_json(found[0])
 
-    async def move(self, change: Callable[[str], None], request: Request) -> Response:
-        await self._ask(partial(change, request.parameters["id"]))
+    async def move(self, how: str, request: Request) -> Response:
+        await self._ask(lambda: getattr(self._control, how)(request.parameters["id"]))
         return await self.release(request)
 
     # --- what they share ---

@@ -8,18 +8,8 @@ from round_kit import job, public_keys
 from test_cloud_host import Desk
 
 from edgeveil.jobs import compile_job
+from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchPart,
-    CellBroadcasts,
-    Obstacle,
-    ReleaseHeld,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-)
 from edgeveil_cloud.broadcasts import TooManyDevices, select
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import JoinedArrays
@@ -95,9 +85,9 @@ def desk():
 
 
 def sealed(desk, index=1, attempt=1):
-    announced = desk.host.perform(SealJob(desk.wire, CELLS))
-    assert isinstance(announced, CellBroadcasts) and set(announced.by_cell) == set(CELLS)
-    found = desk.host.perform(SealRound(desk.wire, index, attempt, CELLS))
+    announced = desk.host.perform(ct.SealJob(desk.wire, CELLS))
+    assert isinstance(announced, ct.CellBroadcasts) and set(announced.by_cell) == set(CELLS)
+    found = desk.host.perform(ct.SealRound(desk.wire, index, attempt, CELLS))
     return dict(found.by_cell)
 
 
@@ -115,17 +105,17 @@ def test_another_attempt_asks_the_same_devices_in_each_cell(desk):
     assert {c: b.manifest.selected for c, b in first.items()} == {
         c: b.manifest.selected for c, b in again.items()
     }
-    desk.host.perform(SealRound(desk.wire, 1, 3, (SOUTH,)))
+    desk.host.perform(ct.SealRound(desk.wire, 1, 3, (SOUTH,)))
     assert set(desk.store.round_keys(desk.id, 1, 3)) == {SOUTH}
 
 
 def test_a_cell_whose_roster_is_refused_is_done_without(desk):
     desk.host.store(RosterRefused("foreign_registry", "ab" * 16, SOUTH))
-    found = desk.host.perform(SealJob(desk.wire, CELLS))
-    assert isinstance(found, CellBroadcasts) and set(found.by_cell) == {NORTH}
+    found = desk.host.perform(ct.SealJob(desk.wire, CELLS))
+    assert isinstance(found, ct.CellBroadcasts) and set(found.by_cell) == {NORTH}
     desk.host.store(RosterRefused("foreign_registry", "ab" * 16, NORTH))
-    blocked = desk.host.perform(SealJob(desk.wire, CELLS))
-    assert isinstance(blocked, Obstacle) and "accept-registry" in blocked.reason
+    blocked = desk.host.perform(ct.SealJob(desk.wire, CELLS))
+    assert isinstance(blocked, ct.Obstacle) and "accept-registry" in blocked.reason
 
 
 # --- rosters ---
@@ -160,10 +150,10 @@ def answers(desk, found, **counts):
         batch = desk.answers(found[cell], count, value=1.0 + before).batches[""]
         before += count
         data = desk.batches[batch.blob.digest]
-        desk.host.store(BatchPart(batch.blob.digest, 0, data, desk.wire, cell))
+        desk.host.store(ct.BatchPart(batch.blob.digest, 0, data, desk.wire, cell))
         batches[cell] = batch
     desk.store.round_key = key_of
-    return Absorb(batches)
+    return ct.Absorb(batches)
 
 
 def test_the_uploads_of_all_cells_are_one_commit(desk):
@@ -186,12 +176,12 @@ def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north):
     states = []
     for cohorts in ({NORTH: KEYS[:north], SOUTH: KEYS[north:]}, {NORTH: KEYS}):
         desk = rosters(Desk(Store()), cohorts)
-        desk.host.perform(SealJob(desk.wire, tuple(cohorts)))
-        found = desk.host.perform(SealRound(desk.wire, 1, 1, tuple(cohorts)))
-        assert isinstance(found, CellBroadcasts)
+        desk.host.perform(ct.SealJob(desk.wire, tuple(cohorts)))
+        found = desk.host.perform(ct.SealRound(desk.wire, 1, 1, tuple(cohorts)))
+        assert isinstance(found, ct.CellBroadcasts)
         counts = {cell: len(keys) for cell, keys in cohorts.items()}
         task = answers(desk, dict(found.by_cell), **counts)
-        assert isinstance(desk.host.perform(task), RoundCommit)
+        assert isinstance(desk.host.perform(task), ct.RoundCommit)
         states.append(desk.host.jobs.state(desk.store.job(desk.id)))
     assert states[0].keys() == states[1].keys() != set()
     for name in states[0]:
@@ -201,9 +191,9 @@ def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north):
 def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk):
     found = sealed(desk)
     task = answers(desk, found, north=5)
-    crossed = Absorb({SOUTH: task.batches[NORTH]})
+    crossed = ct.Absorb({SOUTH: task.batches[NORTH]})
     data = desk.batches[task.batches[NORTH].blob.digest]
-    desk.host.store(BatchPart(task.batches[NORTH].blob.digest, 0, data, desk.wire, SOUTH))
+    desk.host.store(ct.BatchPart(task.batches[NORTH].blob.digest, 0, data, desk.wire, SOUTH))
     refused = desk.host.perform(crossed)
     assert refused.answers is not None
     assert set(refused.answers.void) == {"not_for_this_round"}
@@ -215,14 +205,14 @@ def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk):
 def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk):
     for index in (1, 2, 3, 4):
         found = sealed(desk, index)
-        assert isinstance(desk.host.perform(answers(desk, found, north=5, south=4)), RoundCommit)
-    released = desk.host.perform(SealRelease(desk.wire, CELLS))
+        assert isinstance(desk.host.perform(answers(desk, found, north=5, south=4)), ct.RoundCommit)
+    released = desk.host.perform(ct.SealRelease(desk.wire, CELLS))
     assert released.by_cell[NORTH] is released.by_cell[SOUTH]
     sequence = released.by_cell[NORTH].manifest.sequence
-    desk.host.store(ReleaseHeld(sequence, NORTH))
+    desk.host.store(ct.ReleaseHeld(sequence, NORTH))
     (rollout,) = desk.store.rollouts.all()
     assert rollout.held and rollout.cells == (NORTH,)
-    desk.host.store(ReleaseHeld(sequence, SOUTH))
+    desk.host.store(ct.ReleaseHeld(sequence, SOUTH))
     assert desk.store.rollouts.all()[0].cells == CELLS
 
 

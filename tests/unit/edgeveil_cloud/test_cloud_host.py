@@ -13,20 +13,9 @@ from safetensors.numpy import load_file
 
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
+from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchPart,
-    Broadcast,
-    CellBroadcasts,
-    JobStatus,
-    Obstacle,
-    RoundCommit,
-    SealJob,
-    SealRound,
-    TooFewUploads,
-)
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, DISK, MEMORY, STORE, USED_UP, goes_on
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
@@ -50,7 +39,7 @@ OPEN = {
 
 def alone(outcome):
     """What is sealed for the cell without a name; any other outcome as it is."""
-    return outcome.by_cell[""] if isinstance(outcome, CellBroadcasts) else outcome
+    return outcome.by_cell[""] if isinstance(outcome, ct.CellBroadcasts) else outcome
 
 
 SQLITE_AWAY = (
@@ -85,9 +74,9 @@ class Desk:
 
     def sealed(self, index=1, attempt=1):
         """The announcement and one round's broadcast."""
-        assert isinstance(self.perform(SealJob(self.wire)), Broadcast)
-        broadcast = self.perform(SealRound(self.wire, index, attempt))
-        assert isinstance(broadcast, Broadcast)
+        assert isinstance(self.perform(ct.SealJob(self.wire)), ct.Broadcast)
+        broadcast = self.perform(ct.SealRound(self.wire, index, attempt))
+        assert isinstance(broadcast, ct.Broadcast)
         return broadcast
 
     def secret(self, at):
@@ -114,18 +103,18 @@ class Desk:
         counts = tuple(map(len, groups))
         batch = Batch(manifest.at, count, 1, counts, describe(data, 4096))
         self.batches[batch.blob.digest] = data
-        return Absorb({"": batch})
+        return ct.Absorb({"": batch})
 
     def perform(self, task):
         """Do a task; the parts of a batch come before it."""
-        if isinstance(task, Absorb):
+        if isinstance(task, ct.Absorb):
             digest = task.batches[""].blob.digest
-            self.host.store(BatchPart(digest, 0, self.batches[digest], self.wire))
+            self.host.store(ct.BatchPart(digest, 0, self.batches[digest], self.wire))
         return alone(self.host.perform(task))
 
     def commit(self, index):
         absorbed = self.perform(self.answers(self.sealed(index)))
-        assert isinstance(absorbed, RoundCommit)
+        assert isinstance(absorbed, ct.RoundCommit)
         return absorbed
 
     def events(self, kind):
@@ -162,7 +151,7 @@ def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_jo
         f"head.weight/{n:04d}" for n in range(3)
     }
     assert {float(array.flat[0]) for array in uploads.values()} == {1.0, 2.0, 3.0}
-    desk.host.store(JobStatus(desk.wire, "completed", ""))
+    desk.host.store(ct.JobStatus(desk.wire, "completed", ""))
     desk.id = desk.run(job(job="another"))
     desk.commit(1)
     assert len(list(folder.glob("*.safetensors"))) == 2
@@ -188,8 +177,8 @@ def test_the_roster_is_what_the_proxy_said_last(desk):
     assert desk.store.enrolled() == tuple(sorted(keys))
     desk.host.store(RosterKept(3, b""))
     assert desk.store.enrolled() == ()
-    blocked = desk.perform(SealJob(desk.wire))
-    assert isinstance(blocked, Obstacle) and "no device is enrolled" in blocked.reason
+    blocked = desk.perform(ct.SealJob(desk.wire))
+    assert isinstance(blocked, ct.Obstacle) and "no device is enrolled" in blocked.reason
 
 
 def announced(store, job_id):
@@ -205,8 +194,8 @@ def test_sequences_grow_where_the_clock_steps_back(tmp_path):
         now_s += step_s
         store = Store(f"sqlite:///{tmp_path}/cloud.db", now_s=lambda: now_s)  # noqa: B023
         desk = Desk(store, job(job="next"))
-        sealed = desk.perform(SealJob(desk.wire))
-        assert isinstance(sealed, Broadcast)
+        sealed = desk.perform(ct.SealJob(desk.wire))
+        assert isinstance(sealed, ct.Broadcast)
         sequences += [sealed.manifest.sequence, desk.sealed().manifest.sequence]
         store.close()
     assert sequences == sorted(set(sequences))
@@ -221,9 +210,9 @@ def test_the_rounds_key_is_kept_before_the_broadcast_and_is_its_own(desk):
 
 
 def test_a_round_selects_among_the_devices_that_know_the_job(desk):
-    desk.perform(SealJob(desk.wire))
+    desk.perform(ct.SealJob(desk.wire))
     desk.host.store(RosterKept(2, b"".join([*desk.store.enrolled(), *public_keys(9)])))
-    broadcast = desk.perform(SealRound(desk.wire, 1, 1))
+    broadcast = desk.perform(ct.SealRound(desk.wire, 1, 1))
     assert broadcast.manifest.selected == 4
 
 
@@ -281,7 +270,7 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
     broadcast = desk.sealed()
     poor = desk.answers(broadcast, count=2)
     first = desk.perform(poor)
-    assert isinstance(first, TooFewUploads)
+    assert isinstance(first, ct.TooFewUploads)
     with pytest.raises(JobFailed, match="another batch"):
         desk.perform(desk.answers(broadcast))
     desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))  # a new process
@@ -290,12 +279,12 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
 
 def test_after_an_opened_batch_nobody_is_left_out_of_the_next_attempt(desk):
     everybody = desk.store.enrolled()
-    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), TooFewUploads)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(), count=2)), ct.TooFewUploads)
     desk.host.store(RosterKept(2, b"".join(everybody[1:])))
-    blocked = desk.perform(SealRound(desk.wire, 1, 2))
-    assert isinstance(blocked, Obstacle) and "1 of its devices" in blocked.reason
+    blocked = desk.perform(ct.SealRound(desk.wire, 1, 2))
+    assert isinstance(blocked, ct.Obstacle) and "1 of its devices" in blocked.reason
     desk.host.store(RosterKept(3, b"".join(everybody)))
-    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), RoundCommit)
+    assert isinstance(desk.perform(desk.answers(desk.sealed(1, 2))), ct.RoundCommit)
     desk.host.store(RosterKept(4, b"".join(everybody[1:])))
     assert desk.sealed(2).manifest.selected == 3
 
@@ -307,8 +296,8 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(desk, m
         desk.perform(task)
     desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
-    assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
-    assert isinstance(desk.perform(SealRound(desk.wire, 1, 2)), Obstacle)
+    assert isinstance(desk.perform(ct.SealJob(desk.wire)), ct.Broadcast)
+    assert isinstance(desk.perform(ct.SealRound(desk.wire, 1, 2)), ct.Obstacle)
 
 
 def test_before_a_batch_was_opened_a_revoked_device_is_just_left_out(desk):
@@ -336,7 +325,7 @@ def test_absurd_inferences_of_a_small_round_leave_readable_events():
         desk.commit(index)
     broadcast = desk.sealed(3)
     absorbed = desk.perform(desk.answers(broadcast, count=1, value=3e38))
-    assert isinstance(absorbed, RoundCommit)
+    assert isinstance(absorbed, ct.RoundCommit)
     strict = [json.dumps(event.data, allow_nan=False) for event in desk.store.events_after(0)]
     assert strict
 
@@ -348,7 +337,7 @@ def test_an_early_end_prints_the_whole_training_price(desk):
     """Who cancels may have looked at the rounds before: the smaller price would not hold."""
     for index in (1, 2, 3):
         desk.commit(index)
-    desk.host.store(JobStatus(desk.wire, "cancelled", "by hand"))
+    desk.host.store(ct.JobStatus(desk.wire, "cancelled", "by hand"))
     (end,) = desk.events("job_cancelled")
     plan = desk.host.jobs.plan(desk.store.job(desk.id))
     assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
@@ -360,7 +349,7 @@ def test_an_early_end_prints_the_whole_training_price(desk):
 
 def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk):
     desk.sealed(1)
-    desk.host.store(JobStatus(desk.wire, "failed", "too few"))
+    desk.host.store(ct.JobStatus(desk.wire, "failed", "too few"))
     (end,) = desk.events("job_failed")
     plan = desk.host.jobs.plan(desk.store.job(desk.id))
     assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
@@ -368,8 +357,8 @@ def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk):
 
 
 def test_a_job_that_never_broadcast_a_round_cost_nothing(desk):
-    desk.perform(SealJob(desk.wire))
-    desk.host.store(JobStatus(desk.wire, "failed", "nobody there"))
+    desk.perform(ct.SealJob(desk.wire))
+    desk.host.store(ct.JobStatus(desk.wire, "failed", "nobody there"))
     (end,) = desk.events("job_failed")
     assert end["privacy"]["training"]["epsilon"] == 0
     assert end["final"] == {"accuracy": None}
@@ -393,9 +382,9 @@ def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(desk,
         raise _told(sa.exc.OperationalError("", {}, error), sa.make_url("sqlite:////x.sqlite"))
 
     desk.host._perform = lacks
-    blocked = desk.host.perform(SealRound(desk.wire, 1, 1))
-    assert isinstance(blocked, Obstacle) and blocked.reason.startswith(what)
-    desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
+    blocked = desk.host.perform(ct.SealRound(desk.wire, 1, 1))
+    assert isinstance(blocked, ct.Obstacle) and blocked.reason.startswith(what)
+    desk.host.store(ct.JobStatus(desk.wire, "paused", blocked.reason))
     told = desk.store.job(desk.id).reason
     assert goes_on(told) and told.endswith(BY_ITSELF)
 
@@ -404,7 +393,7 @@ def test_no_guarantee_is_no_number():
     desk = Desk(Store(), job(**OPEN))
     for index in (1, 2, 3):
         desk.commit(index)
-    desk.host.store(JobStatus(desk.wire, "completed"))
+    desk.host.store(ct.JobStatus(desk.wire, "completed"))
     (end,) = desk.events("job_completed")
     inference = end["privacy"]["inference"]
     assert (inference["epsilon"], inference["status"]) == (None, "none")
@@ -433,9 +422,9 @@ def test_stanzas_are_in_buckets_once_every_device_looks_there(knows):
     keys = public_keys(100)
     desk = Desk(Store(), part_bytes=8192)
     desk.host.store(RosterKept(2, b"".join(keys), knows=knows))
-    for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
+    for task in (ct.SealJob(desk.wire), ct.SealRound(desk.wire, 1, 1)):
         asked = desk.perform(task)
-        assert isinstance(asked, Broadcast)
+        assert isinstance(asked, ct.Broadcast)
         assert (asked.manifest.buckets > 1) == bool(knows)
         assert asked.manifest.selected == 100
 
@@ -454,8 +443,8 @@ def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay():
     assert refused(now_s - 60) == "", "a broker says an old one again"
     now_s += 600
     assert "accept-registry" in refused(now_s)
-    blocked = desk.perform(SealJob(desk.wire))
-    assert isinstance(blocked, Obstacle) and "accept-registry" in blocked.reason
+    blocked = desk.perform(ct.SealJob(desk.wire))
+    assert isinstance(blocked, ct.Obstacle) and "accept-registry" in blocked.reason
     desk.store.accept_registry()
     desk.host.store(RosterKept(4, keys, "5e" * 16, 2.0**40))
     assert refused(now_s - 7200) == "", "made before the last hour"
@@ -465,6 +454,6 @@ def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay():
 def test_a_cloud_that_nobody_would_believe_announces_nothing():
     desk = Desk(Store())
     desk.host._not_believed = lambda: "the key that the root names is not here"
-    blocked = desk.perform(SealJob(desk.wire))
-    assert isinstance(blocked, Obstacle) and "is not here" in blocked.reason
+    blocked = desk.perform(ct.SealJob(desk.wire))
+    assert isinstance(blocked, ct.Obstacle) and "is not here" in blocked.reason
     assert announced(desk.store, desk.id) == []

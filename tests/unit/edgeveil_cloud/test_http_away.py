@@ -14,6 +14,7 @@ from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
+from tests.kits.cloud_control import PlainControl
 from tests.kits.postgres_server import postgres_server
 
 TOKEN = "t" * 43
@@ -24,14 +25,11 @@ def tokens():
     return {Scope.ADMIN: TOKEN}
 
 
-class Control:
+class Control(PlainControl):
     """Its status asks the database, as the cloud's own does."""
 
-    def __init__(self, store):
-        self._store = store
-
     def status(self):
-        return {"enrolled": self._store.counts().enrolled}
+        return {"enrolled": self.store.counts().enrolled}
 
 
 def get(url):

@@ -14,22 +14,8 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.masking import signed
 from edgeveil.errors import EdgeVeilError, JobFailed, ProtocolError
 from edgeveil.jobs.plan import Plan
+from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol.cloud import RosterKept
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    AskChecks,
-    AskUnmask,
-    BatchPart,
-    Broadcast,
-    JobStatus,
-    Obstacle,
-    OpenArrived,
-    RoundCommit,
-    SealJob,
-    SealRound,
-    TakeChecks,
-    TakeMasks,
-)
 from edgeveil.protocol.cloud_reasons import EARLIER
 from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, MaskedGroup
 from edgeveil.protocol.sealed import (
@@ -64,11 +50,11 @@ def seed(number):
 
 def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it():
     desk = Desk(Store(), secure())
-    for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
+    for task in (ct.SealJob(desk.wire), ct.SealRound(desk.wire, 1, 1)):
         desk.host._sealer.checks[""] = False
-        assert desk.perform(task) == Obstacle(EARLIER)
+        assert desk.perform(task) == ct.Obstacle(EARLIER)
         desk.host._sealer.checks[""] = True
-        assert isinstance(desk.perform(task), Broadcast)
+        assert isinstance(desk.perform(task), ct.Broadcast)
 
 
 class SecureDesk(Desk):
@@ -105,7 +91,7 @@ class SecureDesk(Desk):
         counts = tuple(map(len, groups))
         header = Batch(broadcast.manifest.at, len(uploads), 0, counts, describe(data, 4096))
         self.batches[header.blob.digest] = data
-        return Absorb({"": header})
+        return ct.Absorb({"": header})
 
     def answers(self, broadcast, count=UPLOADS, value=1.0):
         membership = self.secret(broadcast.manifest.at).membership
@@ -116,13 +102,13 @@ class SecureDesk(Desk):
     def asked(self, index=CENTRE, attempt=1):
         broadcast = self.sealed(index, attempt)
         found = self.perform(self.answers(broadcast))
-        assert isinstance(found, AskUnmask)
+        assert isinstance(found, ct.AskUnmask)
         return broadcast, found
 
     def masks(self, broadcast, devices):
         manifest = broadcast.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        return TakeMasks(manifest.at, {"": mask_sums(vectors, list(map(seed, devices)))})
+        return ct.TakeMasks(manifest.at, {"": mask_sums(vectors, list(map(seed, devices)))})
 
     def kept(self, index=CENTRE):
         raw = self.store.kept_sums(self.id, index)
@@ -151,7 +137,7 @@ def test_a_round_under_masks_is_counted_at_its_commit(desk):
 
     broadcast, _ = desk.asked()
     assert told("rounds_total", result="committed") == 0
-    assert isinstance(desk.perform(desk.masks(broadcast, [0, 1, 2])), RoundCommit)
+    assert isinstance(desk.perform(desk.masks(broadcast, [0, 1, 2])), ct.RoundCommit)
     assert told("rounds_total", result="committed") == told("round_seconds_count") == 1
     assert told("segments_counted_total")
 
@@ -202,14 +188,14 @@ def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk):
     broadcast, found = desk.asked()
     fewer = desk.answers(broadcast, 4)
     assert desk.perform(fewer) == found
-    assert desk.perform(SealRound(desk.wire, CENTRE, 2)) == found
-    assert desk.again().perform(SealRound(desk.wire, CENTRE, 5)) == found
+    assert desk.perform(ct.SealRound(desk.wire, CENTRE, 2)) == found
+    assert desk.again().perform(ct.SealRound(desk.wire, CENTRE, 5)) == found
     assert desk.store.next_attempt(desk.id, CENTRE) == 1
 
 
 def test_a_job_that_ends_keeps_no_sums(desk):
     desk.asked()
-    desk.host.store(JobStatus(desk.wire, "cancelled", "by the operator"))
+    desk.host.store(ct.JobStatus(desk.wire, "cancelled", "by the operator"))
     assert desk.kept() is None
 
 
@@ -297,13 +283,13 @@ class Streaming:
         self.so_far = Batch(manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
 
     def come(self, start, stop, name=STREAM):
-        self.desk.host.store(BatchPart(name, start, self.data[start:stop], self.desk.wire))
+        self.desk.host.store(ct.BatchPart(name, start, self.data[start:stop], self.desk.wire))
 
     def open(self, batch=None):
-        assert self.desk.host.perform(OpenArrived(batch or self.so_far)) is None
+        assert self.desk.host.perform(ct.OpenArrived(batch or self.so_far)) is None
 
     def absorb(self):
-        return self.desk.host.perform(Absorb({"": self.batch}))
+        return self.desk.host.perform(ct.Absorb({"": self.batch}))
 
     def opened(self):
         """How many uploads were looked at before the batch was whole."""
@@ -372,7 +358,7 @@ def test_a_gap_is_waited_for(desk):
 def test_bytes_that_are_replaced_are_opened_anew(desk):
     """What was added up of the first ones counts for nothing."""
     streaming = Streaming(desk)
-    desk.host.store(BatchPart(STREAM, 0, bytes(streaming.upload_bytes), desk.wire))
+    desk.host.store(ct.BatchPart(STREAM, 0, bytes(streaming.upload_bytes), desk.wire))
     streaming.open()
     streaming.come(0, len(streaming.data))
     same_as_at_once(streaming)
@@ -380,7 +366,7 @@ def test_bytes_that_are_replaced_are_opened_anew(desk):
 
 def test_another_stream_begins_anew(desk):
     streaming = Streaming(desk)
-    desk.host.store(BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes], desk.wire))
+    desk.host.store(ct.BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes], desk.wire))
     streaming.open(replace_stream(streaming.so_far, b"o" * 32))
     assert streaming.opened() == 1
     streaming.come(0, streaming.upload_bytes)
@@ -398,7 +384,7 @@ def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk):
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
     other = bytes(64)
-    desk.host.store(BatchPart(STREAM, streaming.upload_bytes, other, desk.wire))
+    desk.host.store(ct.BatchPart(STREAM, streaming.upload_bytes, other, desk.wire))
     streaming.open()
     with pytest.raises(ProtocolError, match="bad_digest"):
         streaming.absorb()
@@ -411,7 +397,7 @@ def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(desk):
     streaming.come(0, len(streaming.data))
     streaming.open()
     short = msgspec.structs.replace(streaming.batch, counts=(2, 3))
-    found = streaming.desk.host.perform(Absorb({"": short}))
+    found = streaming.desk.host.perform(ct.Absorb({"": short}))
     assert "malformed" in found.reason
     assert desk.kept(TRAIN) is None
 
@@ -420,9 +406,9 @@ def test_a_round_without_masks_opens_nothing_early(desk):
     plain = Desk(Store(), job())
     made = plain.sealed(CENTRE)
     data = b"x" * 500
-    plain.host.store(BatchPart(STREAM, 0, data, plain.wire))
+    plain.host.store(ct.BatchPart(STREAM, 0, data, plain.wire))
     header = Batch(made.manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
-    assert plain.host.perform(OpenArrived(header)) is None
+    assert plain.host.perform(ct.OpenArrived(header)) is None
     under_way = plain.host._spool_of(plain.wire, "").under_way
     assert under_way.front is not None
     assert under_way.front.opened == 0
@@ -459,7 +445,7 @@ class CheckingDesk(SecureDesk):
             elif what == "repeated":
                 uploads[device] = uploads[0]
         found = self.perform(self.batched(broadcast, uploads))
-        assert isinstance(found, AskChecks)
+        assert isinstance(found, ct.AskChecks)
         return broadcast, found
 
     def checks(self, broadcast, asked, seeds):
@@ -468,7 +454,7 @@ class CheckingDesk(SecureDesk):
         check_factors(broadcast.manifest, key)
         vectors = masked_vectors(at, broadcast.manifest.groups, broadcast.manifest.masked)
         check = RoundCheck(key, disclosed=True)
-        return TakeChecks(at, {"": mask_checks(vectors, list(map(seed, seeds)), check)})
+        return ct.TakeChecks(at, {"": mask_checks(vectors, list(map(seed, seeds)), check)})
 
 
 def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record():
@@ -491,7 +477,7 @@ def test_too_few_that_fit_keep_nothing_and_are_told():
     assert "2 wrong mask" in found.reason
     assert chosen_of(found.misfits[""].places, 4) == [1, 2]
     assert desk.kept() is None
-    assert isinstance(desk.perform(SealRound(desk.wire, CENTRE, 2)), Broadcast)
+    assert isinstance(desk.perform(ct.SealRound(desk.wire, CENTRE, 2)), ct.Broadcast)
 
 
 def test_an_answer_of_another_size_or_to_another_process_keeps_nothing():
