@@ -340,10 +340,8 @@ class Sealer:
     def _release(
         self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
     ) -> CellBroadcasts:
-        """For the canary, or for all; the secret that opens the reports is kept first.
-
-        The package's bytes are the same each time: a device that has it need not fetch it again.
-        """
+        """For the canary, or for all; the secret that opens the reports is kept first. The
+        package's bytes are the same each time: a device that has it need not fetch it again."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
         source = plan.job.data.source
@@ -490,11 +488,9 @@ def _all_of(cohorts: Cohorts) -> list[bytes]:
 def _asked_again(
     asked: Sequence[bytes], enrolled: Sequence[bytes], opened: bool, floor: int
 ) -> list[bytes]:
-    """Those of a cell that the first attempt asked. Raises TooFewDevices.
-
-    The same tensors come again. Next to a batch that was opened, one without some of its devices
-    would show which tensors are theirs.
-    """
+    """Those of a cell that the first attempt asked. Raises TooFewDevices. The same tensors come
+    again. Next to a batch that was opened, one without some of its devices would show which tensors
+    are theirs."""
     known = set(enrolled)
     again = [key for key in asked if key in known]
     fix = "admit them again, or cancel the job"

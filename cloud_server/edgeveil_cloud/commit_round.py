@@ -78,11 +78,9 @@ def aggregate(
     random_bytes: RandomBytes = os_random,
     score: Score | None = None,
 ) -> tuple[dict[str, Array], int]:
-    """The method's next state and the number of uploads in it. Raises TooFewDevices.
-
-    Sums of a preparatory exchange are averaged where the job's rule is not defined on sums, and
-    those of an evaluation always.
-    """
+    """The method's next state and the number of uploads in it. Raises TooFewDevices. Sums of a
+    preparatory exchange are averaged where the job's rule is not defined on sums, and those of an
+    evaluation always."""
     plan, exchange = context.plan, context.exchange
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = uploads_in(batch)
@@ -107,10 +105,8 @@ def combine_sums(
     sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """The method's next state, of the number of uploads and the exact sums of each set.
-
-    A rule that is not defined on sums leaves those of a preparatory exchange to the mean of all.
-    """
+    """The method's next state, of the number of uploads and the exact sums of each set. A rule that
+    is not defined on sums leaves those of a preparatory exchange to the mean of all."""
     plan, exchange, sets = context.plan, context.exchange, context.sets
     uploads = sum(of_set for of_set, _ in sums)
     means = {
@@ -314,11 +310,9 @@ class RoundCommitter:
         return entry, RoundContext.of(self._jobs.plan(entry), at.exchange)
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
-        """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError.
-
-        The result is used with the batch that begins with these very bytes, or not at all.
-        Numbers under masks say nothing: which batch it is need not be noted before.
-        """
+        """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError. The
+        result is used with the batch that begins with these very bytes, or not at all. Numbers
+        under masks say nothing: which batch it is need not be noted before."""
         if data.digest != batch.stream:
             return  # another one came
         if data.front is None or data.front.broken:
@@ -336,10 +330,7 @@ class RoundCommitter:
         self, batches: Mapping[str, Batch], data: Callable[[str, Batch], SpooledBatch]
     ) -> RoundCommit | AskChecks | AskUnmask | TooFewUploads:
         """Open what `data` gives of each cell's batch and commit all; of a round under masks keep
-        the sums, after its masks were checked.
-
-        Raises JobFailed or StoreError.
-        """
+        the sums, after its masks were checked. Raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), next(iter(batches.values())).at
         entry, context = self._round(at)
         kept = self._store.kept_sums(entry.id, at.exchange)

@@ -34,10 +34,8 @@ TELL_AGAIN = 16  # as many ends as a proxy keeps
 
 class Control:
     """Submits, cancels, resumes and starts jobs: at most `running` at once, the most urgent first.
-
     A job that waits for devices holds up none behind it. What ran when the process ended goes on,
-    however many.
-    """
+    however many."""
 
     def __init__(
         self,

@@ -102,11 +102,9 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
 
 def forget_old_pages(engine: sa.Engine) -> None:
-    """Drop SQLite's write-ahead log: it still holds the pages from before a deletion.
-
-    Another process that reads the file, or a full disk, puts it off to the next commit. On a
-    database server deleted rows stay until its own vacuum and log rotation.
-    """
+    """Drop SQLite's write-ahead log: it still holds the pages from before a deletion. Another
+    process that reads the file, or a full disk, puts it off to the next commit. On a database
+    server deleted rows stay until its own vacuum and log rotation."""
     if engine.dialect.name == "sqlite":
         connection = engine.raw_connection()
         try:
@@ -165,9 +163,7 @@ def transaction(
     method: Callable[Concatenate[Any, sa.Connection, P], T],
 ) -> Callable[Concatenate[Any, P], T]:
     """Give a method the connection, of its `_database`, in a transaction, committed at its return.
-
-    Where the connection breaks, all of it is done anew, for `AWAY_S` at most. Raises StoreError.
-    """
+    Where the connection breaks, all of it is done anew, for `AWAY_S` at most. Raises StoreError."""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -222,13 +218,10 @@ _EARLIER = {"0001": 2, "0002": 3, "0003": 4, "0004": 5}  # `info.version` of ear
 
 
 def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
-    """Upgrade within the caller's transaction; `folder` holds the revisions.
-
-    A database without a revision is empty, or older than revisions: its tables are those of the
-    first one. A SQLite file is copied beside it before it is changed; of a server its operator
-    makes the copy. Raises StoreError for a database of a later program, and where the copy
-    cannot be made.
-    """
+    """Upgrade within the caller's transaction; `folder` holds the revisions. A database without a
+    revision is empty, or older than revisions: its tables are those of the first one. A SQLite file
+    is copied beside it before it is changed; of a server its operator makes the copy. Raises
+    StoreError for a database of a later program, and where the copy cannot be made."""
     config = Config()
     config.set_main_option("path_separator", "os")
     config.set_main_option("script_location", str(folder).replace("%", "%%"))

@@ -38,10 +38,8 @@ _TESTS_KEPT = 8  # of jobs that run beside each other
 
 
 class HeldTests:
-    """The cloud's labelled records by data set, each read as a job's schema reads it.
-
-    Raises DataError for files that are missing, or that neither numbers nor a schema could read.
-    """
+    """The cloud's labelled records by data set, each read as a job's schema reads it. Raises
+    DataError for files that are missing, or that neither numbers nor a schema could read."""
 
     def __init__(self, blocks: Sequence[DataSource]) -> None:
         self._blocks = tuple(blocks)
@@ -109,11 +107,9 @@ def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None
 
 
 class Evaluation:
-    """Tests models on the cloud's own records, where it has some of the job's data set.
-
-    A rule that scores uploads has the first of them, and the models are tested on the others.
-    `test`: of any data set, as far as their form fits; or sets that each belong to one.
-    """
+    """Tests models on the cloud's own records, where it has some of the job's data set. A rule that
+    scores uploads has the first of them, and the models are tested on the others. `test`: of any
+    data set, as far as their form fits; or sets that each belong to one."""
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
@@ -175,10 +171,8 @@ class Evaluation:
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> ModelScore | None:
-        """How the model after a training round does on the test records.
-
-        None without test records, or where the job is about records of another form.
-        """
+        """How the model after a training round does on the test records. None without test records,
+        or where the job is about records of another form."""
         plan = context.plan
         test = self._fitting(plan)
         if test is None or context.exchange.number == 0:

@@ -59,11 +59,9 @@ _USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error 
 
 class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
-
-    `spool_dir` holds the batches under way (None: the system's folder for temporary files);
-    `moved` gives the cell that each device was moved to; `not_believed` says why nobody would
-    take this cloud's releases, or "". The others are as in `CloudWork`.
-    """
+    `spool_dir` holds the batches under way (None: the system's folder for temporary files); `moved`
+    gives the cell that each device was moved to; `not_believed` says why nobody would take this
+    cloud's releases, or "". The others are as in `CloudWork`."""
 
     def __init__(
         self,

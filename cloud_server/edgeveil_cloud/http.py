@@ -67,12 +67,9 @@ def make_app(
     at: ListenAt | None = None,
     facts: CloudFacts | None = None,
 ) -> HttpServer:
-    """The server of a cloud that is to listen `at`; not started.
-
-    `control` is used on the cloud's event loop, but for `check`. `clients` maps
-    names in certificates to scopes; `audit` is called in a thread before a job is changed;
-    `facts` are shown on the pages.
-    """
+    """The server of a cloud that is to listen `at`; not started. `control` is used on the cloud's
+    event loop, but for `check`. `clients` maps names in certificates to scopes; `audit` is called
+    in a thread before a job is changed; `facts` are shown on the pages."""
     own = _Routes(store, control, tokens, metrics or Metrics(), ask, audit)
     guard = RequestGuard(tokens, clients or {}, at or ListenAt())
     pages = PageRoutes(store, control, guard, ask, facts)
@@ -276,10 +273,8 @@ def _number(request: Request, name: str, low: float, high: float) -> float:
 
 
 class ControlDesk:
-    """Takes questions to the cloud's own event loop, which alone touches store and machine.
-
-    Refuses at once while the database is away (`away()`), and what has no answer in `ANSWER_S`.
-    """
+    """Takes questions to the cloud's own event loop, which alone touches store and machine. Refuses
+    at once while the database is away (`away()`), and what has no answer in `ANSWER_S`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, away: Callable[[], bool]) -> None:
         self._loop, self._away = loop, away

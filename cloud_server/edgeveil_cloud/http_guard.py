@@ -66,11 +66,9 @@ Tokens = Callable[[], Mapping[Scope, str]]
 
 
 class TokenFolder:
-    """The tokens of a state folder, read again when their files change.
-
-    A file that has become unfit or is gone lets nobody in. Raises UsageError when made, if others
-    can read a file or it holds no token.
-    """
+    """The tokens of a state folder, read again when their files change. A file that has become
+    unfit or is gone lets nobody in. Raises UsageError when made, if others can read a file or it
+    holds no token."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir

@@ -113,11 +113,9 @@ _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
 
 @dataclass(frozen=True)
 class RunPart:
-    """What only a run on one machine knows of its job, as `result.json` has it.
-
-    `held`: the section on who holds what; `measured_on`: "" for a published set's test records,
-    else why the figures are for the owner's eyes alone.
-    """
+    """What only a run on one machine knows of its job, as `result.json` has it. `held`: the section
+    on who holds what; `measured_on`: "" for a published set's test records, else why the figures
+    are for the owner's eyes alone."""
 
     devices: int
     infer_only: int = 0

@@ -34,12 +34,10 @@ ToldOpening = tuple[bytes, bytes, ExchangeId, bytes, bool]
 @dataclass(frozen=True)
 class RoundSecret:
     """What opens the answers to one round, or the reports on one release; deleted when the round
-    commits (forward secrecy).
-
-    Every attempt at a round asks the same `recipients`: a device sends the same tensors again,
-    and what comes back from differing selections would show who sent which. `checked`: the
-    manifest commits to the factors by which the masks of single uploads are checked.
-    """
+    commits (forward secrecy). Every attempt at a round asks the same `recipients`: a device sends
+    the same tensors again, and what comes back from differing selections would show who sent which.
+    `checked`: the manifest commits to the factors by which the masks of single uploads are
+    checked."""
 
     opening: OpeningKey
     membership: bytes = field(repr=False)
@@ -208,10 +206,8 @@ class MaskedSlice:
         return result
 
     def packed(self, opening: RoundOpening, data: Data, offsets: Sequence[int]) -> list[memoryview]:
-        """The packed vectors of one upload, by masked group.
-
-        Raises ProtocolError `not_for_this_round` or `bad_padding`.
-        """
+        """The packed vectors of one upload, by masked group. Raises ProtocolError
+        `not_for_this_round` or `bad_padding`."""
         result = []
         for group, vector, offset in zip(self.groups, self.vectors, offsets, strict=True):
             plain = opening.plain(group, data, offset)

@@ -72,11 +72,8 @@ def rehearse_job(
     plan: Plan, limits: BroadcastLimits, *, devices: bool = True, processor: str = "cpu"
 ) -> None:
     """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
-    job.
-
-    Without `devices` uploads are made up, so that nothing needs torch, unless the model is a
-    user's own, which is always tried, in a process of its own.
-    """
+    job. Without `devices` uploads are made up, so that nothing needs torch, unless the model is a
+    user's own, which is always tried, in a process of its own."""
     if not runs_python(plan.job.model) or is_own():
         _Rehearsal(plan, limits, devices, processor).play()
         return

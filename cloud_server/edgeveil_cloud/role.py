@@ -113,10 +113,7 @@ class CloudRole:
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
         """Keys for jobs and for releases, whom to believe in each cell, and what the proxies are
-        told of it.
-
-        Raises UsageError where the root vouches for keys that are not here.
-        """
+        told of it. Raises UsageError where the root vouches for keys that are not here."""
         folder = self.site.state_dir
         by_cell = {
             cell.name: believed_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
@@ -160,12 +157,9 @@ def build(
     link: Callable[[CloudRole], Runner],
     sealing: Sealing = real_sealing,
 ) -> CloudRole:
-    """A cloud as its site file says, with what its store holds.
-
-    `clock` gives seconds, from any zero; `link` puts the role where frames reach it, and returns
-    what runs its machine. Only a simulation has another `sealing`. Raises UsageError,
-    StoreError, DataError or CryptoError.
-    """
+    """A cloud as its site file says, with what its store holds. `clock` gives seconds, from any
+    zero; `link` puts the role where frames reach it, and returns what runs its machine. Only a
+    simulation has another `sealing`. Raises UsageError, StoreError, DataError or CryptoError."""
     role = CloudRole(site, clock, random or CloudChance(), sealing)
     role.runner = link(role)
     role.control = Control(

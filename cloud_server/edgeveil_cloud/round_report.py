@@ -95,12 +95,10 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
 
 
 def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
-    """Both guarantees together, and the last accuracy, for a job's end.
-
-    Devices may have released for the exchange after the last commit, so it is priced too if it
-    was sealed (its key is there until the job has ended), unless all declined it. A job that
-    ends early has spent what `Plan.spent` says: with Gaussian noise, the whole plan.
-    """
+    """Both guarantees together, and the last accuracy, for a job's end. Devices may have released
+    for the exchange after the last commit, so it is priced too if it was sealed (its key is there
+    until the job has ended), unless all declined it. A job that ends early has spent what
+    `Plan.spent` says: with Gaussian noise, the whole plan."""
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
@@ -128,11 +126,9 @@ STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 
 
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Entries of the model of a completed job; what is no plain text is JSON.
-
-    `edgeveil.privacy` has both guarantees with δ, unit and status; `edgeveil.federated` the
-    single numbers of the last exchange on the devices' own records.
-    """
+    """Entries of the model of a completed job; what is no plain text is JSON. `edgeveil.privacy`
+    has both guarantees with δ, unit and status; `edgeveil.federated` the single numbers of the last
+    exchange on the devices' own records."""
     job = plan.job
     told: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),

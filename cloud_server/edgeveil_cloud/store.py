@@ -54,11 +54,9 @@ _SWEEP_EVERY = 256  # events between two looks for old ones
 
 
 class Store:
-    """Opened by URL: `sqlite:///state/cloud.db`, `sqlite://` (memory), `postgresql://…`.
-
-    Safe to share between the threads of one process. `now_s` gives seconds since 1970. Raises
-    StoreError if the database cannot be opened or was written by a newer version.
-    """
+    """Opened by URL: `sqlite:///state/cloud.db`, `sqlite://` (memory), `postgresql://…`. Safe to
+    share between the threads of one process. `now_s` gives seconds since 1970. Raises StoreError if
+    the database cannot be opened or was written by a newer version."""
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._database = Database(url, lambda: self._committed())
@@ -176,11 +174,9 @@ class Store:
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
     ) -> JobEntry:
-        """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes.
-
-        Writes the event `job_<status>` with `data` and the reason; nothing where the job has
-        this status for this reason already. The end of a job also deletes its round keys.
-        """
+        """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes. Writes
+        the event `job_<status>` with `data` and the reason; nothing where the job has this status
+        for this reason already. The end of a job also deletes its round keys."""
         said = {"reason": reason} if reason else {}
         return self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
 
@@ -233,11 +229,9 @@ class Store:
 
     @transaction
     def announce(self, db: Db, job: str, data: Mapping[str, Any]) -> int:
-        """Store the event `broadcast`; the number for its manifest.
-
-        It grows with every call, also where the clock steps back, and with the clock (ms since
-        1970), so that it grows on when a cloud starts over with a new store.
-        """
+        """Store the event `broadcast`; the number for its manifest. It grows with every call, also
+        where the clock steps back, and with the clock (ms since 1970), so that it grows on when a
+        cloud starts over with a new store."""
         self._event(db, job, "broadcast", data)
         return self._next_number(db)
 
@@ -375,13 +369,11 @@ class Store:
         accepted: Sequence[bytes] = (),
         batch_digests: Sequence[bytes] = (),
     ) -> bool:
-        """Commit one exchange in a single transaction; False if it was committed before.
-
-        `state` is the method's state after it (safetensors; only the newest is kept), `accepted`
-        the SHA-256 of each ciphertext counted, `events` are (type, data). Deletes the round keys
-        up to this exchange. Raises StoreError for a job that does not run, an exchange that is
-        not the next one, or a batch that another exchange has absorbed.
-        """
+        """Commit one exchange in a single transaction; False if it was committed before. `state` is
+        the method's state after it (safetensors; only the newest is kept), `accepted` the SHA-256
+        of each ciphertext counted, `events` are (type, data). Deletes the round keys up to this
+        exchange. Raises StoreError for a job that does not run, an exchange that is not the next
+        one, or a batch that another exchange has absorbed."""
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         entry, table = _entry(db, job), tables.exchanges
@@ -448,11 +440,9 @@ class Store:
         cell: str = "",
         moved: Mapping[bytes, str] | None = None,
     ) -> int:
-        """Make exactly these public keys the enrolled ones of a cell.
-
-        A key that another cell has stays there, unless `moved` says that it belongs here;
-        returns how many such keys are claimed.
-        """
+        """Make exactly these public keys the enrolled ones of a cell. A key that another cell has
+        stays there, unless `moved` says that it belongs here; returns how many such keys are
+        claimed."""
         table, moves, now_s = tables.enrolled_keys, moved or {}, self._now_s()
         rows = db.execute(sa.select(table.c.public_key, table.c.cell))
         cell_of = {bytes(key): of_it for key, of_it in rows}
@@ -491,11 +481,8 @@ class Store:
     @transaction
     def is_newer_roster(self, db: Db, expires_s: float, cell: str = "") -> bool:
         """Whether a roster with a smaller number was made after the one taken last: no registry
-        does so, somebody else said a larger number with the proxy's key.
-
-        A roster ends a day after it was made; where the one taken says otherwise, one of the
-        last hour is newer.
-        """
+        does so, somebody else said a larger number with the proxy's key. A roster ends a day after
+        it was made; where the one taken says otherwise, one of the last hour is newer."""
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         taken_s = 0.0 if row is None else float(row.expires_s)
         if taken_s > self._now_s() + _DAY_S + _HOUR_S:

@@ -74,12 +74,9 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class ExchangeRecord:
-    """One committed exchange, as reports show it.
-
-    `number` is the training round (0 in a preparatory phase), `attempt` counts from 1, `bytes`
-    maps a hop to its bytes, `scores` is a ClusterScores, a MeanSoftmax or `federated_figures` as a
-    mapping, or None, `loss` in nats.
-    """
+    """One committed exchange, as reports show it. `number` is the training round (0 in a
+    preparatory phase), `attempt` counts from 1, `bytes` maps a hop to its bytes, `scores` is a
+    ClusterScores, a MeanSoftmax or `federated_figures` as a mapping, or None, `loss` in nats."""
 
     index: int
     phase: str

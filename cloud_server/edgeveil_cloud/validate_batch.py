@@ -127,11 +127,9 @@ class SpooledBatch:
 
 
 class BatchSpool:
-    """At most one batch, in `folder` (None: the system's folder for temporary files).
-
-    A disk that is full spoils the batch and not the process: `whole` says so, and the round is
-    asked for again.
-    """
+    """At most one batch, in `folder` (None: the system's folder for temporary files). A disk that
+    is full spoils the batch and not the process: `whole` says so, and the round is asked for
+    again."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -185,9 +183,7 @@ class Reader:
 
     def cuts(self, count: int, size_bytes: int) -> list[slice]:
         """How to share out so many segments or uploads of one size; one cut: they are opened here.
-
-        Sums come back with each slice and are as large as four uploads of float32 numbers.
-        """
+        Sums come back with each slice and are as large as four uploads of float32 numbers."""
         workers, most = self.workers, max(1, count)
         if (
             workers is not None
@@ -366,13 +362,10 @@ class JoinedArrays(Sequence[Array]):
 
 @dataclass
 class ValidatedBatch:
-    """Valid arrays by segment, their marks, refusals.
-
-    Of masked groups: `totals`, for each set of uploads the sums under masks in the groups'
-    order; the `chosen` of so many `masked` uploads that are in them, by their place in the
-    batch; `misfits`, the places of those that no honest device sends; `uploads`, while their
-    masks are yet to be checked.
-    """
+    """Valid arrays by segment, their marks, refusals. Of masked groups: `totals`, for each set of
+    uploads the sums under masks in the groups' order; the `chosen` of so many `masked` uploads that
+    are in them, by their place in the batch; `misfits`, the places of those that no honest device
+    sends; `uploads`, while their masks are yet to be checked."""
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
@@ -396,12 +389,9 @@ def validate_batch(
 ) -> ValidatedBatch:
     """Open and validate every segment; a group with more valid ones than were selected is void.
     Those under masks, and those that the job's rule adds up, are added on the way: no two are in
-    memory.
-
-    Of others, arrays beyond `kept_bytes` are opened again from `data`, which must stay as it is.
-    `front` is what was opened of its stream before. With `workers` the result is the same.
-    Raises ComputeError.
-    """
+    memory. Of others, arrays beyond `kept_bytes` are opened again from `data`, which must stay as
+    it is. `front` is what was opened of its stream before. With `workers` the result is the same.
+    Raises ComputeError."""
     result, offset, selected = ValidatedBatch(), 0, len(secret.recipients)
     groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
@@ -564,10 +554,8 @@ class MaskedUploads:
 
     def compare(self, result: ValidatedBatch, checks: bytes, data: Data) -> None:
         """Leave out of what they came to those whose masks are not those of their seeds, by the
-        proxy's checks. Their segments are opened again from `data`.
-
-        Raises ProtocolError `wrong_mask_checks`: of another size.
-        """
+        proxy's checks. Their segments are opened again from `data`. Raises ProtocolError
+        `wrong_mask_checks`: of another size."""
         size = CHECK_BYTES * len(self._vectors)
         if len(checks) != size * result.masked:
             raise ProtocolError("wrong_mask_checks")
@@ -599,12 +587,9 @@ def norm_limit(norms: Sequence[float]) -> float:
 
 
 class KeptSums(msgspec.Struct, frozen=True, array_like=True):
-    """The sums under masks of one cell's batch, the question for their masks, and the rest of
-    the batch.
-
-    Durable before the proxy is asked, which answers for one choice of uploads only: another
-    batch, or another look at the same, could come to another.
-    """
+    """The sums under masks of one cell's batch, the question for their masks, and the rest of the
+    batch. Durable before the proxy is asked, which answers for one choice of uploads only: another
+    batch, or another look at the same, could come to another."""
 
     batch: Batch
     unmask: Unmask

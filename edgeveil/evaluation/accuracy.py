@@ -33,12 +33,9 @@ LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
 
 @dataclass(frozen=True)
 class ModelScore:
-    """How one model does on all records.
-
-    Of classes: `accuracy`, and `loss` the mean cross-entropy in nats, of no record above 88. Of a
-    number `accuracy` is None and `loss` the mean squared error of t in [-1, 1]; of anomalies None
-    and 1 - AUC.
-    """
+    """How one model does on all records. Of classes: `accuracy`, and `loss` the mean cross-entropy
+    in nats, of no record above 88. Of a number `accuracy` is None and `loss` the mean squared error
+    of t in [-1, 1]; of anomalies None and 1 - AUC."""
 
     accuracy: float | None
     loss: float
@@ -46,12 +43,10 @@ class ModelScore:
 
 
 class HeldOutTest:
-    """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
-
-    `graph` is the job's, cut where weights first enter: what comes before is computed once.
-    `target`: labels stand for numbers of this range. Needs `onnx`. Raises DataError if there is no
-    record or the graph does not fit.
-    """
+    """Tests of one job's model on x (n, ...) and labels y (n,), for any weights. `graph` is the
+    job's, cut where weights first enter: what comes before is computed once. `target`: labels stand
+    for numbers of this range. Needs `onnx`. Raises DataError if there is no record or the graph
+    does not fit."""
 
     def __init__(
         self,

@@ -43,11 +43,9 @@ def cluster_scores(
     uploads: NDArray[np.floating[Any]], eval_type: str, wanted: int
 ) -> ClusterScores:
     """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
-
-    Only the first `wanted` uploads count, and of those the finite ones. Fewer than 3
-    rows, a single cluster or only clusters of one have no score. Raises UsageError for an unknown
-    name, DataError for a wrong shape.
-    """
+    Only the first `wanted` uploads count, and of those the finite ones. Fewer than 3 rows, a single
+    cluster or only clusters of one have no score. Raises UsageError for an unknown name, DataError
+    for a wrong shape."""
     scored = EVALUATIONS[eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         raise DataError(

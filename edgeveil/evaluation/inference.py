@@ -22,11 +22,8 @@ from edgeveil.subnormals import flushed
 
 class InferenceSession:
     """One session for one job's graph; each round only brings new weights. `digest`: the graph's
-    SHA-256.
-
-    Raises ProtocolError("graph_size" | "graph_digest") for other bytes, DataError for more than
-    plain layers (`check_graph`) or what ONNX Runtime cannot use.
-    """
+    SHA-256. Raises ProtocolError("graph_size" | "graph_digest") for other bytes, DataError for more
+    than plain layers (`check_graph`) or what ONNX Runtime cannot use."""
 
     def __init__(
         self, graph: bytes, digest: bytes, *, classes: int, max_bytes: int = MAX_GRAPH_BYTES
@@ -56,12 +53,10 @@ class InferenceSession:
     def summed_softmax(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]], row_s: float = math.inf
     ) -> NDArray[np.int64]:
-        """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`.
-
-        What a record adds is a function of itself alone, bit for bit; NaN, a failed run, one longer
-        than `row_s` seconds and no distribution add 0. Raises DataError only where a record of
-        zeros fails.
-        """
+        """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`. What
+        a record adds is a function of itself alone, bit for bit; NaN, a failed run, one longer than
+        `row_s` seconds and no distribution add 0. Raises DataError only where a record of zeros
+        fails."""
         rows = np.zeros((len(x), self.classes))
         finite: NDArray[np.bool_] = np.asarray(np.isfinite(flat_rows(x)).all(axis=1))
         for index, output in self._single(x, weights, range(len(x)), row_s):
@@ -78,13 +73,10 @@ class InferenceSession:
         row_s: float,
         width: int | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Yield (place in `held`, output (1, k)) of a run for each record that `held` names.
-
-        Each run is of one record at an aligned address, as neighbours could change the order of
-        sums; of zeros for an empty slot. Nothing is yielded where a run fails or takes longer than
-        `row_s`. Raises DataError where a record of zeros fails, or the output has not `width`
-        values.
-        """
+        """Yield (place in `held`, output (1, k)) of a run for each record that `held` names. Each
+        run is of one record at an aligned address, as neighbours could change the order of sums; of
+        zeros for an empty slot. Nothing is yielded where a run fails or takes longer than `row_s`.
+        Raises DataError where a record of zeros fails, or the output has not `width` values."""
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         run = self._model.probabilities if width is None else self._model.answers
         blank = np.zeros((1, *(axis or 1 for axis in self._model.input_shape)), np.float32)

@@ -64,10 +64,8 @@ class LinearHead:
 
 
 def find_head(graph: bytes) -> LinearHead:
-    """The head of a model whose `probabilities` are a softmax of a linear layer.
-
-    Raises DataError for any other graph.
-    """
+    """The head of a model whose `probabilities` are a softmax of a linear layer. Raises DataError
+    for any other graph."""
     parts = fields(message(fields(memoryview(graph)), GRAPH, "graph"))
     nodes = {node.output: node for node in map(GraphNode, messages(parts, NODE))}
     tensors = {text(one, TENSOR_NAME): one for one in map(fields, messages(parts, INITIALIZER))}

@@ -150,11 +150,9 @@ class Hits(_Classes):
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS, each at most that.
-
-    An error is in halves of the target's range, cut off at one. An output that is not finite has
-    the largest error; a record without a label is not counted.
-    """
+    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS, each at most that. An
+    error is in halves of the target's range, cut off at one. An output that is not finite has the
+    largest error; a record without a label is not counted."""
 
     target: TargetRange
     outputs = 1

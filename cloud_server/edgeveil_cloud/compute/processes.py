@@ -95,11 +95,8 @@ class _Process:
 
 class WorkerProcesses:
     """Open slices of a batch side by side, `count` at a time; with `on_ray` on the cluster at
-    `address`, or on one that is started here.
-
-    For calls from any thread, one batch after the other. Fewer than `least_bytes` of sealed
-    segments are not worth the way to a worker.
-    """
+    `address`, or on one that is started here. For calls from any thread, one batch after the other.
+    Fewer than `least_bytes` of sealed segments are not worth the way to a worker."""
 
     def __init__(
         self, count: int, *, on_ray: bool = False, address: str | None = None, least_bytes: int = 0
@@ -126,9 +123,7 @@ class WorkerProcesses:
         take: Callable[[int, Any], None],
     ) -> None:
         """Open all of them; `take` gets each one's number and result, in the order of their ends.
-
-        Raises ComputeError where a slice ended its worker again and again, or nothing can work.
-        """
+        Raises ComputeError where a slice ended its worker again and again, or nothing can work."""
         with self._turn:
             try:
                 _Work(self, opening, data, slices, take).do()
@@ -288,11 +283,9 @@ class _Work:
 
 
 def workers_of(at: ComputeAt) -> WorkerProcesses | None:
-    """What a site file asks for; None: the cloud's own process.
-
-    Raises UsageError where Ray is not installed or another one than the cluster's. A cluster that
-    does not answer is waited for when there is work for it.
-    """
+    """What a site file asks for; None: the cloud's own process. Raises UsageError where Ray is not
+    installed or another one than the cluster's. A cluster that does not answer is waited for when
+    there is work for it."""
     if not at.workers:
         return None
     if at.engine == "local":

@@ -185,8 +185,7 @@ class JobViews:
 
     async def view(self, job: str, room: tuple[int, int]) -> bytes:
         """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
-        where this is the newest. `room` as for `why_it_stands`. Raises UnknownJob, StoreAway.
-        """
+        where this is the newest. `room` as for `why_it_stands`. Raises UnknownJob, StoreAway."""
         one = self._looked.pop(job, None) or _Looked()
         self._looked[job] = one
         while len(self._looked) > _VIEWS_KEPT:
