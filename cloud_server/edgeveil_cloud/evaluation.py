@@ -43,11 +43,8 @@ class HeldTests:
 
     def __init__(self, blocks: Sequence[DataSource]) -> None:
         self._blocks = tuple(blocks)
+        self.names = [block.name for block in blocks]
         self._plain = {at: _plainly_read(block) for at, block in enumerate(blocks)}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(block.name for block in self._blocks)
 
     def of(self, data: JobData, classes: int | None = None) -> Records | None:
         """Records that models of a job are tested on: the first set of its data set that fits
