@@ -14,23 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation.graph_check import (
-    DATA_TYPE,
-    FLOAT,
-    GRAPH,
-    INITIALIZER,
-    NODE,
-    RAW,
-    TENSOR_NAME,
-    Field,
-    GraphNode,
-    fields,
-    message,
-    messages,
-    number,
-    text,
-    varints,
-)
+from edgeveil.evaluation import graph_check as wire
 
 _DIMS = 1  # of TensorProto
 _GRAPH_OUTPUT, _VALUE_NAME, _VALUE_TYPE = 12, 1, 2
@@ -66,9 +50,12 @@ class LinearHead:
 def find_head(graph: bytes) -> LinearHead:
     """The head of a model whose `probabilities` are a softmax of a linear layer. Raises DataError
     for any other graph."""
-    parts = fields(message(fields(memoryview(graph)), GRAPH, "graph"))
-    nodes = {node.output: node for node in map(GraphNode, messages(parts, NODE))}
-    tensors = {text(one, TENSOR_NAME): one for one in map(fields, messages(parts, INITIALIZER))}
+    parts = wire.fields(wire.message(wire.fields(memoryview(graph)), wire.GRAPH, "graph"))
+    nodes = {node.output: node for node in map(wire.GraphNode, wire.messages(parts, wire.NODE))}
+    tensors = {
+        wire.text(one, wire.TENSOR_NAME): one
+        for one in map(wire.fields, wire.messages(parts, wire.INITIALIZER))
+    }
     for output, what in (("value", "a number"), ("score", "anomalies")):
         if output in nodes and "probabilities" not in nodes:
             raise _no_head(f"it tells {what}, and only heads of classes are learned further")
@@ -99,16 +86,16 @@ def find_head(graph: bytes) -> LinearHead:
 
 def with_output(graph: bytes, name: str) -> bytes:
     """The graph with one output more: its float32 tensor `name`."""
-    tensor = _field(_TENSOR_TYPE, _LENGTH, _field(_ELEMENT_TYPE, _VARINT, _varint(FLOAT)))
+    tensor = _field(_TENSOR_TYPE, _LENGTH, _field(_ELEMENT_TYPE, _VARINT, _varint(wire.FLOAT)))
     value = _field(_VALUE_NAME, _LENGTH, name.encode()) + _field(_VALUE_TYPE, _LENGTH, tensor)
-    return graph + _field(GRAPH, _LENGTH, _field(_GRAPH_OUTPUT, _LENGTH, value))
+    return graph + _field(wire.GRAPH, _LENGTH, _field(_GRAPH_OUTPUT, _LENGTH, value))
 
 
-def _plain_gemm(layer: GraphNode) -> bool:
+def _plain_gemm(layer: wire.GraphNode) -> bool:
     """Whether its weights are stored transposed. Raises DataError where it does more than that."""
     transposed = False
     for attribute in layer.attributes:
-        name, whole = text(attribute, 1), number(attribute, 3)
+        name, whole = wire.text(attribute, 1), wire.number(attribute, 3)
         if name == "transB":
             transposed = whole == 1
         elif name != "transA" or whole:
@@ -116,16 +103,16 @@ def _plain_gemm(layer: GraphNode) -> bool:
     return transposed
 
 
-def _tensor(graph: bytes, tensor: list[Field]) -> tuple[int, NDArray[np.float64]]:
+def _tensor(graph: bytes, tensor: list[wire.Field]) -> tuple[int, NDArray[np.float64]]:
     """Where a tensor's values begin in the graph, and the values."""
-    raw = messages(tensor, RAW)
-    if number(tensor, DATA_TYPE) != FLOAT or len(raw) != 1:
+    raw = wire.messages(tensor, wire.RAW)
+    if wire.number(tensor, wire.DATA_TYPE) != wire.FLOAT or len(raw) != 1:
         raise _no_head("its last layer's weights are no plain float32 numbers")
     shape: list[int] = []
     for field in tensor:
         if field.number == _DIMS:
             value = field.value
-            shape += [value] if isinstance(value, int) else varints(value or memoryview(b""))
+            shape += [value] if isinstance(value, int) else wire.varints(value or memoryview(b""))
     if 4 * math.prod(shape) != len(raw[0]):
         raise _no_head("its last layer's weights are cut off")
     values = np.frombuffer(raw[0], "<f4")

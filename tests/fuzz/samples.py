@@ -6,42 +6,13 @@ from functools import cache
 from msgspec import structs
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
-from edgeveil.protocol.messages import (
-    Ack,
-    Arrived,
-    Batch,
-    Behind,
-    Blob,
-    Bye,
-    CheckMasks,
-    Close,
-    Commit,
-    Cover,
-    Decline,
-    ExchangeId,
-    Group,
-    Hello,
-    Here,
-    JobDeposit,
-    Later,
-    Manifest,
-    MaskedGroup,
-    MaskSums,
-    Misfits,
-    Roster,
-    RoundKey,
-    Shortfall,
-    Signer,
-    Unmask,
-    Upload,
-    Want,
-)
+from edgeveil.protocol import messages as m
 
 JOB = b"fuzzed job 16 b."
 PACKET_BYTES = 1536
-GROUPS = (Group("layer0", 64), Group("softmax", 64))
-AT = ExchangeId(JOB, 1, 1)
-BLOB = Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
+GROUPS = (m.Group("layer0", 64), m.Group("softmax", 64))
+AT = m.ExchangeId(JOB, 1, 1)
+BLOB = m.Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
 
 
 def _raw(name):
@@ -70,13 +41,13 @@ def device_id(number):
 def signer(name):
     """`cloud`, `proxy`, or a device by its number as text."""
     if name.isdigit():
-        return Signer(device_id(int(name)), signing_key(f"device {name}"))
-    return Signer(name, signing_key(name))
+        return m.Signer(device_id(int(name)), signing_key(f"device {name}"))
+    return m.Signer(name, signing_key(name))
 
 
 def manifest(kind="round", at=AT, sequence=1, blob=BLOB):
     """A manifest that is sound in itself."""
-    return Manifest(
+    return m.Manifest(
         kind=kind,
         at=at,
         sequence=sequence,
@@ -97,38 +68,38 @@ def manifest(kind="round", at=AT, sequence=1, blob=BLOB):
     )
 
 
-MASKED = structs.replace(manifest(), masked=(MaskedGroup(0, 7, 40),))
+MASKED = structs.replace(manifest(), masked=(m.MaskedGroup(0, 7, 40),))
 HEADERS = (
     manifest(),
     MASKED,
-    manifest("job", ExchangeId(JOB, 0, 1)),
-    manifest("release", ExchangeId(JOB, 0, 2)),
-    Upload(AT, (0, 1), BLOB),
-    Upload(AT, (0, 1), BLOB, 3, b"deposit"),
-    Upload(AT, (0, 1), BLOB, 3, b"", bytes(80)),
-    MaskSums(AT, BLOB.digest, BLOB),
-    Batch(AT, 3, 0, (3, 3), BLOB),
-    Batch(AT, 3, 0, (3, 3), BLOB, bytes(32)),
-    Commit(AT, 1, BLOB),
-    Roster(1, BLOB),
+    manifest("job", m.ExchangeId(JOB, 0, 1)),
+    manifest("release", m.ExchangeId(JOB, 0, 2)),
+    m.Upload(AT, (0, 1), BLOB),
+    m.Upload(AT, (0, 1), BLOB, 3, b"deposit"),
+    m.Upload(AT, (0, 1), BLOB, 3, b"", bytes(80)),
+    m.MaskSums(AT, BLOB.digest, BLOB),
+    m.Batch(AT, 3, 0, (3, 3), BLOB),
+    m.Batch(AT, 3, 0, (3, 3), BLOB, bytes(32)),
+    m.Commit(AT, 1, BLOB),
+    m.Roster(1, BLOB),
 )
 BODIES = (
-    Ack(BLOB.digest, "held"),
-    Ack(BLOB.digest, "refused", "wrong_size"),
-    Hello(device_id(0)),
-    Hello(device_id(0), 1, 2, 3),
-    Behind(BLOB.digest, 4, (JobDeposit(JOB, b"deposit"),), True),
-    Here(0.5),
-    Later(2.0),
-    Cover(10.0),
-    RoundKey(AT, bytes(range(32))),
-    Unmask(AT, BLOB.digest, b"\x07"),
-    CheckMasks(AT, BLOB.digest, bytes(range(32))),
-    Misfits(AT, BLOB.digest, b"\x07"),
-    Arrived(AT, BLOB),
-    Want(JOB),
-    Decline(AT),
-    Shortfall(AT, 1, 1),
-    Close(JOB, "completed"),
-    Bye(device_id(0)),
+    m.Ack(BLOB.digest, "held"),
+    m.Ack(BLOB.digest, "refused", "wrong_size"),
+    m.Hello(device_id(0)),
+    m.Hello(device_id(0), 1, 2, 3),
+    m.Behind(BLOB.digest, 4, (m.JobDeposit(JOB, b"deposit"),), True),
+    m.Here(0.5),
+    m.Later(2.0),
+    m.Cover(10.0),
+    m.RoundKey(AT, bytes(range(32))),
+    m.Unmask(AT, BLOB.digest, b"\x07"),
+    m.CheckMasks(AT, BLOB.digest, bytes(range(32))),
+    m.Misfits(AT, BLOB.digest, b"\x07"),
+    m.Arrived(AT, BLOB),
+    m.Want(JOB),
+    m.Decline(AT),
+    m.Shortfall(AT, 1, 1),
+    m.Close(JOB, "completed"),
+    m.Bye(device_id(0)),
 )

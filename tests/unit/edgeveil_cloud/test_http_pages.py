@@ -16,25 +16,15 @@ from played import in_loop, played
 from edgeveil.jobs import parse_job
 from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport.listener import ListenAt, server_context
+from edgeveil_cloud import http_guard as guard
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_guard import (
-    KEEP_S,
-    MOST_SESSIONS,
-    TRIES,
-    TRIES_S,
-    BrowserSessions,
-    FailedTries,
-    Scope,
-    TokenFolder,
-    rotate_token,
-)
 from edgeveil_cloud.pages import routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from tests.kits.certificates import Authority
 from tests.kits.cloud_control import idle_control
 
-TOKENS = {Scope.READ: "r" * 43, Scope.SUBMIT: "s" * 43, Scope.ADMIN: "t" * 43}
+TOKENS = {guard.Scope.READ: "r" * 43, guard.Scope.SUBMIT: "s" * 43, guard.Scope.ADMIN: "t" * 43}
 OWN = {"X-EdgeVeil": "1"}
 HOSTILE = "<img src=x onerror=alert(1)>"
 STATUS = {"jobs": [], "most_running": 1, "enrolled": 0, "queued": 0, "paused": 0, "refused": {}}
@@ -58,7 +48,7 @@ class Page:
         async with self._session.request(method, path, **options) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
-    async def log_in(self, scope=Scope.SUBMIT, token=None, **options):
+    async def log_in(self, scope=guard.Scope.SUBMIT, token=None, **options):
         data = {"token": TOKENS[scope] if token is None else token}
         return await self.ask("POST", "/login", data=data, **options)
 
@@ -123,7 +113,7 @@ async def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_se
     for part in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="):
         assert part in cookie
     assert "Secure" not in cookie  # plain HTTP on this machine
-    assert TOKENS[Scope.SUBMIT] not in cookie
+    assert TOKENS[guard.Scope.SUBMIT] not in cookie
     assert b"cloud.js" in (await page.ask("GET", "/")).body
     me = await page.json("GET", "/v1/page/me")
     assert me == {"scope": "submit", "may_submit": True}
@@ -132,7 +122,7 @@ async def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_se
 
 @played
 async def test_a_wrong_token_lets_nobody_in_and_soon_none_is_looked_at(page):
-    for _ in range(TRIES):
+    for _ in range(guard.TRIES):
         answer = await page.log_in(token="wrong")
         assert answer.status == 401
         assert "Set-Cookie" not in answer.headers
@@ -167,45 +157,45 @@ async def test_who_logs_out_is_out(page):
 
 @in_loop
 async def test_a_session_ends_when_its_token_is_rotated(tmp_path):
-    tokens = TokenFolder(tmp_path)
+    tokens = guard.TokenFolder(tmp_path)
     async with served(tokens=tokens) as given:
         page = given["page"]
-        assert (await page.log_in(token=tokens()[Scope.READ])).status == 303
+        assert (await page.log_in(token=tokens()[guard.Scope.READ])).status == 303
         assert (await page.ask("GET", "/jobs")).status == 200
-        rotate_token(tmp_path, Scope.SUBMIT)
+        guard.rotate_token(tmp_path, guard.Scope.SUBMIT)
         assert (await page.ask("GET", "/jobs")).status == 200
-        rotate_token(tmp_path, Scope.READ)
+        guard.rotate_token(tmp_path, guard.Scope.READ)
         assert (await page.ask("GET", "/jobs")).status == 401
 
 
 def test_sessions_expire_and_are_bounded():
     now = [0.0]
-    sessions = BrowserSessions(lambda: TOKENS, lambda: now[0])
-    first, scope = sessions.begin(TOKENS[Scope.READ])
-    assert scope is Scope.READ is sessions.scope(first)
+    sessions = guard.BrowserSessions(lambda: TOKENS, lambda: now[0])
+    first, scope = sessions.begin(TOKENS[guard.Scope.READ])
+    assert scope is guard.Scope.READ is sessions.scope(first)
     assert sessions.begin("wrong") is None
     assert sessions.scope("") is sessions.scope(first[:-1]) is None
-    now[0] = KEEP_S
+    now[0] = guard.KEEP_S
     assert sessions.scope(first) is None
-    first, _ = sessions.begin(TOKENS[Scope.READ])
-    for _ in range(MOST_SESSIONS):
-        last, _ = sessions.begin(TOKENS[Scope.SUBMIT])
+    first, _ = sessions.begin(TOKENS[guard.Scope.READ])
+    for _ in range(guard.MOST_SESSIONS):
+        last, _ = sessions.begin(TOKENS[guard.Scope.SUBMIT])
     assert sessions.scope(first) is None
-    assert sessions.scope(last) is Scope.SUBMIT
+    assert sessions.scope(last) is guard.Scope.SUBMIT
 
 
 def test_wrong_tries_are_counted_by_address_and_forgotten():
     now = [0.0]
-    tries = FailedTries(lambda: now[0])
-    for _ in range(TRIES):
+    tries = guard.FailedTries(lambda: now[0])
+    for _ in range(guard.TRIES):
         assert tries.wait_s("a") == 0
         tries.failed("a")
-    assert tries.wait_s("a") == TRIES_S
+    assert tries.wait_s("a") == guard.TRIES_S
     assert tries.wait_s("b") == 0
     for address in range(5000):
         tries.failed(str(address))
     assert len(tries._tries) < 2000
-    now[0] = TRIES_S
+    now[0] = guard.TRIES_S
     assert tries.wait_s("a") == 0
     assert not tries._tries
 
@@ -217,7 +207,7 @@ def test_wrong_tries_are_counted_by_address_and_forgotten():
 async def test_a_cookie_reaches_as_far_as_its_token(page, store):
     job = store.submit_job("a", b"", bytes(32)).id
     store.put_release(job, b"ONNX", b"TENSORS")
-    await page.log_in(Scope.READ)
+    await page.log_in(guard.Scope.READ)
     me = await page.json("GET", "/v1/page/me")
     assert me == {"scope": "read", "may_submit": False}
     for method, path in [
@@ -263,7 +253,7 @@ async def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_us
     mine.load_cert_chain(*desk)
     store = Store()
     job = store.submit_job("a", b"", bytes(32)).id
-    clients = {"desk": Scope.SUBMIT}
+    clients = {"desk": guard.Scope.SUBMIT}
     server = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
     await server.start(at)
     jar, connector = aiohttp.CookieJar(unsafe=True), aiohttp.TCPConnector(ssl=mine)
@@ -346,7 +336,7 @@ def example():
 @played
 async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, store):
     first, second = run_job(store), run_job(store, "other")
-    await page.log_in(Scope.READ)
+    await page.log_in(guard.Scope.READ)
     async with stream(page) as (told, _):
         rows = {row["id"]: row for row in (await told())["rows"]}
         assert rows.keys() == {first, second}
@@ -367,7 +357,7 @@ async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, st
 async def test_a_waiting_job_says_why_and_what_to_do(page, store):
     queued = store.submit_job("a", example().canonical(), bytes(32)).id
     store.append_event(queued, "job_waiting", {"enrolled": 3, "wanted": 5})
-    await page.log_in(Scope.READ)
+    await page.log_in(guard.Scope.READ)
     async with stream(page) as (told, _):
         (row,) = (await told())["rows"]
     assert row["reason"] == "3 devices are enrolled, the job wants 5"
@@ -383,7 +373,7 @@ async def test_who_watched_and_left_costs_nothing(monkeypatch):
     )
     async with served() as given, asyncio.timeout(20):
         page = given["page"]
-        await page.log_in(Scope.READ)
+        await page.log_in(guard.Scope.READ)
         async with stream(page) as (told, _), stream(page) as (also, _):
             await told(), await also()
             assert boards[0]._watchers == 2
@@ -394,7 +384,7 @@ async def test_who_watched_and_left_costs_nothing(monkeypatch):
 @played
 async def test_a_stream_ends_with_the_session_that_it_was_opened_by(page, monkeypatch):
     monkeypatch.setattr(routes, "BEAT_S", 0.05)
-    await page.log_in(Scope.READ)
+    await page.log_in(guard.Scope.READ)
     async with stream(page) as (told, answer):
         await told()
         await page.ask("POST", "/logout", headers=OWN)
@@ -404,7 +394,7 @@ async def test_a_stream_ends_with_the_session_that_it_was_opened_by(page, monkey
 @played
 async def test_a_job_is_told_as_a_page_and_again_when_it_changed(page, store):
     job = run_job(store, HOSTILE[:60])
-    await page.log_in(Scope.READ)
+    await page.log_in(guard.Scope.READ)
     path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
     view = (await page.json("GET", path))["view"]
     assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
