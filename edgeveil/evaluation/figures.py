@@ -38,8 +38,7 @@ def classification_figures(
         per_class          [{class, precision, recall, f1, records}]
         confusion          by true (row) and predicted class, of at most MOST_CROSSED classes
         calibration        {error, bins: [{confidence, accuracy, records}]} (Naeini et al. 2015)
-        unusable           records whose probabilities are not finite: wrong in every figure
-    """
+        unusable           records whose probabilities are not finite: wrong in every figure"""
     classes = probabilities.shape[1]
     known = (labels >= 0) & (labels < classes)
     if not known.any():
@@ -102,8 +101,7 @@ def regression_figures(
 
         mae, rmse, r2   r2 is None where all labels are alike
         rmse_of_mean    of saying the labels' own mean for each record
-        unusable        records whose value is not finite: counted as the range's width away
-    """
+        unusable        records whose value is not finite: counted as the range's width away"""
     known = (labels >= 0) & (labels < LABELS)
     if not known.any():
         return {}
@@ -132,8 +130,7 @@ def anomaly_figures(
         histogram               {from, to, normal, anomalous}: records by log2 of the score
         unusable                records whose score is not finite: wrong in every figure
 
-    With `alarms` a score above 1 is an alarm: also those of `alarm_figures`.
-    """
+    With `alarms` a score above 1 is an alarm: also those of `alarm_figures`."""
     known = (labels == NORMAL) | anomalous(labels)
     if not known.any():
         return {}

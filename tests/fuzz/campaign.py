@@ -62,10 +62,8 @@ class Outcome:
 
 
 def fuzz(name, bounds, out):
-    """Feed one target. Findings are written to `out`.
-
-    Raises UsageError where atheris is not installed, or for an unknown target.
-    """
+    """Feed one target. Findings are written to `out`. Raises UsageError where atheris is not
+    installed, or for an unknown target."""
     chosen = target(name)
     out.mkdir(parents=True, exist_ok=True)
     with _memory_folder() as folder:
@@ -94,10 +92,8 @@ def fuzz(name, bounds, out):
 
 
 def side_by_side(one, names, jobs):
-    """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run.
-
-    They are killed: libFuzzer prints when it is asked to end, and may wait for a lock of its own.
-    """
+    """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run. They are
+    killed: libFuzzer prints when it is asked to end, and may wait for a lock of its own."""
     _stopping.clear()
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -187,10 +183,8 @@ def outcome(name, lines, seconds, status):
 
 @contextmanager
 def _memory_folder():
-    """A folder, on a file system in memory where there is one: inputs are written a lot.
-
-    The lock in it says that its driver lives; what a killed one left is swept first.
-    """
+    """A folder, on a file system in memory where there is one: inputs are written a lot. The lock
+    in it says that its driver lives; what a killed one left is swept first."""
     place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     with _making:  # a folder that is not locked yet would look left behind
         sweep(place)

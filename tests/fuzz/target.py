@@ -22,11 +22,9 @@ class Wrong(AssertionError):  # noqa: N818 - what it is, not an error of the pro
 
 @dataclass(frozen=True)
 class Target:
-    """`take` feeds one input. It may raise the errors of `refusals`, and nothing else.
-
-    `seeds` are valid inputs, made by code, from which the fuzzer mutates; `words` are pieces of
-    the format that it may put in.
-    """
+    """`take` feeds one input. It may raise the errors of `refusals`, and nothing else. `seeds` are
+    valid inputs, made by code, from which the fuzzer mutates; `words` are pieces of the format that
+    it may put in."""
 
     take: Callable[[bytes], object]
     seeds: Callable[[], Iterable[bytes]]

@@ -41,11 +41,9 @@ def steered():
 
 
 def order_of_sums(values):
-    """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1].
-
-    The copy lies where ONNX Runtime puts it, the record where it is handed over; both have the
-    same bits, so nothing but the order in which they are summed can tell them apart.
-    """
+    """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1]. The copy
+    lies where ONNX Runtime puts it, the record where it is handed over; both have the same bits, so
+    nothing but the order in which they are summed can tell them apart."""
     node, number = helper.make_node, TensorProto.FLOAT
     nodes = [
         node("ReduceSum", ["x", "axes"], ["sum"], keepdims=1),
