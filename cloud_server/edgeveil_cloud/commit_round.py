@@ -46,7 +46,7 @@ from edgeveil_cloud.evaluation import (
 )
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import exchange_event, round_timeline, shown_clusters, shown_mean
-from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
+from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StateWhenAsked, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
@@ -343,7 +343,13 @@ class RoundCommitter:
             opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
             if opening is None:
                 return self._again(entry.id, at, context)
-            secret, spooled = _secret_of(opening, context), data(cell, batch)
+            if opening.secret is None:
+                raise JobFailed("the round's key is gone", where=context.exchange.label)
+            if not opening.first:
+                raise JobFailed(
+                    "another batch of this attempt was opened", where=context.exchange.label
+                )
+            secret, spooled = RoundSecret.from_bytes(opening.secret), data(cell, batch)
             asked += len(secret.recipients)
             valid[cell] = validate_batch(
                 context,
@@ -515,12 +521,3 @@ class RoundCommitter:
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
         least = floor if self.in_pieces else None
         return RoundCommit(*describe_record(at, accepted, self._work.limits.part_bytes, least))
-
-
-def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:
-    """What opens the round's first batch, and no other. Raises JobFailed."""
-    if opening.secret is None:
-        raise JobFailed("the round's key is gone", where=context.exchange.label)
-    if not opening.first:
-        raise JobFailed("another batch of this attempt was opened", where=context.exchange.label)
-    return RoundSecret.from_bytes(opening.secret)

@@ -4,14 +4,13 @@ Who is there is the proxies' knowledge, and their pages show it."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 
 from edgeveil.config.cloud import CloudSite
-from edgeveil.config.links import BrokerLink
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.store import Store
@@ -55,23 +54,16 @@ class CloudFacts:
         found += [{"what": f"trust: {one}", "ends_at": at.timestamp()} for one, at in trust.items()]
         return sorted(found, key=lambda one: one.get("ends_at") or 0.0)
 
-    def _certificates(self) -> Iterator[tuple[str, Path]]:
-        http = self._site.http.tls
-        if http is not None:
-            yield "http.tls.cert_file", http.cert_file
-            if http.client_ca_file is not None:
-                yield "http.tls.client_ca_file", http.client_ca_file
-        yield from _of_broker("broker", self._site.broker)
-        for cell in self._site.cells:
-            if cell.broker is not None:
-                yield from _of_broker(f"cells.{cell.name}.broker", cell.broker)
-
-
-def _of_broker(key: str, broker: BrokerLink) -> Iterator[tuple[str, Path]]:
-    if broker.cert_file is not None:
-        yield f"{key}.cert_file", broker.cert_file
-    if broker.ca_file is not None:
-        yield f"{key}.ca_file", broker.ca_file
+    def _certificates(self) -> list[tuple[str, Path]]:
+        site, tls, found = self._site, self._site.http.tls, list[tuple[str, Path | None]]()
+        if tls is not None:
+            found += [("http.tls.cert_file", tls.cert_file)]
+            found += [("http.tls.client_ca_file", tls.client_ca_file)]
+        brokers = [("broker", site.broker)]
+        brokers += [(f"cells.{one.name}.broker", one.broker) for one in site.cells if one.broker]
+        for key, broker in brokers:
+            found += [(f"{key}.cert_file", broker.cert_file), (f"{key}.ca_file", broker.ca_file)]
+        return [(what, path) for what, path in found if path is not None]
 
 
 def _certificate(what: str, path: Path) -> dict[str, Any]:
