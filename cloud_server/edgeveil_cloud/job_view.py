@@ -159,9 +159,8 @@ class JobDetails:
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
         """Of a stored job, whose canonical bytes this version may be unable to plan."""
         names = ("name", "id", "status", "reason", "started_at", "ended_at")
-        return replace(
-            facts_of(entry.canonical, cells), **{name: getattr(entry, name) for name in names}
-        )
+        own = {name: getattr(entry, name) for name in names}
+        return replace(facts_of(entry.canonical, cells), **own)
 
 
 @lru_cache(maxsize=512)

@@ -21,7 +21,7 @@ import numpy as np
 
 from edgeveil.errors import UsageError
 from edgeveil.heap import keep_memory_private
-from edgeveil.ray_cluster import join_cluster
+from edgeveil.ray_cluster import ClusterAway, join_cluster
 from edgeveil.storage import FileData
 from edgeveil_cloud.compute.processes import SliceFailure, WorkerRefusal, hear, hear_file, say
 from edgeveil_cloud.open_segments import Place, RoundOpening
@@ -141,7 +141,8 @@ def main(starter: socket.socket, count: int, address: str | None) -> None:
     try:
         tasks = RayTasks(count, address)
     except UsageError as error:
-        say(starter, WorkerRefusal.of(error))
+        away = isinstance(error, ClusterAway)
+        say(starter, WorkerRefusal(error.what, error.where, error.fix, away))
         return
     say(starter, None)  # it is there
     serve(starter, tasks, count)

@@ -65,10 +65,6 @@ class WorkerRefusal:
     fix: str
     passes: bool = False
 
-    @classmethod
-    def of(cls, error: EdgeVeilError) -> WorkerRefusal:
-        return cls(error.what, error.where, error.fix, isinstance(error, ClusterAway))
-
 
 @dataclass(frozen=True)
 class SliceFailure:
