@@ -86,11 +86,8 @@ def wanted(conditions: Conditions) -> dict[str, Any]:
 
 def within(windows: Sequence[str], minute: int) -> bool:
     """Whether the minute of the day lies in a window; one may pass midnight, its end is outside."""
-    for window in windows:
-        begin, end = minutes_of(window)
-        if begin <= minute < end if begin < end else minute >= begin or minute < end:
-            return True
-    return False
+    spans = map(minutes_of, windows)
+    return any(b <= minute < e if b < e else minute >= b or minute < e for b, e in spans)
 
 
 class Presence:
@@ -101,11 +98,9 @@ class Presence:
         look: Callable[[], list[str]],
         post: Callable[[fx.Event], None],
         moment: Callable[[], float],
-        interval_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._look, self._post, self._moment = look, post, moment
-        self._interval_s, self._sleep = interval_s, sleep
+        self._look, self._post, self._moment, self._sleep = look, post, moment, sleep
         self.paused = False  # by the owner's word: no condition, but it counts as one
         self.unmet: tuple[str, ...] = ()  # what did not hold when it was looked at last
         self._here = True  # as a machine begins
@@ -120,10 +115,10 @@ class Presence:
 
     async def run(self) -> None:
         while True:
-            before_s = self._moment() * self._interval_s
+            before_s = self._moment() * PRESENCE_INTERVAL_S
             await self._sleep(before_s)
             await self.settle()
-            await self._sleep(self._interval_s - before_s)
+            await self._sleep(PRESENCE_INTERVAL_S - before_s)
 
 
 class BoxSensors:

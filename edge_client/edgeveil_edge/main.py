@@ -172,7 +172,6 @@ class DeviceProcess:
             lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
             self.runtime.post,
             self.device.host.moment,
-            conditions.PRESENCE_INTERVAL_S,
         )
         self._problems: list[str] = []
         parts: dict[str, Callable[[], Any]] = {

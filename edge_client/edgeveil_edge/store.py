@@ -95,12 +95,11 @@ class UploadReceipt:
 class DeviceStore:
     """Durable memory of one device, for one process. Every method may raise StorageError."""
 
-    def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
+    def __init__(self, path: Path | str) -> None:
         what = "the device's store"
         schema: dict[str, Any] = {"version": _VERSION, "steps": _STEPS}
         # No statements are kept: an upload may be large.
         self._file = SqliteFile(path, what, _SCHEMA, **schema, keep_statements=False)
-        self._receipts_kept = receipts_kept
 
     def close(self) -> None:
         self._file.close()
@@ -124,7 +123,7 @@ class DeviceStore:
                     db.execute(query, (*structs.astuple(at), *kept))
                     _put_fact(db, "answered", str(put.upload.number))
                     if not put.dummy:  # dummies show nothing
-                        _add_receipt(db, put, self._receipts_kept)
+                        _add_receipt(db, put)
                 case rounds.OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
                     _set_receipt(db, at, "held", "stored")
@@ -301,8 +300,8 @@ def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
-def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut, kept: int) -> None:
-    """Note an upload: newest `kept` receipts stay, no promise is replaced, attempts count."""
+def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
+    """Note an upload: the newest receipts stay, no promise is replaced, attempts count."""
     at, place = item.at, structs.astuple(item.at)
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
@@ -310,7 +309,8 @@ def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut, kept: int) -> N
         " WHERE state NOT IN ('held', 'counted', 'missing')",
         (*place, b"".join(item.marks)),
     )
-    db.execute("DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?", (kept,))
+    old = "DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?"
+    db.execute(old, (RECEIPTS_KEPT,))
     db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.exchange))
     db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 

@@ -153,12 +153,6 @@ def puback(packet_id: int) -> bytes:
 # --- what is read of packets ---------------------------------------------------------------
 
 
-def asked_version(first: int, body: bytes) -> int | None:
-    """The protocol version that a CONNECT asks for, 4 or 5; None for any other packet."""
-    at = 2 + int.from_bytes(body[:2], "big")
-    return body[at] if first >> 4 == CONNECT and at < len(body) else None
-
-
 def read_connack(body: bytes, protocol: int) -> tuple[int, int]:
     """(reason code, unacknowledged messages that the broker takes). Raises ProtocolError."""
     if len(body) < 2:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from edgeveil.errors import ProtocolError
 from edgeveil.transport.mqtt_packets import (
+    CONNECT,
     PUBLISH,
     PacketCutter,
-    asked_version,
     packet,
     read_publish,
 )
@@ -22,6 +22,12 @@ from tests.chaos.faults import Fault
 HOST = "127.0.0.1"
 _READ_BYTES = 65536
 _WAITING_PACKETS = 256
+
+
+def asked_version(first: int, body: bytes) -> int | None:
+    """The protocol version that a CONNECT asks for, 4 or 5; None for any other packet."""
+    at = 2 + int.from_bytes(body[:2], "big")
+    return body[at] if first >> 4 == CONNECT and at < len(body) else None
 
 
 class Relay:

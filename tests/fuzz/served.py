@@ -184,7 +184,6 @@ def _mqtt(data):
     demand(b"".join(pieces).startswith(passed_on), "nothing is lost or changed")
     for first, body in packets:
         demand(len(body) <= _LIMIT_BYTES, "no packet above the limit")
-        mqtt.asked_version(first, body)
         if first >> 4 == mqtt.CONNACK:
             mqtt.read_connack(body, protocol)
         elif first >> 4 == mqtt.PUBLISH:

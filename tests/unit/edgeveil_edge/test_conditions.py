@@ -137,8 +137,6 @@ def test_a_box_that_cannot_be_asked_does_not_hold_a_condition():
 
 # --- coming and going ---
 
-INTERVAL_S = 900.0
-
 
 class Course:
     """Presence over made-up time: at each look the next of `found`, then it ends."""
@@ -146,9 +144,7 @@ class Course:
     def __init__(self, found, moments):
         self.found, self.moments = iter(found), iter(moments)
         self.now_s, self.changes, self.looks = 0.0, [], []
-        self.presence = Presence(
-            self.look, self.post, lambda: next(self.moments), INTERVAL_S, self.sleep
-        )
+        self.presence = Presence(self.look, self.post, self.moments.__next__, self.sleep)
 
     def look(self):
         self.looks.append(self.now_s)
@@ -170,8 +166,8 @@ def test_a_change_comes_at_the_drawn_moment_of_an_interval_and_only_then():
     met, broken = [], ["charging: no"]
     course = Course([met, broken, broken, met], [0.5, 0.25, 0.75, 0.0])
     assert course.play() == [
-        (INTERVAL_S + 225.0, fx.Command("leave")),
-        (3 * INTERVAL_S, fx.Command("come")),
+        (900.0 + 225.0, fx.Command("leave")),
+        (3 * 900.0, fx.Command("come")),
     ]
     assert course.looks == [450.0, 1125.0, 2475.0, 2700.0]
 

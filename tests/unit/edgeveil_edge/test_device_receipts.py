@@ -41,7 +41,7 @@ def item(number=1, *, dummy=False):
 
 @pytest.fixture
 def store(tmp_path):
-    return DeviceStore(tmp_path / "device.sqlite", receipts_kept=3)
+    return DeviceStore(tmp_path / "device.sqlite")
 
 
 def state(store):

@@ -72,9 +72,3 @@ def test_a_length_that_is_none_is_refused(length):
     with pytest.raises(ProtocolError) as caught:
         PacketCutter().feed(b"\x30" + length + bytes(200))
     assert caught.value.reason == "malformed"
-
-
-def test_the_version_is_read_from_the_connect_alone():
-    assert [packets.asked_version(0x10, body) for body in (b"\0\4MQTT\5", b"\0\4MQTT\4")] == [5, 4]
-    assert packets.asked_version(0xC0, b"") is None
-    assert packets.asked_version(0x10, b"\0\4MQ") is None
