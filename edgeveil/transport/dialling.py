@@ -98,23 +98,17 @@ def _tunnel(address: BrokerAddress, proxy: HttpProxy, timeout_s: float) -> socke
 
 
 def _explain_proxy(error: Exception) -> tuple[str, str]:
-    check = "check http_proxy, network and firewall"
-    if isinstance(error, socket.gaierror):
-        return "the HTTP proxy's host name cannot be resolved", "check the name in http_proxy"
-    if isinstance(error, ConnectionRefusedError):
-        return "no HTTP proxy listens on this port", "check http_proxy"
-    if isinstance(error, TimeoutError):
-        return "the HTTP proxy does not answer", check
-    if isinstance(error, (ConnectionError, http.client.HTTPException)):
-        return "what listens there is no HTTP proxy", "check the port in http_proxy"
-    _, refused, status = str(error).partition("Tunnel connection failed: ")
-    if refused and status.startswith("407"):
+    status = str(error).partition("Tunnel connection failed: ")[2]
+    if status.startswith("407"):
         fix = "check the user in http_proxy, and http_proxy_password_file"
         return "the HTTP proxy wants another user name or password", fix
-    if refused:
+    if status:
         fix = "let the proxy open tunnels to this host and port, or use a port that it allows (443)"
         return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
-    return "the HTTP proxy cannot be reached", check
+    refused = isinstance(error, ConnectionRefusedError)
+    if not refused and isinstance(error, (ConnectionError, http.client.HTTPException)):
+        return "what listens there is no HTTP proxy", "check the port in http_proxy"
+    return f"the HTTP proxy cannot be reached ({error})", "check http_proxy, network and firewall"
 
 
 # --- MQTT over WebSockets ---------------------------------------------------------------------
@@ -348,44 +342,32 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
             why, fix = "has ended", f"if that is wrong, {_clock()}; else {fix}"
         what = f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}"
         return BrokerError(what, where=str(address), fix=fix)
-    return BrokerError(
-        "the broker closed the connection without an answer",
-        where=str(address),
-        fix=f"{_other_scheme(address)}; a broker may also demand a client certificate, "
-        "or another MQTT version",
-    )
+    what = "the broker closed the connection without an answer"
+    fix = "a broker may also demand a client certificate, or another MQTT version"
+    return BrokerError(what, where=str(address), fix=f"{_other_scheme(address)}; {fix}")
 
 
+_WAIT = "wait: a cluster does so while it is short of a node; else look at the broker's log"
 _FAULTS = {
     "silence": (
         "no answer to MQTT within {timeout_s:.0f} s",
         "check that this is an MQTT broker; {other_scheme}",
     ),
     # It refuses MQTT 5 in words and MQTT 3.1.1 without any.
-    "not_ready": (
-        "an MQTT broker answers, but takes no connections yet: it refused MQTT 5 and said nothing "
-        "to MQTT 3.1.1",
-        "wait: a cluster does so while it elects a leader; else look at the broker's log",
-    ),
-    "no_longer": (
-        "the broker took connections before and takes none now",
-        "wait: a broker that starts does so, and a cluster that is short of a node; else look "
-        "at the broker's log",
-    ),
+    "not_ready": ("an MQTT broker answers, but takes no connections yet", _WAIT),
+    "no_longer": ("the broker took connections before and takes none now", _WAIT),
     "no_suback": (
         "the broker took the connection and left our topics without an answer for "
         "{timeout_s:.0f} s",
-        "wait: a cluster does so while it is short of a node; else look at the broker's log",
+        _WAIT,
     ),
     "hung_up_on_topics": (
         "the broker took the connection and ended it when asked for our topics",
-        "look at the broker's log: its access list may lack a topic, or a node of a cluster "
-        "is away that held what this client left there",
+        "check the broker's access list; a cluster that is short of a node does so too",
     ),
     "subscription_refused": (
         "the broker refuses the subscription to {topic}",
-        "check the broker's access list for this user; a cluster that is short of a node "
-        "refuses some too, for a while",
+        "check the broker's access list for this user; a cluster short of a node refuses some too",
     ),
 }
 
@@ -419,16 +401,14 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(error, address)
     if isinstance(error, ssl.SSLError) and error.reason in _REFUSED_AT_THE_BROKER:
-        return (
-            f"the broker refuses this party's certificate ({error.reason})",
+        fix = (
             "renew it where it has ended; else set the clock of the broker's machine, and see that "
-            "the broker trusts who issued it",
         )
+        fix += "the broker trusts who issued it"
+        return f"the broker refuses this party's certificate ({error.reason})", fix
     if isinstance(error, ssl.SSLError):
-        return (
-            f"TLS failed: {error.reason or 'the broker hung up'}",
-            _other_scheme(address) + ", and that certificate and key are the right ones",
-        )
+        fix = f"{_other_scheme(address)}, and that certificate and key are the right ones"
+        return f"TLS failed: {error.reason or 'the broker hung up'}", fix
     if isinstance(error, WebSocketRefused):
         return f"what listens there {error}", f"check the path in the url; {_other_scheme(address)}"
     if isinstance(error, socket.gaierror):
@@ -447,15 +427,11 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
 
 def _untrusted(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> tuple[str, str]:
     if error.verify_code in (_X509_HOSTNAME_MISMATCH, _X509_IP_MISMATCH):
-        return (
-            f"the broker's certificate is not for '{address.host}'",
-            "use the name in the certificate, or issue one for this name",
-        )
+        fix = "use the name in the certificate, or issue one for this name"
+        return f"the broker's certificate is not for '{address.host}'", fix
     if error.verify_code in _X509_UNTRUSTED:
-        return (
-            "the broker's certificate is not signed by the trusted CA",
-            "set ca_file to the CA that signed it",
-        )
+        what = "the broker's certificate is not signed by the trusted CA"
+        return what, "set ca_file to the CA that signed it"
     fix = clock_advice(error) or "renew the certificate"
     return f"the broker's certificate is refused: {error.verify_message}", fix
 
