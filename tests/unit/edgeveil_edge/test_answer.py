@@ -36,9 +36,6 @@ def device(tmp_path):
     return Device(tmp_path).knows(PLAN)
 
 
-# --- what is asked for must be what the job says ----------------------------------------------
-
-
 def reason(sealed, package, **changed):
     manifest = msgspec.structs.replace(sealed.manifest, **changed)
     with pytest.raises(ProtocolError) as caught:
@@ -74,9 +71,6 @@ def test_a_smaller_batch_than_the_job_says_is_refused(device):
     assert reason(sealed, right, min_batch=asked - 1) == "wrong_batch"
     larger = msgspec.structs.replace(sealed.manifest, min_batch=asked + 1)
     answers.check_package(RoundContext.of(PLAN, FIRST), larger, right)
-
-
-# --- price, then seal -------------------------------------------------------------------------
 
 
 def released(device, sealed):
@@ -158,9 +152,6 @@ def test_a_tensor_of_another_shape_or_name_is_never_sealed(device):
             receipt, payload, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
         )
     assert caught.value.reason == "wrong_shape"
-
-
-# --- each half of an answer reads its own half of the records ---------------------------------
 
 
 class OtherHalf(Loader):

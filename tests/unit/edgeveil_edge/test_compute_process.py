@@ -195,9 +195,6 @@ def child(process):
     return found.children()[0] if process._known else found
 
 
-# --- what comes back ----------------------------------------------------------------------------
-
-
 def test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer(process, tmp_path):
     """When it ended, and with it a job's arrival, would tell how long records took."""
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
@@ -343,8 +340,6 @@ def test_a_package_that_is_not_in_order_is_refused_before_records_are_read(proce
     assert caught.value.reason == "bad_package"
 
 
-# --- what takes too long ------------------------------------------------------------------------
-
 HANGS = {
     "for ever": "while True: time.sleep(1)",
     "busy, holding the interpreter": "any(iter(int, 1))",
@@ -422,9 +417,6 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
     assert Computer(own, SPLIT_KEY).order(computation(job, index)) == ("train", "infer")
 
 
-# --- trials -------------------------------------------------------------------------------------
-
-
 def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeypatch):
     monkeypatch.setattr(compute_process, "TRIAL_S", -70.0)  # with the budget's share: 10 s
     slow = CODE.replace("return self", "time.sleep(3600)\n        return self")
@@ -469,9 +461,6 @@ def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path):
     vast = own.model_copy(update={"policy": own.policy.model_copy(update={"max_records": 10**9})})
     found = RemoteComputer(process, "0" * 16, vast, SPLIT_KEY).try_job(taught(), trains=True)
     assert "policy.max_records" in found.refused
-
-
-# --- its life -----------------------------------------------------------------------------------
 
 
 def test_the_child_ends_with_the_process_that_started_it(tmp_path):

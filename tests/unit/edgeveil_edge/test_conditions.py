@@ -79,9 +79,6 @@ def test_what_is_no_window_is_refused(window):
         Conditions(between=(window,))
 
 
-# --- this machine ---
-
-
 def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):
     sensors, stuck = BoxSensors(), tmp_path / "fifo"
     os.mkfifo(stuck)
@@ -133,9 +130,6 @@ def test_a_box_that_cannot_be_asked_does_not_hold_a_condition():
     bare = SimpleNamespace(**{**vars(WELL), "load": load})
     assert unmet(Conditions(), DISK, bare) == []
     assert "cannot be asked: /proc/loadavg" in unmet(Conditions(max_load=1), DISK, bare)[0]
-
-
-# --- coming and going ---
 
 
 class Course:

@@ -61,9 +61,6 @@ def refused(device, task):
     return caught.value.reason
 
 
-# --- opening and learning ---------------------------------------------------------------------
-
-
 def test_a_job_must_be_the_one_that_was_signed(device, tmp_path):
     fresh = Device(tmp_path / "fresh")
     other = compile_job(job(privacy={"epsilon": 5.0, "delta": 1e-5}))
@@ -182,9 +179,6 @@ def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tm
     )
 
 
-# --- answers ----------------------------------------------------------------------------------
-
-
 def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(device):
     for index in (CENTRE, QUADRATIC, FIRST):
         sealed = Round(PLAN, index, device.keys())
@@ -230,9 +224,6 @@ def why(device, sealed):
     return answer.why
 
 
-# --- inference alone --------------------------------------------------------------------------
-
-
 def test_an_inference_only_device_answers_evaluations_alone(tmp_path):
     device = Device(tmp_path, role="infer").knows(PLAN)
     assert "role is infer" in why(device, Round(PLAN, CENTRE, device.keys()))
@@ -241,9 +232,6 @@ def test_an_inference_only_device_answers_evaluations_alone(tmp_path):
     assert list(sealed.tensors(device.answer(sealed))) == ["softmax"]
     assert device.ledger.spent().epsilon == 0
     assert device.ledger.spent(purpose="infer").epsilon == pytest.approx(5, rel=1e-9)
-
-
-# --- releases, reports ------------------------------------------------------------------------
 
 
 def released(device, onnx, data_set="bench"):

@@ -91,9 +91,6 @@ def opened(own, work, box=WELL):
     return running(own, box, lambda process: work(Client(process), process))
 
 
-# --- who gets in ---
-
-
 def test_a_stranger_sees_an_empty_page_and_nothing_of_the_device(own):
     def work(client, process):
         status, text, headers = client.ask("GET", "/")
@@ -179,9 +176,3 @@ def test_a_stream_ends_with_its_session(own):
 def test_no_other_address_than_a_loopback_one_is_taken(host):
     with pytest.raises(ValidationError):
         LoopbackHttp(host=host)
-
-
-# --- what it shows ---
-
-
-# --- what it takes ---

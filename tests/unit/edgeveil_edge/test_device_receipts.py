@@ -125,9 +125,6 @@ def test_receipt_and_outbox_change_together_or_not_at_all(store):
     assert not store.load().uploads
 
 
-# --- dummies ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("role", ["train", "infer"])
 @pytest.mark.parametrize("index", [CENTRE, FIRST])
 def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(tmp_path, role, index):

@@ -89,9 +89,6 @@ def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
     heard(tmp_path, twice, obey)
 
 
-# --- a device ---
-
-
 @pytest.fixture
 def own(tmp_path):
     for peer in ("cloud", "proxy"):

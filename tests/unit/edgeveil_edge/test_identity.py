@@ -82,3 +82,14 @@ def _twice():
 def test_anything_else_is_refused_with_text(raw):
     with pytest.raises(EnrolmentError):
         Enrolment.from_json(raw)
+
+
+def test_secrets_are_not_shown(tmp_path):
+    identity = DeviceIdentity.load_or_create(tmp_path)
+    assert identity.split_key.hex() not in repr(identity)
+    assert repr(identity.split_key) not in repr(identity)
+
+
+def test_the_file_holds_public_keys_and_nothing_else(tmp_path):
+    found = json.loads(DeviceIdentity.load_or_create(tmp_path).enrolment().to_json())
+    assert set(found) == {"format", "identity", "sealing", "signature"}

@@ -143,9 +143,6 @@ def test_another_attempt_brings_the_same_numbers_under_other_masks(device):
         assert sum(a == b for a, b in zip(first[name], second[name], strict=True)) < 40
 
 
-# --- a proxy that may have forgotten what it unmasked ---
-
-
 @pytest.mark.parametrize("other", [b"n" * 16, b""], ids=["put back", "of an earlier version"])
 def test_a_job_that_was_answered_goes_to_no_other_memory_of_the_proxy(device, other):
     """Not the same exchange once more, and nothing that follows it; after a restart either."""

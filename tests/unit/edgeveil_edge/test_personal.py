@@ -82,9 +82,6 @@ def test_a_model_without_a_linear_head_is_refused():
         find_head(model.SerializeToString())
 
 
-# --- on a box ---
-
-
 def a_box(folder, x, y):
     (folder / "state").mkdir(parents=True)
     (folder / "state" / SPLIT_KEY_FILE).write_bytes(bytes(32))  # the same halves in each run

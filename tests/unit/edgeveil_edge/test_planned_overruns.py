@@ -126,9 +126,6 @@ def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
     assert set(found) == {8.0 / 64}
 
 
-# --- more records than the owner says ---
-
-
 def held(count, seed=1):
     rng = np.random.default_rng(seed)
     return Records(rng.random((count, 3)).astype(np.float32), np.arange(count) % 2)
@@ -185,9 +182,6 @@ def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(
     assert loader.reads == 4
 
 
-# --- what is accepted ---
-
-
 class Takes:
     """A box whose answers take so long in its trials."""
 
@@ -216,9 +210,6 @@ def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(tmp_path, share,
     assert isinstance(found, SealedAnswer if answers else NoAnswer)
     assert bool(loader.reads) is answers
     assert bool(device.ledger.spent().epsilon) is answers
-
-
-# --- an overrun all the same ---
 
 
 class Late:

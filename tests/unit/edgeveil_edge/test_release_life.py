@@ -112,9 +112,6 @@ def in_use(device):
     return found.version if found else ""
 
 
-# --- reports ---
-
-
 def test_a_device_tells_what_became_of_a_release(device):
     cloud = SealingCloud()
     for number, (sent, said) in enumerate(
@@ -161,9 +158,6 @@ def test_a_report_that_is_due_outlives_the_process(device):
     assert (memory.report_due, memory.reported) == (None, 4)
 
 
-# --- the statement ---
-
-
 def say(device, number, renewed=(), withdrawn=(), expires_s=0.0):
     said = ReleaseStatement(number, expires_s, tuple(renewed), tuple(withdrawn))
     return device.host.perform(ApplyStatement(said))
@@ -195,9 +189,6 @@ def test_an_owner_who_went_back_is_not_brought_forward_again(device):
     assert in_use(device) == "0001-boxed"
 
 
-# --- expiry ---
-
-
 def test_a_release_that_is_not_renewed_goes_stale_and_is_told_once(device):
     brought(device, SealingCloud(), package(model(), expires_s=NOW_S), 1)
     assert device.host.look_at_release(NOW_S - 1) == ""
@@ -222,9 +213,6 @@ def test_the_owner_says_whether_a_stale_release_is_used(tmp_path, word):
         assert "stale since 2023-11-14" in predict(device.folder, RECORDS).stale
     say(device, 1, [1], [], expires_s=4e9)
     assert predict(device.folder, RECORDS).stale == ""
-
-
-# --- one that stops to run ---
 
 
 def test_a_release_that_stops_to_run_makes_room_for_the_one_before(device, monkeypatch):

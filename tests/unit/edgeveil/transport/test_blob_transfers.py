@@ -42,9 +42,6 @@ def client():
     made.close()
 
 
-# --- our own store ---
-
-
 class Clock:
     now_s = 0.0
 
@@ -193,9 +190,6 @@ def test_tls_is_verified(tmp_path):
             client = BlobClient(tmp_path / f"{authority}.crt", first_pause_s=0.01)
             assert fetch(client, url) == (found or fx.WorkFailed("untrusted_store"))
             client.close()
-
-
-# --- stores that are not sound ---
 
 
 class Odd(http.server.BaseHTTPRequestHandler):

@@ -100,9 +100,6 @@ async def raw(server, sent):
         writer.close()
 
 
-# --- requests and answers ---
-
-
 async def test_a_request_is_answered_by_the_handler_of_its_method_and_path():
     async with served() as server:
         status, headers, text = await ask(server, "GET /status?x=1")
@@ -299,9 +296,6 @@ async def test_refuse_is_asked_first_and_errors_are_explained():
     await server.stop()
 
 
-# --- slow clients and crowds ---
-
-
 @pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nX-Half: "], ids=["silent", "half"])
 @pytest.mark.parametrize("after", [0, 1], ids=["at-first", "after-an-answer"])
 async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(
@@ -374,9 +368,6 @@ async def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(line.encode() + (b"Host: x\r\n\r\n" if "events" in line else b""))
         await asyncio.sleep(0.1)
-
-
-# --- streams ---
 
 
 def stream_of(values, stands=lambda: True):
@@ -495,9 +486,6 @@ async def test_a_quiet_stream_shows_that_it_stands(monkeypatch):
         assert await asyncio.wait_for(reader.readexactly(6), 20) == b":\n\n:\n\n"
 
 
-# --- where it listens ---
-
-
 async def test_tls_answers_those_alone_whose_certificate_is_vouched_for(
     tmp_path, monkeypatch, caplog
 ):
@@ -540,9 +528,6 @@ def test_plain_http_for_others_is_told(caplog, host, count):
     assert state.get("warnings", []) == count * ["plain_http"]
 
 
-# --- files and requests ---
-
-
 async def test_a_package_s_files_are_served_and_no_others():
     async with served(*file_routes("edgeveil.pages", "base.css")) as server:
         for path, kind in (("/", "text/css"), ("/base.js", "text/javascript")):
@@ -556,3 +541,19 @@ def test_a_cookie_is_found_by_its_whole_name():
     request = Request("GET", "/", {"cookie": "a=1; page_2=two=2;page=three"})
     found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
     assert found == ["1", "three", "two=2", "", ""]
+
+
+async def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up():
+    answered = []
+
+    async def noted(request):
+        answered.append(request.path)
+        return Response()
+
+    async with served(Route("GET", "/many", noted), Route("GET", "/other", noted)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /many HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+        await answer_of(reader)
+        assert (await ask(server, "GET /other"))[0] == 200
+        writer.close()
+    assert answered.index("/other") < 900

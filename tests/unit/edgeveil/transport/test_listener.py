@@ -104,3 +104,19 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path, broken):
 )
 def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host, peer):
     assert peer_of(host) == peer
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "what"),
+    [
+        ("kept.txt", None, "another file has this name"),
+        ("x" * 120, None, "too long"),
+        ("a.sock", "no-such-group", "no group 'no-such-group'"),
+    ],
+)
+def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path: Path, name, group, what) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    with pytest.raises(UsageError, match=what) as caught:
+        unix_socket(tmp_path / name, group)
+    assert caught.value.where == str(tmp_path / name) and caught.value.fix
+    assert (tmp_path / "kept.txt").read_text() == "kept"

@@ -26,6 +26,7 @@ from edgeveil.transport.process import (
     make_signing_key,
     own_signing_key,
     run_until_stopped,
+    stop_signals,
     watchdog_s,
 )
 from edgeveil_edge.identity import DeviceIdentity
@@ -300,3 +301,12 @@ def test_a_loop_that_hangs_falls_silent(manager):
     finally:
         running.kill()
         running.wait()
+
+
+def test_who_ignores_the_terminals_end_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in stop_signals()

@@ -59,9 +59,6 @@ def test_a_foreign_topic_has_no_speaker(topic):
     assert TOPICS.sender_of(topic) is None
 
 
-# --- sessions ------------------------------------------------------------------------------
-
-
 def broker(**changes):
     return BrokerLink.model_validate({"url": "mqtt://127.0.0.1:1", **changes})
 

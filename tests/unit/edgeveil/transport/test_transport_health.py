@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil.transport import health
 from edgeveil.transport.health import Health, Probe, writable
@@ -78,3 +82,28 @@ async def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_th
     assert await check() == "no_thread"
     clock.now_s += health.PROBE_EVERY_S
     assert await check() == "no_thread"  # and it is looked at again, not failed for good
+
+
+def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch):
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
+    looks = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look():
+        looks.append(1)
+        begun.set()
+        return go_on.wait(10)
+
+    check = Probe(look, Clock())
+
+    async def ask():
+        return await check()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(asyncio.run, ask())
+        assert begun.wait(10)
+        second = threads.submit(asyncio.run, ask())
+        time.sleep(0.1)  # it waits for the look by now
+        go_on.set()
+        assert [one.result(5) for one in (first, second)] == [True, True]
+    assert len(looks) == 1
