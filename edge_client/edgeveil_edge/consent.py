@@ -130,10 +130,8 @@ def judge(site: EdgeSite, plan: Plan) -> None:
     """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
     wanted = plan.job.data.source
     if wanted != site.data.name:
-        raise PrivacyError(
-            f"the job is for data '{wanted}', this device holds '{site.data.name}'",
-            where="data.name",
-        )
+        what = f"the job is for data '{wanted}', this device holds '{site.data.name}'"
+        raise PrivacyError(what, where="data.name")
     data, trains = site.data, site.role == "train"
     try:
         require_header(data.source, data.header, plan.job.data.schema_)

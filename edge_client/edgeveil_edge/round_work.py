@@ -303,11 +303,8 @@ class RoundWork:
         if task.manifest.masked and known is None and told:
             self._store.put_fact(name, told)
         elif task.manifest.masked and told != (known or ""):
-            raise PrivacyError(
-                "the proxy lost its memory, or had it put back from a backup, after this device"
-                " answered the job under masks",
-                fix="start a new job",
-            )
+            what = "the proxy lost its memory, or has an older one, since the job was answered"
+            raise PrivacyError(what, fix="start a new job")
 
     def _check_trial(self, task: ComputeAnswer) -> None:
         trial = self._trial(task.manifest.at.job_id)
@@ -366,17 +363,12 @@ class RoundWork:
         by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
         read_by = self._store.fact(self._read_by) or (_BY_VALUES if fixed is not None else by)
         if read_by != by:
-            raise PrivacyError(
-                f"the records were split {read_by}, the job would split them {by}, so that some"
-                " would change halves",
-                where="data.schema",
-                fix="ask for the job " + ("with" if read_by == _BY_SCHEMA else "without") + " one",
-            )
+            what = f"the records were split {read_by}, the job would split them {by}"
+            fix = f"ask for the job {'with' if read_by == _BY_SCHEMA else 'without'} one"
+            raise PrivacyError(what, where="data.schema", fix=fix)
         if fixed is not None and float(fixed) != share:
-            raise PrivacyError(
-                f"the records were split at {float(fixed):g}, the job asks for {share:g}",
-                where="data.evaluation_share",
-            )
+            what = f"the records were split at {float(fixed):g}, the job asks for {share:g}"
+            raise PrivacyError(what, where="data.evaluation_share")
 
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:

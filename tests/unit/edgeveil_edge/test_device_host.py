@@ -168,14 +168,11 @@ def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tm
     device.seals(one, CENTRE)
     later = Round(other, CENTRE, device.keys(), job_id=b"K" * 16)
     declined = device.knows(other, b"K" * 16).answer(later)
+    ways = "by their values", "as they are stored"
+    was, would = ways if first == "values" else ways[::-1]
     assert declined == NoAnswer(
-        "data.schema: the records were split "
-        + ("by their values" if first == "values" else "as they are stored")
-        + ", the job would split them "
-        + ("as they are stored" if first == "values" else "by their values")
-        + ", so that some would change halves. ask for the job "
-        + ("without" if first == "values" else "with")
-        + " one"
+        f"data.schema: the records were split {was}, the job would split them {would}."
+        f" ask for the job {'without' if first == 'values' else 'with'} one"
     )
 
 
