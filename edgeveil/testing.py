@@ -30,7 +30,7 @@ from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.privacy.derived import NoiseFor
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest, RoundId
 from edgeveil.protocol.sealed import Plaintext, Sealing, Terms, filled
 from edgeveil.selection import uniform
 from edgeveil.storage import write_durably
@@ -93,7 +93,7 @@ class SimulationSeeds:
         self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
 
     def noise(self, device: int) -> SeededRandom:
-        """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""
+        """The noise of device `device`, from 1: a stream that goes on from round to round."""
         return SeededRandom(self._number(f"noise/{device}"))
 
     def draws(self) -> SeededRandom:
@@ -273,7 +273,7 @@ class MemoryFleet:
         registry.close()
 
     def _noise_for(self, number: int) -> NoiseFor:
-        """One stream for all questions, which goes on from exchange to exchange."""
+        """One stream for all questions, which goes on from round to round."""
         draw = self._seeds.noise(number)
         return lambda _question: draw
 
@@ -359,7 +359,7 @@ class PlainSealing:
     def open_segment(
         self,
         key: OpeningKey,
-        at: ExchangeId,
+        at: RoundId,
         job_digest: bytes,
         group: Group,
         membership: bytes,
@@ -371,6 +371,6 @@ class PlainSealing:
         return sealed[SEAL_OVERHEAD_BYTES:] if fits and sealed.startswith(tag) else None
 
 
-def _segment_tag(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+def _segment_tag(at: RoundId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
     bound = at.job_id + at.numbers + job_digest + membership + group.name.encode()
     return hashlib.sha256(_TAG + bound).digest()

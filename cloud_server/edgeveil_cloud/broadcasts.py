@@ -16,12 +16,12 @@ from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.round import Array
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CountReports, ReportsCounted
 from edgeveil.protocol.cloud_job import AskUnmask, Broadcast, CellBroadcasts, SealRound
-from edgeveil.protocol.messages import HEALTH, ExchangeId, Manifest, ReleaseOutcome, data_set_tag
+from edgeveil.protocol.messages import HEALTH, Manifest, ReleaseOutcome, RoundId, data_set_tag
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
@@ -121,13 +121,13 @@ def _whole_batch(
 
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
-    exchange, plan = context.exchange, context.plan
-    model = plan.cloud.model(state) if exchange.carries_model else None
+    round, plan = context.round, context.plan
+    model = plan.cloud.model(state) if round.carries_model else None
     return RoundPackage(
-        exchange.phase,
-        exchange.number,
-        exchange.infer,
-        pack_tensors(plan.package(state, exchange)),
+        round.phase,
+        round.number,
+        round.infer,
+        pack_tensors(plan.package(state, round)),
         b"" if model is None else pack_tensors(model),
     )
 
@@ -136,7 +136,7 @@ def seal_round(
     context: RoundContext,
     state: Mapping[str, Array],
     recipients: Sequence[bytes],
-    at: ExchangeId,
+    at: RoundId,
     sequence: int,
     part_bytes: int,
     sealing: Sealing = real_sealing,
@@ -149,13 +149,13 @@ def seal_round(
     asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
     masks."""
     opening = OpeningKey.generate()
-    exchange, job, closes = context.exchange, context.job, context.round
+    round, job, closes = context.round, context.job, context.closing
     terms = Terms(
         kind="round",
         at=at,
         sequence=sequence,
         job_digest=job.digest(),
-        phase=exchange.phase,
+        phase=round.phase,
         min_batch=context.min_batch,
         quorum=closing_uploads(closes, len(recipients), in_all or len(recipients)),
         deadline_s=job.round.deadline_s,
@@ -187,7 +187,7 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
     card = sum(len(text.encode()) for entry in model_card(plan).items() for text in entry)
     released = len(graph) + weights_bytes + card + plan.upload_bytes
     state = plan.cloud.initial_state()
-    kinds = {(one.phase, one.infer): one for one in plan.exchanges}.values()
+    kinds = {(one.phase, one.infer): one for one in plan.all_rounds}.values()
     sent = (encode_package(round_package(RoundContext.of(plan, one.index), state)) for one in kinds)
     largest = max(released, *(len(package) for package in sent))
     return stream_bytes(largest + _FIGURES_BYTES)
@@ -270,17 +270,17 @@ class Sealer:
         started_s = self._work.clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
-        kept = self._store.kept_sums(entry.id, task.exchange)
+        kept = self._store.kept_sums(entry.id, task.round)
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
-        context = RoundContext.of(self._jobs.plan(entry), task.exchange)
+        context = RoundContext.of(self._jobs.plan(entry), task.round)
         recipients = self._recipients(entry, context.plan, task, enrolled)
         in_all = sum(map(len, recipients.values()))
         self._check_size(context.plan, in_all)
         state, sealed = self._jobs.state(entry), dict[str, Broadcast]()
-        at = ExchangeId(task.job_id, task.exchange, task.attempt)
+        at = RoundId(task.job_id, task.round, task.attempt)
         for cell, keys in recipients.items():
-            sequence = self._announce(entry, "round", len(keys), context.exchange.label, cell)
+            sequence = self._announce(entry, "round", len(keys), context.round.label, cell)
             manifest, data, secret = seal_round(
                 context,
                 state,
@@ -295,9 +295,7 @@ class Sealer:
             )
             if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
                 manifest = in_pieces(manifest, data)
-            self._store.put_round_key(
-                entry.id, task.exchange, task.attempt, secret.to_bytes(), cell
-            )
+            self._store.put_round_key(entry.id, task.round, task.attempt, secret.to_bytes(), cell)
             sealed[cell] = Broadcast(manifest, data)
         marks = self._work.marks[task.job_id]
         marks.times_s = {"seal": started_s, "sealed": self._work.clock()}
@@ -418,7 +416,7 @@ class Sealer:
         sequence = self._announce(entry, kind, len(keys), kind)
         terms = Terms(
             kind=kind,  # type: ignore[arg-type]
-            at=ExchangeId(wire_id(entry.id), 0, sequence % 2**31),
+            at=RoundId(wire_id(entry.id), 0, sequence % 2**31),
             sequence=sequence,
             job_digest=entry.digest,
             phase=kind,
@@ -443,7 +441,7 @@ class Sealer:
         self, entry: JobEntry, plan: Plan, task: SealRound, enrolled: Cohorts
     ) -> dict[str, list[bytes]]:
         """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
-        first = self._store.round_keys(entry.id, task.exchange, 1)
+        first = self._store.round_keys(entry.id, task.round, 1)
         if not first:
             announced = self._cohorts.get(entry.id, {})
             known = {cell: set(keys) for cell, keys in enrolled.items()}
@@ -459,7 +457,7 @@ class Sealer:
         again, short = dict[str, list[bytes]](), list[TooFewDevices]()
         for cell in [one for one in enrolled if one in first]:
             asked = RoundSecret.from_bytes(first[cell]).recipients
-            opened = self._store.any_opened(entry.id, task.exchange, cell)
+            opened = self._store.any_opened(entry.id, task.round, cell)
             try:
                 again[cell] = _asked_again(asked, enrolled[cell], opened, plan.job.round.min_batch)
             except TooFewDevices as error:

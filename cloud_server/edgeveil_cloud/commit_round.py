@@ -19,8 +19,8 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import TRAIN, Array
 from edgeveil.parts.models.heads import THRESHOLD
+from edgeveil.parts.round import TRAIN, Array
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_job import (
@@ -32,7 +32,7 @@ from edgeveil.protocol.cloud_job import (
     TooFewUploads,
 )
 from edgeveil.protocol.cloud_reasons import RoundAnswers
-from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
+from edgeveil.protocol.messages import Batch, CheckMasks, Misfits, RoundId
 from edgeveil.protocol.sealed import RoundCheck, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe_record
@@ -45,8 +45,8 @@ from edgeveil_cloud.evaluation import (
     mean_softmax,
 )
 from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_cloud.round_report import exchange_event, round_timeline, shown_clusters, shown_mean
-from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry
+from edgeveil_cloud.round_report import round_event, round_timeline, shown_clusters, shown_mean
+from edgeveil_cloud.store_tables import JobEntry, RoundRecord
 from edgeveil_cloud.stored_jobs import StateWhenAsked, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
@@ -79,19 +79,19 @@ def aggregate(
     score: Score | None = None,
 ) -> tuple[dict[str, Array], int]:
     """The method's next state and the number of uploads in it. Raises TooFewDevices. Sums of a
-    preparatory exchange are averaged where the job's rule is not defined on sums, and those of an
+    preparation round are averaged where the job's rule is not defined on sums, and those of an
     evaluation always."""
-    plan, exchange = context.plan, context.exchange
+    plan, round = context.plan, context.round
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = uploads_in(batch)
     ruled = under_rule(context)
     check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
-        return plan.next_state(state, exchange, mean(training), uploads), uploads
+        return plan.next_state(state, round, mean(training), uploads), uploads
     # A rule that looks at no upload turns them towards nothing either.
-    aim = None if looks_at_none(context) else plan.cloud.aim(state, exchange)
+    aim = None if looks_at_none(context) else plan.cloud.aim(state, round)
     combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
-    return plan.next_state(state, exchange, combined, plan.rule.counted(uploads)), uploads
+    return plan.next_state(state, round, combined, plan.rule.counted(uploads)), uploads
 
 
 def uploads_in(batch: ValidatedBatch) -> int:
@@ -106,8 +106,8 @@ def combine_sums(
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
     """The method's next state, of the number of uploads and the exact sums of each set. A rule that
-    is not defined on sums leaves those of a preparatory exchange to the mean of all."""
-    plan, exchange, sets = context.plan, context.exchange, context.sets
+    is not defined on sums leaves those of a preparation round to the mean of all."""
+    plan, round, sets = context.plan, context.round, context.sets
     uploads = sum(of_set for of_set, _ in sums)
     means = {
         name: [arrays[name].astype(np.float64) / of_set for of_set, arrays in sums]
@@ -115,20 +115,20 @@ def combine_sums(
         if name != SOFTMAX
     }
     if sets == 1 or not under_rule(context):
-        return plan.next_state(state, exchange, mean(means), uploads)
-    combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, exchange), random_bytes))
+        return plan.next_state(state, round, mean(means), uploads)
+    combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, round), random_bytes))
     counted = max(1, plan.rule.counted(len(sums)) * uploads // len(sums))
-    return plan.next_state(state, exchange, combined, counted)
+    return plan.next_state(state, round, combined, counted)
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
     """The method's next state where no sum counts: what is learned stays, and what later
-    exchanges build on is that of devices without records."""
-    if context.exchange.phase == TRAIN or context.exchange.evaluates:
+    rounds build on is that of devices without records."""
+    if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
     zeros = {spec.name: np.zeros(spec.shape) for spec in specs}
-    return context.plan.next_state(state, context.exchange, zeros, context.min_batch)
+    return context.plan.next_state(state, context.round, zeros, context.min_batch)
 
 
 def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
@@ -171,7 +171,7 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
     if uploads < least:
         raise TooFewDevices(
             f"{uploads} valid uploads, at least {least} are needed",
-            where=context.exchange.label,
+            where=context.round.label,
             fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
         )
 
@@ -183,7 +183,7 @@ def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
     if smallest < least:
         raise TooFewDevices(
             f"{smallest} valid uploads in one of {context.sets} groups, {least} are needed",
-            where=context.exchange.label,
+            where=context.round.label,
             fix="select more devices, or ask for fewer groups (aggregation.groups)",
         )
 
@@ -207,9 +207,9 @@ def tell_round(
     state: Mapping[str, Array],
     valid: ValidatedBatch,
     told: Told,
-) -> tuple[ExchangeRecord, dict[str, Any]]:
-    """An exchange as the store keeps it, and as its event tells of it; its model is tested here."""
-    exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
+) -> tuple[RoundRecord, dict[str, Any]]:
+    """A round as the store keeps it, and as its event tells of it; its model is tested here."""
+    round, vectors = context.round, list(valid.arrays.get(SOFTMAX, ()))
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
     counts = valid.arrays.get(COUNTS, ())
     federated = federated_figures(context, counts, told.uploads)
@@ -218,17 +218,17 @@ def tell_round(
     evaluated = uploaded or federated or by_sums
     tested = evaluation.tested(context, graph, state)
     # The round's own event has them, but for what follows from a threshold.
-    again = exchange.evaluates and THRESHOLD not in state
+    again = round.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
     beside = guessing(tested.figures) if tested else {}
     kept = {**(evaluated or {}), **({GUESSING: beside} if beside else {})}
     schema = context.plan.job.data.schema_
     if figures and schema is not None and schema.label.names:  # without any label there are none
         figures = {**figures, "classes": list(schema.label.names)}
-    record = ExchangeRecord(
-        index=exchange.index,
-        phase=exchange.phase,
-        number=exchange.number,
+    record = RoundRecord(
+        index=round.index,
+        phase=round.phase,
+        number=round.number,
         attempt=told.attempt,
         uploads=told.uploads,
         accuracy=tested.accuracy if tested else None,
@@ -238,7 +238,7 @@ def tell_round(
         bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
     )
     event = {
-        **exchange_event(record, context.plan, told.timeline),
+        **round_event(record, context.plan, told.timeline),
         **shown_mean(context.plan, state),
         "declined": told.answers.declined,
         "accepted": len(valid.accepted),
@@ -271,7 +271,7 @@ class OpenedBatches:
     """An attempt's opened batches, of `asked` devices; `files`: those whose masks are to be
     checked."""
 
-    at: ExchangeId
+    at: RoundId
     batches: Mapping[str, Batch]
     valid: Mapping[str, ValidatedBatch]
     asked: int
@@ -305,9 +305,9 @@ class RoundCommitter:
         self.in_pieces = False  # whether the proxy hands out records in pieces
         self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
-    def _round(self, at: ExchangeId) -> tuple[JobEntry, RoundContext]:
+    def _round(self, at: RoundId) -> tuple[JobEntry, RoundContext]:
         entry = self._jobs.entry(at.job_id)
-        return entry, RoundContext.of(self._jobs.plan(entry), at.exchange)
+        return entry, RoundContext.of(self._jobs.plan(entry), at.round)
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError. The
@@ -318,7 +318,7 @@ class RoundCommitter:
         if data.front is None or data.front.broken:
             at = batch.at
             entry, context = self._round(at)
-            secret = self._store.round_key(entry.id, at.exchange, at.attempt, cell)
+            secret = self._store.round_key(entry.id, at.round, at.attempt, cell)
             if secret is None:
                 return
             opened = RoundSecret.from_bytes(secret)
@@ -333,21 +333,21 @@ class RoundCommitter:
         the sums, after its masks were checked. Raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), next(iter(batches.values())).at
         entry, context = self._round(at)
-        kept = self._store.kept_sums(entry.id, at.exchange)
+        kept = self._store.kept_sums(entry.id, at.round)
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
         valid, asked = dict[str, ValidatedBatch](), 0
         files, checks = dict[str, SpooledBatch](), dict[str, CheckMasks]()
         for cell, batch in batches.items():
             digest = batch.blob.digest
-            opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
+            opening = self._store.open_batch(entry.id, at.round, at.attempt, digest, cell)
             if opening is None:
                 return self._again(entry.id, at, context)
             if opening.secret is None:
-                raise JobFailed("the round's key is gone", where=context.exchange.label)
+                raise JobFailed("the round's key is gone", where=context.round.label)
             if not opening.first:
                 raise JobFailed(
-                    "another batch of this attempt was opened", where=context.exchange.label
+                    "another batch of this attempt was opened", where=context.round.label
                 )
             secret, spooled = RoundSecret.from_bytes(opening.secret), data(cell, batch)
             asked += len(secret.recipients)
@@ -416,15 +416,15 @@ class RoundCommitter:
                 found[cell] = KeptSums.of(opened.batches[cell], of_it)
         if not found:
             return opened.too_few(short[0])
-        sums = self._store.keep_sums(entry.id, at.exchange, at.attempt, pack_kept(found))
+        sums = self._store.keep_sums(entry.id, at.round, at.attempt, pack_kept(found))
         return AskUnmask(kept_unmasks(sums), opened.misfits)
 
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), task.at
         entry, context = self._round(at)
-        raw = self._store.kept_sums(entry.id, at.exchange)
-        secrets = self._store.round_keys(entry.id, at.exchange, at.attempt)
+        raw = self._store.kept_sums(entry.id, at.round)
+        secrets = self._store.round_keys(entry.id, at.round, at.attempt)
         if raw is None or not secrets:
             return self._again(entry.id, at, context)
         all_kept = unpack_kept(raw)
@@ -438,7 +438,7 @@ class RoundCommitter:
             raise JobFailed(
                 "the proxy's sums of masks do not fit what devices uploaded, and it gives no others"
                 " for this round",
-                where=context.exchange.label,
+                where=context.round.label,
                 fix="see that the proxy is sound and of the same version; submit the job anew",
             ) from None
         sound = [[one if within_bounds(context, one) else None for one in of] for of in by_cell]
@@ -475,7 +475,7 @@ class RoundCommitter:
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._work.recorder is not None:
-            sent = context.plan.package(before, context.exchange)
+            sent = context.plan.package(before, context.round)
             model = self._evaluation.weights(context.plan, state)
             self._work.recorder.keep(context, sent, valid.arrays, model)
         batches = list(by_cell.values())
@@ -494,9 +494,9 @@ class RoundCommitter:
         )
         if discarded:
             told_of_it = shown_discarded(context, discarded)
-            LOG.warning("sums_discarded", extra={"exchange": context.exchange.label, **told_of_it})
+            LOG.warning("sums_discarded", extra={"exchange": context.round.label, **told_of_it})
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
-        done = self._store.commit_exchange(
+        done = self._store.commit_round(
             entry.id,
             record,
             pack_tensors(state),
@@ -508,14 +508,14 @@ class RoundCommitter:
             return self._again(entry.id, at, context)
         return self._absorbed(at, valid.accepted, context)
 
-    def _again(self, job: str, at: ExchangeId, context: RoundContext) -> RoundCommit:
+    def _again(self, job: str, at: RoundId, context: RoundContext) -> RoundCommit:
         last = self._store.last_commit(job)
-        if last is None or last.index != at.exchange:
-            raise JobFailed(f"exchange {at.exchange} is over")
+        if last is None or last.index != at.round:
+            raise JobFailed(f"round {at.round} is over")
         return self._absorbed(at, last.accepted, context)
 
     def _absorbed(
-        self, at: ExchangeId, accepted: Sequence[bytes], context: RoundContext
+        self, at: RoundId, accepted: Sequence[bytes], context: RoundContext
     ) -> RoundCommit:
         # Each of an upload's segments would be in a piece of its own: then the whole is one.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)

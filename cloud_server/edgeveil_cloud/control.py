@@ -135,7 +135,7 @@ class Control:
             {
                 "job": self._host.jobs.name(course.job_id),
                 "state": course.state.value,
-                "round": course.exchange,
+                "round": course.round,
                 "attempt": course.attempt,
             }
             for course in self._machine.courses.values()
@@ -182,7 +182,7 @@ class Control:
         plan, last = self._host.jobs.plan(entry), self._store.last_commit(entry.id)
         index = (last.index if last else 0) + 1
         attempt = self._store.next_attempt(entry.id, index)
-        whole, retries = len(plan.exchanges), plan.job.round.retries
+        whole, retries = len(plan.all_rounds), plan.job.round.retries
         self._runner.post(fx.Command(StartJob(wire_id(entry.id), index, attempt, whole, retries)))
 
     def _cancel_paused(self) -> None:

@@ -25,10 +25,10 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import CLUSTER, EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.own_records import held_records
+from edgeveil.parts.round import CLUSTER, EVALUATE, Array
 from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
@@ -156,7 +156,7 @@ class Evaluation:
         held = self._on(test, graph, slice(asked))
 
         def right(segments: Mapping[str, Array]) -> int:
-            after = plan.cloud.absorb(state, context.exchange, segments, 1)
+            after = plan.cloud.absorb(state, context.round, segments, 1)
             return held.right(self.weights(plan, after))
 
         return right
@@ -172,7 +172,7 @@ class Evaluation:
         or where the job is about records of another form."""
         plan = context.plan
         test = self._fitting(plan)
-        if test is None or context.exchange.number == 0:
+        if test is None or context.round.number == 0:
             return None
         part = slice(plan.rule.validation_records, None)
         held = self._on(test, graph, part, plan.job.data.target)
@@ -232,9 +232,9 @@ class MeanSoftmax:
 
 
 def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> MeanSoftmax | None:
-    """The mean of one exchange's inferences: of `found` ones, or of the sums in `found` that
+    """The mean of one round's inferences: of `found` ones, or of the sums in `found` that
     `uploads` devices' were dealt into. None where it is not asked for, or none came."""
-    if not context.exchange.infer or not context.job.unsupervised.of_all or not found:
+    if not context.round.infer or not context.job.unsupervised.of_all or not found:
         return None
     if context.plan.sums_inferences:
         total = np.sum(np.stack(found).astype(np.int64), axis=0)
@@ -253,19 +253,19 @@ def federated_figures(
     context: RoundContext, found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
     """Figures of the counts of `uploads` devices on their own evaluation records; None in an
-    exchange that asks for none, and where none count."""
-    if context.exchange.phase != EVALUATE or not found:
+    round that asks for none, and where none count."""
+    if context.round.phase != EVALUATE or not found:
         return None
     figures = context.plan.evaluation.figures(found, uploads)
-    return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}
+    return {"eval_type": FEDERATED, "round": context.round.number, **figures}
 
 
 def cluster_figures(
     context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
     """Cluster scores from the sums of `uploads` devices, in the `state` after them, led by the
-    one that the job names; None in an exchange that asks for none, and where none count."""
-    if context.exchange.phase != CLUSTER or not found:
+    one that the job names; None in a round that asks for none, and where none count."""
+    if context.round.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
     told = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
@@ -285,8 +285,8 @@ def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
-    """Scores of the inferences uploaded in one exchange; None where none were asked for."""
-    if not context.exchange.infer or context.job.unsupervised.of_all:
+    """Scores of the inferences uploaded in one round; None where none were asked for."""
+    if not context.round.infer or context.job.unsupervised.of_all:
         return None
     plan, wanted = context.plan, context.job.unsupervised
     rows = [vector.astype(np.float64) for vector in vectors]

@@ -168,7 +168,7 @@ class _Routes:
 
     async def job(self, request: Request) -> Response:
         entry = await self._entry(request)
-        records = await self._ask(lambda: self._store.exchanges(entry.id))
+        records = await self._ask(lambda: self._store.rounds(entry.id))
         rounds = [{**asdict(one), "figure": record_figure(entry.canonical, one)} for one in records]
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None

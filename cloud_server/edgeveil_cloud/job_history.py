@@ -12,9 +12,9 @@ from typing import Any
 
 from edgeveil.evaluation.figures import ACCURACY, GUESSING, guessing, leading
 from edgeveil.pages.parts import thinned
-from edgeveil.parts.exchange import EVALUATIONS
+from edgeveil.parts.round import EVALUATIONS
 from edgeveil_cloud.evaluation import FEDERATED
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 
 KEPT_EVENTS = 200  # that a page shows
 KEPT_ATTEMPTS = 100
@@ -31,7 +31,7 @@ class EvaluationPoints:
     """What one round's evaluation uploaded, or MOST_POINTS rows of it: `points` of `rows`."""
 
     round: int
-    scores: Mapping[str, Any]  # as `exchange_committed` has them, without rows and labels
+    scores: Mapping[str, Any]  # as `round_committed` has them, without rows and labels
     points: list[list[float]]
     labels: list[int]
     rows: int
@@ -41,7 +41,7 @@ class EvaluationPoints:
 class JobHistory:
     """Takes the events in their order; the same one again changes nothing."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of committed exchanges
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of committed rounds
     scores: list[dict[str, Any]] = field(default_factory=list)
     means: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[EvaluationPoints] = field(default_factory=list)
@@ -86,8 +86,8 @@ class JobHistory:
         for event in events:
             self.take(event)
 
-    def take_records(self, records: Iterable[ExchangeRecord]) -> None:
-        """Stored exchanges, whose events may be forgotten; before any event."""
+    def take_records(self, records: Iterable[RoundRecord]) -> None:
+        """Stored rounds, whose events may be forgotten; before any event."""
         for record in records:
             self.rows.append(
                 {
@@ -110,7 +110,7 @@ class JobHistory:
 
     @property
     def phases(self) -> list[str]:
-        """Names of the exchanges before round 1."""
+        """Names of the rounds before round 1."""
         return [str(row["phase"]) for row in self.rows if not row["number"]]
 
     def _committed(self, data: Mapping[str, Any], time_s: float) -> dict[str, Any]:

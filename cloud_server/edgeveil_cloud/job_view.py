@@ -54,7 +54,7 @@ from edgeveil.pages.parts import (
     table,
     terms,
 )
-from edgeveil.parts.exchange import EVALUATIONS, TRAIN, exchange_label, short_label
+from edgeveil.parts.round import EVALUATIONS, TRAIN, round_label, short_label
 from edgeveil.privacy.guarantee import (
     colluding_text,
     guarantee_bounds,
@@ -75,7 +75,7 @@ from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
-from edgeveil_cloud.store_tables import ENDED, ExchangeRecord, JobEntry, JobGlimpse
+from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
 NUMBERED = 60  # points of a panel with their cluster's number
 FIRST_ROWS = 25  # of a table, until more are asked for
@@ -143,7 +143,7 @@ class JobDetails:
     id: str = ""
     method: str = ""
     rounds: int = 0
-    exchanges: int = 0
+    all_rounds: int = 0
     started_at: float | None = None
     ended_at: float | None = None
     privacy: Mapping[str, Any] | None = None
@@ -174,13 +174,13 @@ def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
 
 def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
     """A job by its plan, before anything has happened."""
-    whole = len(plan.exchanges)
+    whole = len(plan.all_rounds)
     return JobDetails(
         plan.job.job,
         "queued",
         method=plan.job.train.method,
         rounds=plan.rounds,
-        exchanges=whole,
+        all_rounds=whole,
         privacy=summary_of(plan, whole, None)["privacy"],
         seen=[asdict(row) for row in who_sees(plan, cells)],
         shuffle=[str(credit) for credit in shuffled(plan)],
@@ -219,7 +219,7 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
         "advice": advice,
         "method": facts.method,
         "exchange": newest.index if newest else 0,
-        "exchanges": facts.exchanges,
+        "exchanges": facts.all_rounds,
         "round": newest.number if newest else 0,
         "rounds": facts.rounds,
         "figure": {
@@ -234,8 +234,8 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
     }
 
 
-def record_figure(canonical: bytes, record: ExchangeRecord) -> str:
-    """What leads the figures of one committed exchange, by name, or ""."""
+def record_figure(canonical: bytes, record: RoundRecord) -> str:
+    """What leads the figures of one committed round, by name, or ""."""
     told = evaluation_text({"federated": told_federated(record.scores), "clusters": record.scores})
     if told:
         return told
@@ -321,7 +321,7 @@ class _View:
             if privacy is not None
         }
         self._rows = [self._proven(row) for row in course.rows]
-        self._before = course.phases  # names of exchanges, as far as they do not follow
+        self._before = course.phases  # names of rounds, as far as they do not follow
         if any(row["phase"] in EVALUATIONS for row in course.rows):
             self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
@@ -367,7 +367,7 @@ class _View:
             only = f", {run.infer_only} of them only evaluate" if run.infer_only else ""
             parts.append(f"{run.devices} devices{only}")
         rounds, phases = counted(len(self._course.rounds), "round"), len(self._course.phases)
-        after = f" after {counted(phases, 'preparatory exchange')}" if phases else ""
+        after = f" after {counted(phases, 'preparation round')}" if phases else ""
         parts.append(rounds + after)
         seconds = run.seconds if run is not None else None
         if run is None and facts.started_at is not None and facts.ended_at is not None:
@@ -387,9 +387,9 @@ class _View:
         return found
 
     def _progress(self) -> Json | None:
-        if self._ended or not self._facts.exchanges:
+        if self._ended or not self._facts.all_rounds:
             return None
-        done, of, doing = len(self._rows), self._facts.exchanges, self._course.doing
+        done, of, doing = len(self._rows), self._facts.all_rounds, self._course.doing
         rounds = f"round {len(self._course.rounds)} of {self._facts.rounds}"
         return {"done": done, "of": of, "text": f"{rounds}: {doing}" if doing else rounds}
 
@@ -415,7 +415,7 @@ class _View:
         if self._rows:
             row = self._rows[-1]
             of = f" of {row['selected']}" if row.get("selected") else ""
-            note = "counts of the last exchange"
+            note = "counts of the last round"
             if row["declined"]:
                 note += f", {declined_text(row['declined'], row['causes'])}"
             found.append(card("answered", f"{row['uploads']}{of}", note))
@@ -608,7 +608,7 @@ class _View:
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """An exchange without the ε that no proof stands behind."""
+        """A round without the ε that no proof stands behind."""
         proven = {
             which for which, one in self._guarantees.items() if one.part["status"] == "proven"
         }
@@ -634,7 +634,7 @@ class _View:
             parts.append(lines(label, x, drawn, x_name="exchange", before=self._before, low=0.0))
         units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
         text = (
-            f"The planned price of all exchanges up to each one, {units}. This is progress; the"
+            f"The planned price of all rounds up to each one, {units}. This is progress; the"
             " guarantees, also of a job that ended early, stand above."
         )
         if self._shared:
@@ -656,13 +656,13 @@ class _View:
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
         parts: list[Json | None] = [
-            lines("Answers by exchange", x, found, x_name="exchange", before=self._before, low=0.0)
+            lines("Answers by round", x, found, x_name="exchange", before=self._before, low=0.0)
         ]
         void = {why.replace("_", " "): n for why, n in self._course.void.most_common(12)}
         for label, counts, colour in (
             ("Segments that did not count, by reason", void, "red"),
-            ("Declines of all exchanges, by cause", dict(self._course.causes.most_common()), "red"),
-            ("Uploads of each cell in the last exchange", self._rows[-1].get("cells"), "blue"),
+            ("Declines of all rounds, by cause", dict(self._course.causes.most_common()), "red"),
+            ("Uploads of each cell in the last round", self._rows[-1].get("cells"), "blue"),
         ):
             if counts:
                 names = sorted(counts) if colour == "blue" else list(counts)
@@ -674,7 +674,7 @@ class _View:
                 [str(one["round"]), *(_count(one.get(name)) for name in columns), str(one["why"])]
                 for one in attempts
             ]
-            head = ["exchange", "selected", "uploaded", "declined", "late or absent", "why"]
+            head = ["round", "selected", "uploaded", "declined", "late or absent", "why"]
             label = "Attempts that had to be repeated"
             parts.append(table(label, head, body, text=[5], first=FIRST_ROWS))
         text = "Counts alone: nobody but the proxy knows which devices they were."
@@ -764,9 +764,9 @@ class _View:
             series(name, [rounded(one.get(key) or 0.0) for _, one in timed], colour, "seconds")
             for key, name, colour in STEPS
         ]
-        label, x, before = "Seconds by exchange", [k for k, _ in timed], self._before
+        label, x, before = "Seconds by round", [k for k, _ in timed], self._before
         picture = lines(label, x, shown, x_name="exchange", before=before, low=0.0)
-        text = said("What each exchange took, by what it waited for.")
+        text = said("What each round took, by what it waited for.")
         return section("time", "Where the time went", [picture], before=[text])
 
     def _bytes(self) -> Json | None:
@@ -775,7 +775,7 @@ class _View:
         hops = dict(self._run.hops) if self._run and any(self._run.hops.values()) else {}
         text = "Payload at the proxy, whole job. What it publishes for all devices counts once."
         if not hops:
-            text = "Payload that left and reached the cloud, in all committed exchanges."
+            text = "Payload that left and reached the cloud, in all committed rounds."
             for hop, key in (("cloud_to_proxy", "cloud_out"), ("proxy_to_cloud", "cloud_in")):
                 hops[hop] = sum(row["bytes"].get(key, 0) for row in self._rows)
         if not any(hops.values()):
@@ -886,7 +886,7 @@ class _View:
             for row in self._rows[-MOST_ROWS:]
         ]
         more = len(self._rows) - len(rows)
-        note = said(f"The last {MOST_ROWS} exchanges; {more} are before them.") if more else None
+        note = said(f"The last {MOST_ROWS} rounds; {more} are before them.") if more else None
         found = table("Rounds", head, rows, first=FIRST_ROWS)
         return section("rounds", "Rounds", [found], before=[note])
 
@@ -991,9 +991,9 @@ def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) ->
         what = data.get("round") if of == "round" else f"the {of}"
         text = f"{what} sent to {_count(data.get('selected'))} devices"
     elif kind == "batch":
-        text = f"exchange {data.get('round')}: {_count(data.get('uploads'))} uploads came"
+        text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads came"
     elif kind == "round_repeated":
-        text, tone = f"exchange {data.get('round')} again: {data.get('why', '')}", "warn"
+        text, tone = f"round {data.get('round')} again: {data.get('why', '')}", "warn"
     elif kind == "job_waiting":
         enrolled, wanted = data.get("enrolled"), data.get("wanted")
         text, tone = f"waits for devices: {enrolled} are enrolled, it asks for {wanted}", "warn"
@@ -1005,7 +1005,7 @@ def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) ->
 
 
 def _committed_text(data: Mapping[str, Any], units: Mapping[str, str]) -> str:
-    name = exchange_label(data["phase"], data["number"])
+    name = round_label(data["phase"], data["number"])
     text = f"{name} committed: {data['uploads']} answered"
     text += f", {data['declined']} declined" if data["declined"] else ""
     if told := evaluation_text(data):

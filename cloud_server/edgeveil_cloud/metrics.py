@@ -57,9 +57,7 @@ class CloudMetrics(Collector):
 
     def watch(self, thing: object) -> None:
         match thing:
-            case fx.WorkDone(
-                task=SealRound(job_id=job_id, exchange=number), result=CellBroadcasts()
-            ):
+            case fx.WorkDone(task=SealRound(job_id=job_id, round=number), result=CellBroadcasts()):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
@@ -67,7 +65,7 @@ class CloudMetrics(Collector):
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
                 number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))
-                if number == commit.at.exchange:
+                if number == commit.at.round:
                     self._seconds.observe(time.monotonic() - since_s)
             case JobStatus(job_id=job_id):
                 self._rounds_since.pop(job_id, None)
@@ -95,9 +93,9 @@ class CloudMetrics(Collector):
                 family.add_metric([rollout.job, outcome.value], outcomes.get(outcome.value, 0))
         yield family
         courses = list(self._machine.courses.values())
-        oldest = courses[0].exchange if courses else 0
+        oldest = courses[0].round if courses else 0
         yield gauge("current_round", "Round of the job that has run longest; 0: none.", oldest)
-        rounds = {self._host.jobs.name(one.job_id): float(one.exchange) for one in courses}
+        rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in courses}
         yield gauge("job_round", "Round of each job that runs.", rounds, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
         for job, kind, epsilon in self._prices():

@@ -17,9 +17,9 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES, ExactSum, Grids, largest
-from edgeveil.parts.exchange import Array, SegmentSpec
+from edgeveil.parts.round import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, RoundId
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck, Sealing
 from edgeveil.protocol.tensors import MaskChecks, unpadded
 from edgeveil.protocol.transfer import Data
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 """Where a sealed segment begins in its batch, and its bytes."""
 Upload = tuple[int, tuple[int, ...]]
 """Its place among the uploads of its batch, and where its masked segments begin."""
-ToldOpening = tuple[bytes, bytes, ExchangeId, bytes, bool]
+ToldOpening = tuple[bytes, bytes, RoundId, bytes, bool]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RoundOpening:
 
     key: OpeningKey
     membership: bytes = field(repr=False)
-    at: ExchangeId
+    at: RoundId
     job_digest: bytes
     checked: bool = False  # the masks of single uploads
     sealing: Sealing = real_sealing

@@ -1,6 +1,6 @@
 """A whole job on made-up records, before it is queued: whatever can fail later fails here.
 
-Each kind of exchange is played once: broadcast, answers, aggregation by the job's rule, the next
+Each kind of round is played once: broadcast, answers, aggregation by the job's rule, the next
 state, its test, the scores of inferences; then the final model, as it is kept, sent, loaded and
 used. No device, ledger or record of anybody is involved, so that it costs no budget.
 """
@@ -34,12 +34,12 @@ from edgeveil.jobs.rehearsal import (
 )
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.own_process import is_own, run_apart
-from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.heads import bake
+from edgeveil.parts.round import EVALUATE, TRAIN, Array, PlannedRound, SegmentSpec
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, encode_package
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
@@ -128,48 +128,48 @@ class _Rehearsal:
         with _stage("the first state", "train"):
             self._state = plan.cloud.initial_state()
         self._broadcast_job(graph)
-        self._exchanges(graph)
+        self._rounds(graph)
         with _stage("the final model", self._network):
             self._release(graph)
 
-    # --- exchanges ---
+    # --- rounds ---
 
-    def _exchanges(self, graph: bytes) -> None:
+    def _rounds(self, graph: bytes) -> None:
         plan, records = self._plan, made_up_records(self._plan, RECORDS)
         device = MadeUpDevice(plan, records, self._processor)
-        for exchange in training_kinds(plan):
-            with _stage(f"{exchange.label} on a device", "train"):
+        for round in training_kinds(plan):
+            with _stage(f"{round.label} on a device", "train"):
                 if self._devices:
-                    upload = device.answer(exchange, plan.cloud.package(self._state, exchange))
+                    upload = device.answer(round, plan.cloud.package(self._state, round))
                 else:
-                    upload = _made_up(plan.cloud.segments(exchange))
-            self._absorb(exchange, graph, upload)
-        for exchange in [one for one in plan.exchanges if one.infer][:1]:
+                    upload = _made_up(plan.cloud.segments(round))
+            self._absorb(round, graph, upload)
+        for round in [one for one in plan.all_rounds if one.infer][:1]:
             with _stage("inference on a device", self._network):
                 model, x = plan.cloud.model(self._state), self._test.x[:RECORDS]
                 vector = rehearsed_softmax(plan, graph, model, x)
             with _stage("evaluation of inferences", "unsupervised"):
-                context = RoundContext.of(plan, exchange.index)
+                context = RoundContext.of(plan, round.index)
                 clusters(context, [vector])
                 mean_softmax(context, [vector], 1)
-        for exchange in evaluation_kinds(plan):
-            context = RoundContext.of(plan, exchange.index)
+        for round in evaluation_kinds(plan):
+            context = RoundContext.of(plan, round.index)
             self._check_sizes(context)
             with _stage("evaluation on a device", self._network):
-                counts = rehearsed_evaluation(plan, exchange, graph, self._state, records)
-            key = "federated_evaluation" if exchange.phase == EVALUATE else "unsupervised"
+                counts = rehearsed_evaluation(plan, round, graph, self._state, records)
+            key = "federated_evaluation" if round.phase == EVALUATE else "unsupervised"
             with _stage("the figures of devices", key):
                 mean = {COUNTS: counts.astype(np.float64)}
-                after = plan.next_state(self._state, exchange, mean, 1)
+                after = plan.next_state(self._state, round, mean, 1)
                 cluster_figures(context, after, [counts], 1)
                 self._federated = federated_figures(context, [counts], 1) or self._federated
 
-    def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
+    def _absorb(self, round: PlannedRound, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""
-        rule, context = self._plan.rule, RoundContext.of(self._plan, exchange.index)
+        rule, context = self._plan.rule, RoundContext.of(self._plan, round.index)
         self._check_sizes(context)
-        with _stage(f"aggregation of {exchange.label}", "aggregation"):
-            ruled = rule.sums or exchange.phase == TRAIN
+        with _stage(f"aggregation of {round.label}", "aggregation"):
+            ruled = rule.sums or round.phase == TRAIN
             least = max(context.min_batch, rule.least if ruled else 1)
             batch = ValidatedBatch({name: [array] * least for name, array in upload.items()})
             score = self._evaluation.score(context, graph, self._state)
@@ -208,7 +208,7 @@ class _Rehearsal:
 
     def _check_sizes(self, context: RoundContext) -> None:
         package = round_package(context, self._state)
-        with _stage(context.exchange.label, self._network):
+        with _stage(context.round.label, self._network):
             self._check_blob("its broadcast", package)
             if self._recipients * context.upload_bytes > self._limits.batch_bytes:
                 raise DataError(

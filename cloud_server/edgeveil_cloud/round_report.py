@@ -28,11 +28,11 @@ from edgeveil.evaluation.clustering import ClusterScores
 from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.round import Array, PlannedRound, Tensors
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
@@ -55,10 +55,8 @@ def round_timeline(
     }
 
 
-def exchange_event(
-    record: ExchangeRecord, plan: Plan, timeline: Mapping[str, float]
-) -> dict[str, Any]:
-    """A committed exchange with ε by plan up to it."""
+def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) -> dict[str, Any]:
+    """A committed round with ε by plan up to it."""
     quote = plan.quote(record.index)
     beside = (
         ("collusion", quote.training.plain, "collusion_epsilon"),
@@ -96,7 +94,7 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
 
 def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
     """Both guarantees together, and the last accuracy, for a job's end. Devices may have released
-    for the exchange after the last commit, so it is priced too if it was sealed (its key is there
+    for the round after the last commit, so it is priced too if it was sealed (its key is there
     until the job has ended), unless all declined it. A job that ends early has spent what
     `Plan.spent` says: with Gaussian noise, the whole plan."""
     last = store.last_commit(job)
@@ -128,11 +126,11 @@ STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Entries of the model of a completed job; what is no plain text is JSON. `edgeveil.privacy`
     has both guarantees with δ, unit and status; `edgeveil.federated` the single numbers of the last
-    exchange on the devices' own records."""
+    round on the devices' own records."""
     job = plan.job
     told: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
-        "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
+        "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
     }
     if federated:
         told["federated"] = {
@@ -167,7 +165,7 @@ def weights_file(plan: Plan, weights: Tensors) -> bytes:
 
 
 class Recorder:
-    """Writes the job that began last into `folder`; its first exchange clears what was there."""
+    """Writes the job that began last into `folder`; its first round clears what was there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -179,27 +177,27 @@ class Recorder:
         uploads: Mapping[str, Sequence[Array]],
         model: Tensors,
     ) -> None:
-        """Write one committed exchange. Raises JobFailed where the folder cannot be written."""
-        exchange = context.exchange
+        """Write one committed round. Raises JobFailed where the folder cannot be written."""
+        round = context.round
         rows = {
             f"{name}/{index:04d}": array
             for name, arrays in uploads.items()
             for index, array in enumerate(arrays)
         }
         parts = {"broadcast": broadcast, "uploads": rows}
-        if exchange.number:
+        if round.number:
             parts["model"] = model
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             canonical, job = context.job.canonical(), self.folder / JOB
-            if exchange.index > 1 and job.exists() and job.read_bytes() != canonical:
+            if round.index > 1 and job.exists() and job.read_bytes() != canonical:
                 return
-            if exchange.index == 1:
+            if round.index == 1:
                 for old in self.folder.glob("*.safetensors"):
                     old.unlink()
             job.write_bytes(canonical)
             for kind, tensors in parts.items():
-                (self.folder / file_name(exchange, kind)).write_bytes(pack_tensors(tensors))
+                (self.folder / file_name(round, kind)).write_bytes(pack_tensors(tensors))
         except OSError as error:
             raise JobFailed(
                 f"the recording cannot be written ({error.strerror})",
@@ -208,5 +206,5 @@ class Recorder:
             ) from error
 
 
-def file_name(exchange: Exchange, kind: str) -> str:
-    return f"{exchange.index:02d}-{exchange.phase}-{exchange.number:04d}.{kind}.safetensors"
+def file_name(round: PlannedRound, kind: str) -> str:
+    return f"{round.index:02d}-{round.phase}-{round.number:04d}.{kind}.safetensors"

@@ -1,7 +1,7 @@
 """The cloud's durable memory: jobs, rounds, states, events, keys. SQLAlchemy Core.
 
 Theory of operation. Each method is one transaction, and everything a round changes is committed by
-`commit_exchange` at once, so that a crash at any point resumes at the last committed exchange. A
+`commit_round` at once, so that a crash at any point resumes at the last committed round. A
 method that is tried again after its answer was lost finds what it did before. A round's secret is
 there from before its broadcast until its commit, and is then overwritten; before a batch is opened
 that is noted (`open_batch`), so that no other batch of the attempt ever is.
@@ -33,10 +33,10 @@ from edgeveil_cloud.store_tables import (
     TRANSITIONS,
     BatchOpening,
     CellDevices,
-    ExchangeRecord,
     JobEntry,
     JobGlimpse,
     LastCommit,
+    RoundRecord,
     Status,
     StoreCounts,
     StoredEvent,
@@ -152,7 +152,7 @@ class Store:
     @transaction
     def glimpse(self, db: Db, job: str) -> JobGlimpse:
         """One job with the newest of what it did; UnknownJob if there is none."""
-        entry, done, told = _entry(db, job), tables.exchanges, tables.events
+        entry, done, told = _entry(db, job), tables.rounds, tables.events
         last = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
         newest = db.execute(last).mappings().first()
@@ -164,7 +164,7 @@ class Store:
             event = db.execute(life.limit(1)).mappings().first()
         return JobGlimpse(
             entry,
-            None if newest is None else _exchange_of(newest),
+            None if newest is None else _round_of(newest),
             None if tested is None else tested.accuracy,
             None if tested is None else tested.loss,
             None if tested is None else tested.scores,
@@ -292,27 +292,27 @@ class Store:
 
     @transaction
     def put_round_key(
-        self, db: Db, job: str, exchange: int, attempt: int, secret: bytes, cell: str = ""
+        self, db: Db, job: str, round: int, attempt: int, secret: bytes, cell: str = ""
     ) -> None:
         """Keep a cell's secret HPKE key of a round; StoreError if another one is kept."""
-        kept = _round_keys(db, job, exchange, attempt).get(cell)
+        kept = _round_keys(db, job, round, attempt).get(cell)
         if kept is None:
-            row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
+            row = {"job": job, "exchange": round, "attempt": attempt, "cell": cell}
             db.execute(tables.round_keys.insert(), {**row, "secret": secret})
         elif not secrets.compare_digest(kept, secret):
-            raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
+            raise StoreError(f"round {round}, attempt {attempt} has another round key")
 
-    def round_key(self, job: str, exchange: int, attempt: int, cell: str = "") -> bytes | None:
-        return self.round_keys(job, exchange, attempt).get(cell)
-
-    @transaction
-    def round_keys(self, db: Db, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
-        return _round_keys(db, job, exchange, attempt)
+    def round_key(self, job: str, round: int, attempt: int, cell: str = "") -> bytes | None:
+        return self.round_keys(job, round, attempt).get(cell)
 
     @transaction
-    def next_attempt(self, db: Db, job: str, exchange: int) -> int:
+    def round_keys(self, db: Db, job: str, round: int, attempt: int) -> dict[str, bytes]:
+        return _round_keys(db, job, round, attempt)
+
+    @transaction
+    def next_attempt(self, db: Db, job: str, round: int) -> int:
         """The first attempt without a key, from 1; or that whose sums are kept: the last one."""
-        of_it, kept, keys = {"job": job, "exchange": exchange}, tables.unmaskings, tables.round_keys
+        of_it, kept, keys = {"job": job, "exchange": round}, tables.unmaskings, tables.round_keys
         summed = db.scalar(sa.select(kept.c.attempt).filter_by(**of_it))
         if summed is not None:
             return int(summed)
@@ -321,16 +321,16 @@ class Store:
 
     @transaction
     def open_batch(
-        self, db: Db, job: str, exchange: int, attempt: int, batch_digest: bytes, cell: str = ""
+        self, db: Db, job: str, round: int, attempt: int, batch_digest: bytes, cell: str = ""
     ) -> BatchOpening | None:
         """Note a batch before it is opened, and return what opens it; None once it was absorbed."""
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
-        secret = _round_keys(db, job, exchange, attempt).get(cell)
+        secret = _round_keys(db, job, round, attempt).get(cell)
         if secret is None:
             return BatchOpening(None, True)
         table = tables.openings
-        row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
+        row = {"job": job, "exchange": round, "attempt": attempt, "cell": cell}
         noted = db.scalar(sa.select(table.c.digest).filter_by(**row))
         if noted is None:
             db.execute(table.insert().values(**row, digest=batch_digest))
@@ -338,58 +338,58 @@ class Store:
         return BatchOpening(secret, first)
 
     @transaction
-    def keep_sums(self, db: Db, job: str, exchange: int, attempt: int, sums: bytes) -> bytes:
+    def keep_sums(self, db: Db, job: str, round: int, attempt: int, sums: bytes) -> bytes:
         """Keep the sums of a round under masks before its masks are asked for; returns what is
-        kept: an exchange is asked for once."""
-        found = _kept_sums(db, job, exchange)
+        kept: a round is asked for once."""
+        found = _kept_sums(db, job, round)
         if found is None:
-            row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
+            row = {"job": job, "exchange": round, "attempt": attempt, "sums": sums}
             db.execute(tables.unmaskings.insert(), row)
         return found or sums
 
     @transaction
-    def kept_sums(self, db: Db, job: str, exchange: int) -> bytes | None:
-        """What `keep_sums` kept of an exchange that is not committed yet."""
-        return _kept_sums(db, job, exchange)
+    def kept_sums(self, db: Db, job: str, round: int) -> bytes | None:
+        """What `keep_sums` kept of a round that is not committed yet."""
+        return _kept_sums(db, job, round)
 
     @transaction
-    def any_opened(self, db: Db, job: str, exchange: int, cell: str = "") -> bool:
-        """Whether a cell's batch of this exchange, which has not been committed, was opened."""
-        query = sa.select(tables.openings).filter_by(job=job, exchange=exchange, cell=cell)
+    def any_opened(self, db: Db, job: str, round: int, cell: str = "") -> bool:
+        """Whether a cell's batch of this round, which has not been committed, was opened."""
+        query = sa.select(tables.openings).filter_by(job=job, exchange=round, cell=cell)
         return db.execute(query.limit(1)).first() is not None
 
     @transaction
-    def commit_exchange(
+    def commit_round(
         self,
         db: Db,
         job: str,
-        record: ExchangeRecord,
+        record: RoundRecord,
         state: bytes,
         events: Sequence[tuple[str, Mapping[str, Any]]] = (),
         accepted: Sequence[bytes] = (),
         batch_digests: Sequence[bytes] = (),
     ) -> bool:
-        """Commit one exchange in a single transaction; False if it was committed before. `state` is
+        """Commit one round in a single transaction; False if it was committed before. `state` is
         the method's state after it (safetensors; only the newest is kept), `accepted` the SHA-256
         of each ciphertext counted, `events` are (type, data). Deletes the round keys up to this
-        exchange. Raises StoreError for a job that does not run, an exchange that is not the next
-        one, or a batch that another exchange has absorbed."""
+        round. Raises StoreError for a job that does not run, a round that is not the next
+        one, or a batch that another round has absorbed."""
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
-        entry, table = _entry(db, job), tables.exchanges
+        entry, table = _entry(db, job), tables.rounds
         newest = sa.select(sa.func.max(table.c.index)).where(table.c.job == job)
         last = int(db.scalar(newest) or 0)
         if record.index <= last:
             return False
         if entry.status != "running" or record.index != last + 1:
             raise StoreError(
-                f"exchange {record.index} of job '{job}' cannot be committed: "
-                f"the job is {entry.status} and its last exchange is {last}"
+                f"round {record.index} of job '{job}' cannot be committed: "
+                f"the job is {entry.status} and its last round is {last}"
             )
         for batch_digest in batch_digests:
             absorbed = _absorbed_in(db, job, batch_digest)
             if absorbed is not None:
-                raise StoreError(f"this batch was absorbed by exchange {absorbed} of job '{job}'")
+                raise StoreError(f"this batch was absorbed by round {absorbed} of job '{job}'")
             row = {"job": job, "digest": batch_digest, "index": record.index}
             db.execute(tables.batches.insert().values(row))
         values = {
@@ -413,7 +413,7 @@ class Store:
     @transaction
     def last_commit(self, db: Db, job: str) -> LastCommit | None:
         """Where to resume; None before the first commit."""
-        table, state = tables.exchanges, tables.states
+        table, state = tables.rounds, tables.states
         joins = sa.and_(state.c.job == table.c.job, state.c.index == table.c.index)
         query = sa.select(table, state.c.tensors).join(state, joins).where(table.c.job == job)
         row = db.execute(query).mappings().first()
@@ -421,14 +421,14 @@ class Store:
             return None
         packed = bytes(row["accepted"])
         hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
-        return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
+        return LastCommit(_round_of(row), bytes(row["tensors"]), tuple(hashes))
 
     @transaction
-    def exchanges(self, db: Db, job: str) -> tuple[ExchangeRecord, ...]:
-        """All committed exchanges of a job, in order."""
-        table = tables.exchanges
+    def rounds(self, db: Db, job: str) -> tuple[RoundRecord, ...]:
+        """All committed rounds of a job, in order."""
+        table = tables.rounds
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
-        return tuple(_exchange_of(row) for row in db.execute(query).mappings())
+        return tuple(_round_of(row) for row in db.execute(query).mappings())
 
     # --- devices, and models ---
 
@@ -593,21 +593,21 @@ def _entry_of(row: sa.RowMapping) -> JobEntry:
     return JobEntry(**values)
 
 
-def _exchange_of(row: sa.RowMapping) -> ExchangeRecord:
-    return ExchangeRecord(**{name: row[name] for name in ExchangeRecord.__dataclass_fields__})
+def _round_of(row: sa.RowMapping) -> RoundRecord:
+    return RoundRecord(**{name: row[name] for name in RoundRecord.__dataclass_fields__})
 
 
 def _absorbed_in(db: Db, job: str, digest: bytes) -> int | None:
     return db.scalar(sa.select(tables.batches.c.index).filter_by(job=job, digest=digest))
 
 
-def _kept_sums(db: Db, job: str, exchange: int) -> bytes | None:
-    found = db.scalar(sa.select(tables.unmaskings.c.sums).filter_by(job=job, exchange=exchange))
+def _kept_sums(db: Db, job: str, round: int) -> bytes | None:
+    found = db.scalar(sa.select(tables.unmaskings.c.sums).filter_by(job=job, exchange=round))
     return None if found is None else bytes(found)
 
 
-def _round_keys(db: Db, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
+def _round_keys(db: Db, job: str, round: int, attempt: int) -> dict[str, bytes]:
     table = tables.round_keys
     query = sa.select(table.c.cell, table.c.secret)
-    rows = db.execute(query.filter_by(job=job, exchange=exchange, attempt=attempt))
+    rows = db.execute(query.filter_by(job=job, exchange=round, attempt=attempt))
     return {cell: bytes(secret) for cell, secret in rows}

@@ -73,8 +73,8 @@ class StoreCounts:
 
 
 @dataclass(frozen=True)
-class ExchangeRecord:
-    """One committed exchange, as reports show it. `number` is the training round (0 in a
+class RoundRecord:
+    """One committed round, as reports show it. `number` is the training round (0 in a
     preparatory phase), `attempt` counts from 1, `bytes` maps a hop to its bytes, `scores` is a
     ClusterScores, a MeanSoftmax or `federated_figures` as a mapping, or None, `loss` in nats."""
 
@@ -102,11 +102,11 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class JobGlimpse:
-    """A job for a list: its newest exchange, accuracy, loss and scores of the newest tested one,
+    """A job for a list: its newest round, accuracy, loss and scores of the newest tested one,
     and, unless it runs, the newest event of its life (`job_completed`, `job_waiting`, …)."""
 
     entry: JobEntry
-    newest: ExchangeRecord | None
+    newest: RoundRecord | None
     accuracy: float | None
     loss: float | None
     scores: Mapping[str, Any] | None
@@ -124,9 +124,9 @@ class CellDevices:
 
 @dataclass(frozen=True)
 class LastCommit:
-    """Where a job resumes: the newest committed exchange and the method's state after it."""
+    """Where a job resumes: the newest committed round and the method's state after it."""
 
-    record: ExchangeRecord
+    record: RoundRecord
     state: bytes = field(repr=False)  # safetensors
     accepted: tuple[bytes, ...] = field(repr=False)  # SHA-256 of each ciphertext counted
 
@@ -201,7 +201,7 @@ jobs = _table(
     _must("priority", sa.String(8), server_default="normal"),
 )
 
-exchanges = _table(
+rounds = _table(
     "exchanges",
     _job_key(),
     _key("index", sa.Integer),
@@ -254,7 +254,7 @@ round_keys = _table("round_keys", *_attempt_keys(), _must("secret", sa.LargeBina
 
 openings = _table("openings", *_attempt_keys(), _must("digest", sa.LargeBinary))
 
-# An exchange whose masks were asked for: what was added up, and the question; until its commit.
+# A round whose masks were asked for: what was added up, and the question; until its commit.
 unmaskings = _table(
     "unmaskings",
     *(_job_key(), _key("exchange", sa.Integer)),

@@ -11,7 +11,7 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.round import Array
 from edgeveil.protocol.tensors import tensor_views
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
 

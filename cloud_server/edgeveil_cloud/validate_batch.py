@@ -26,10 +26,10 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
-from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
+from edgeveil.parts.round import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group, Unmask
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, Group, RoundId, Unmask
 from edgeveil.protocol.sealed import (
     RoundCheck,
     Sealing,
@@ -434,9 +434,9 @@ def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
 
 
 def under_rule(context: RoundContext) -> bool:
-    """Whether the job's rule combines what comes of this exchange; else it is averaged."""
-    exchange = context.exchange
-    return not exchange.evaluates and (context.plan.rule.sums or exchange.phase == TRAIN)
+    """Whether the job's rule combines what comes of this round; else it is averaged."""
+    round = context.round
+    return not round.evaluates and (context.plan.rule.sums or round.phase == TRAIN)
 
 
 def looks_at_none(context: RoundContext) -> bool:
@@ -453,7 +453,7 @@ class MaskedUploads:
         self,
         context: RoundContext,
         secret: RoundSecret,
-        at: ExchangeId,
+        at: RoundId,
         sealing: Sealing,
         workers: WorkerProcesses | None = None,
     ) -> None:

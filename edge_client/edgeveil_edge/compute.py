@@ -23,8 +23,8 @@ from edgeveil.errors import EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
-from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.parts.own_records import at_most, device_records, of_shape
+from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage
@@ -54,7 +54,7 @@ class TaughtJob:
 
 @dataclass(frozen=True)
 class Computation:
-    """One exchange's work.
+    """One round's work.
 
     own        tensors that the device adds from its ledger
     until_s    clock time by which work on records ends
@@ -63,7 +63,7 @@ class Computation:
     """
 
     job: TaughtJob
-    exchange: Exchange
+    round: PlannedRound
     package: RoundPackage
     own: Tensors
     trains: bool
@@ -101,7 +101,7 @@ class Compute:
     """Where a device computes, one call at a time; here without a limit of time or memory."""
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """Play every kind of exchange on made-up records; never reads a record."""
+        """Play every kind of round on made-up records; never reads a record."""
         return JobTrial()
 
     def answer(self, one: Computation) -> ComputedAnswer:
@@ -185,11 +185,11 @@ class Computer(Compute):
 
     def order(self, one: Computation) -> tuple[Half, ...]:
         """The halves of an answer, training first: no evaluation record may decide its fate."""
-        if one.exchange.evaluates:
+        if one.round.evaluates:
             return ("evaluate",)
         halves: tuple[tuple[Half, bool], ...] = (
             ("train", one.trains),
-            ("infer", one.exchange.infer),
+            ("infer", one.round.infer),
         )
         return tuple(half for half, wanted in halves if wanted)
 
@@ -198,7 +198,7 @@ class Computer(Compute):
         plan = one.job.plan
         if one.trains:
             plan.check_backbones()
-        if one.exchange.carries_model:
+        if one.round.carries_model:
             self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
@@ -247,13 +247,13 @@ class Computer(Compute):
     ) -> Answer:
         plan, package, noise = one.job.plan, one.package, one.fresh_noise()
         if half == "train":
-            processor, exchange = self._site.device, one.exchange
-            return training_answer(plan, exchange, package, one.own, training, noise, processor)
+            processor, round = self._site.device, one.round
+            return training_answer(plan, round, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
         weights = plan.graph_weights(unpack_tensors(package.model))
         row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":
-            asked = plan.evaluation_of(one.exchange.phase).about(unpack_tensors(package.tensors))
+            asked = plan.evaluation_of(one.round.phase).about(unpack_tensors(package.tensors))
             return asked.answer(session, weights, evaluation, noise, row_s)
         key = self._split_key
         return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
@@ -274,7 +274,7 @@ def failure(error: Exception) -> str:
 
 def training_answer(
     plan: Plan,
-    exchange: Exchange,
+    round: PlannedRound,
     package: RoundPackage,
     own: Tensors,
     training: Records,
@@ -286,7 +286,7 @@ def training_answer(
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
     tensors = {**given, **own}
-    return plan.device.answer(exchange, tensors, training, noise, processor)
+    return plan.device.answer(round, tensors, training, noise, processor)
 
 
 def softmax_answer(

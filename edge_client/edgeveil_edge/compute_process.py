@@ -235,7 +235,7 @@ class ComputeProcess:
         if refused:
             raise PrivacyError(refused)
         self._number += 1
-        place = self._number, device.name, digest_of(one.job), one.exchange.index
+        place = self._number, device.name, digest_of(one.job), one.round.index
         own = pack_tensors(one.own)
         asked = wire.AskAnswer(*place, one.package, own, one.trains, noise, one.allowed_s)
         halves = self._blank(asked, max(one.until_s, one.closes_s))

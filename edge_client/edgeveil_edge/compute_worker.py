@@ -27,10 +27,10 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError, RecordsError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.parts.exchange import Answer
 from edgeveil.parts.features import match_artifacts, prepare
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
+from edgeveil.parts.round import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.protocol.sealed import RoundPackage, encode_at_once
@@ -96,7 +96,7 @@ class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
     number: int
     device: str
     digest: bytes
-    exchange: int
+    round: int
     package: RoundPackage
     own: bytes
     trains: bool
@@ -287,7 +287,7 @@ class ComputeServer:
         self.jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
         if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")
-        if any(one.carries_model for one in plan.exchanges):
+        if any(one.carries_model for one in plan.all_rounds):
             _load("onnxruntime")
 
     def _try(self, request: TryJob) -> None:
@@ -330,9 +330,9 @@ class ComputeServer:
 
     def _computation(self, request: AskAnswer) -> Computation:
         job, allowed_s = self.jobs[request.digest], request.allowed_s
-        exchange, own = job.plan.exchange(request.exchange), unpack_tensors(request.own)
+        round, own = job.plan.round(request.round), unpack_tensors(request.own)
         asked = request.package, own, request.trains, DerivedRandom(request.noise_key)
-        return Computation(job, exchange, *asked, allowed_s=allowed_s)
+        return Computation(job, round, *asked, allowed_s=allowed_s)
 
     def _send(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))

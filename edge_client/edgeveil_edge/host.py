@@ -144,7 +144,7 @@ class DeviceHost:
             known = self._store.job(job_id)
             job = json.loads(known[0])["job"] if known else ""
             refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "job": job}
-            refusal |= {"round": report.at.exchange, "cause": report.data["cause"], "why": why}
+            refusal |= {"round": report.at.round, "cause": report.data["cause"], "why": why}
             self._store.note_refusal(refusal)
         LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:

@@ -279,7 +279,7 @@ class DeviceProcess:
         for job in (one["job"] for one in spent.get("jobs", ()) if one["open"]):
             here = rounds.get(job)
             state = here.state if here else DEVICE_STATES.start
-            number = here.at.exchange if here and here.at else None
+            number = here.at.round if here and here.at else None
             work = {"job": job, "state": state.value, "round": number}
             jobs.append({**work, "last_counted_round": counted_of.get(job)})
         unmet = self.presence.unmet

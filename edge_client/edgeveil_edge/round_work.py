@@ -16,12 +16,12 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, staleness_weight
+from edgeveil.jobs.buffered_rounds import late_rounds, own_budget_s, staleness_weight
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import EVALUATIONS, KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_artifacts
+from edgeveil.parts.round import EVALUATIONS, KEPT, Answer, Array, Tensors
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
@@ -224,7 +224,7 @@ class RoundWork:
         """The round's answer, priced before it is sealed, or why not. Raises ProtocolError."""
         manifest = task.manifest
         job = self._job(manifest)
-        context = RoundContext.of(job.plan, manifest.at.exchange)
+        context = RoundContext.of(job.plan, manifest.at.round)
         check_package(context, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
@@ -245,7 +245,7 @@ class RoundWork:
             consent(self.site, job.plan, manifest, self._ledger)
             self._check_memory(task)
             self._check_trial(task)
-            held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
+            held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
             late = None if held else self._late(manifest, job.plan)
             held, weight = late or (held, 1.0)
             parts = [] if held else self._computed(task, job, context, package, price)
@@ -261,17 +261,17 @@ class RoundWork:
     def _late(self, manifest: Manifest, plan: Plan) -> tuple[tuple[Receipt, bytes], float] | None:
         """The newest update that was late for its round (`buffered_rounds`), and its weight."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
-        for earlier in late_exchanges(plan, at.exchange):
+        for earlier in late_rounds(plan, at.round):
             since.append(earlier.index)
             held = self._ledger.recall(job_id, earlier.index)
             if held is None:
                 continue
             if self._store.was_taken(at.job_id, since):
                 return None
-            late = plan.exchange(at.exchange).number - earlier.number
+            late = plan.round(at.round).number - earlier.number
             weight = staleness_weight(late)
             self._say(
-                f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
+                f"job {short_name(at.job_id)}, round {at.round} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
             )
             return held, weight
@@ -333,15 +333,15 @@ class RoundWork:
             raise PrivacyError(what, where="conditions")
         manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at
         # What is asked is the same in every attempt that brings the same package.
-        place = self._ledger.dataset, at.job_id.hex(), at.exchange
+        place = self._ledger.dataset, at.job_id.hex(), at.round
         question = Question(*place, manifest.package_digest)
         self._ledger.admit(manifest.at.job_id.hex(), price)
         own = self._own_tensors(context, manifest) if trains else {}
-        asked = job, context.exchange, package, own, trains
+        asked = job, context.round, package, own, trains
         noise, times = self._noise_for(question), (task.until_s, task.allowed_s, task.closes_s)
         found = self._compute.answer(Computation(*asked, noise, *times))
         if found.without:
-            where = f"job {short_name(at.job_id)}, round {at.exchange}"
+            where = f"job {short_name(at.job_id)}, round {at.round}"
             self._say(f"{where} is answered without records: {found.without}")
         if found.late:
             self._overran(manifest.at.job_id)
@@ -373,9 +373,9 @@ class RoundWork:
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     """The reason why a device of this role sits the round out, or an empty string."""
-    if context.exchange.evaluates:
+    if context.round.evaluates:
         return ""
-    if site.role != "train" and not context.exchange.infer:
+    if site.role != "train" and not context.round.infer:
         return "this round asks for no inference, and the role is infer"
     if site.role != "train" and context.plan.sums_inferences:
         return (
@@ -404,9 +404,9 @@ def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
 
 def check_package(context: RoundContext, manifest: Manifest, package: RoundPackage) -> None:
     """Raise ProtocolError unless what is asked for is what the job says."""
-    exchange = context.exchange
+    round = context.round
     said = (package.phase, package.number, package.infer)
-    if said != (exchange.phase, exchange.number, exchange.infer) or manifest.phase != package.phase:
+    if said != (round.phase, round.number, round.infer) or manifest.phase != package.phase:
         raise ProtocolError("wrong_phase")
     if manifest.shuffled != context.shuffled:
         raise ProtocolError("wrong_shuffle")
@@ -419,8 +419,8 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
 
 
 def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
-    """What was released of a job, packed, by exchange."""
-    return lambda exchange: (ledger.recall(job_id, exchange) or (None, None))[1]
+    """What was released of a job, packed, by round."""
+    return lambda round: (ledger.recall(job_id, round) or (None, None))[1]
 
 
 def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:
@@ -455,7 +455,7 @@ def release(
         kept = pack_tensors(tensors) if tensors else b""
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
-    job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
+    job_id, index = manifest.at.job_id.hex(), manifest.at.round
     receipt = ledger.commit(job_id, index, events, payload, kept)
     if receipt.covers(payload):
         return receipt, payload

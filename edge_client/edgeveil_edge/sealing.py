@@ -14,7 +14,7 @@ import numpy as np
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import CryptoError, PrivacyError, ProtocolError
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import Array, Tensors
+from edgeveil.parts.round import Array, Tensors
 from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import SealedAnswer

@@ -78,21 +78,21 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
         **{name: _guarantee(value) for name, value in guarantees(entry.spent)},
         "reserved": {name: _guarantee(value) for name, value in guarantees(reserved)},
         "releases": [
-            {"exchange": exchange, "link": release.number, "events": _events(release.events)}
-            for exchange, release in entry.releases.items()
+            {"exchange": round, "link": release.number, "events": _events(release.events)}
+            for round, release in entry.releases.items()
         ],
     }
 
 
 def kinds(entry: JobAccount) -> list[dict[str, Any]]:
-    """What a job released: each kind of event, how often, and in which exchanges."""
-    exchanges: dict[Event, list[int]] = {}
-    for exchange, release in entry.releases.items():
+    """What a job released: each kind of event, how often, and in which rounds."""
+    rounds: dict[Event, list[int]] = {}
+    for round, release in entry.releases.items():
         for event in release.events:
-            exchanges.setdefault(event, []).append(exchange)
+            rounds.setdefault(event, []).append(round)
     return [
-        {**one, "count": len(exchanges[event]), "exchanges": _spans(exchanges[event])}
-        for event, one in zip(exchanges, _events(exchanges), strict=True)
+        {**one, "count": len(rounds[event]), "exchanges": _spans(rounds[event])}
+        for event, one in zip(rounds, _events(rounds), strict=True)
     ]
 
 

@@ -155,7 +155,7 @@ class DeviceStore:
                     facts = (trial_name(job_id), memory_name(job_id))
                     db.execute("DELETE FROM facts WHERE name IN (?, ?)", facts)
 
-    def answered_before(self, at: m.ExchangeId) -> int:
+    def answered_before(self, at: m.RoundId) -> int:
         """How many other attempts at this round were answered with an upload."""
         with self._file.guard() as db:
             query = "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?"
@@ -181,7 +181,7 @@ class DeviceStore:
         memory = rounds.DeviceMemory()
         with self._file.guard() as db:
             for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
-                at = m.ExchangeId(job, number, attempt)
+                at = m.RoundId(job, number, attempt)
                 memory.seen[job] = rounds.ManifestMark(at, digest, bool(settled))
             for (job,) in db.execute("SELECT job FROM jobs ORDER BY rowid"):
                 memory.jobs[job] = None
@@ -208,7 +208,7 @@ class DeviceStore:
             signed = msgspec.msgpack.decode(header, type=m.Envelope)
             upload = m.decode_header(signed)
             if isinstance(upload, m.Upload):
-                at, flags = m.ExchangeId(job, number, attempt), (bool(dummy), bool(held))
+                at, flags = m.RoundId(job, number, attempt), (bool(dummy), bool(held))
                 item = rounds.OutboxPut(at, signed, upload, _hashes(marks), data, *flags)
                 memory.uploads[job] = item
         return memory
@@ -311,11 +311,11 @@ def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
     )
     old = "DELETE FROM receipts WHERE rowid <= (SELECT max(rowid) FROM receipts) - ?"
     db.execute(old, (RECEIPTS_KEPT,))
-    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.exchange))
+    db.execute("DELETE FROM answered WHERE job = ? AND round <> ?", (at.job_id, at.round))
     db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 
 
-def _end_receipt(db: sqlite3.Connection, at: m.ExchangeId, outcome: rounds.Outcome) -> None:
+def _end_receipt(db: sqlite3.Connection, at: m.RoundId, outcome: rounds.Outcome) -> None:
     """The device is done with it. What was acknowledged is never called refused or dropped."""
     if outcome == "counted":
         _set_receipt(db, at, "counted", "stored", "held", "dropped")
@@ -328,7 +328,7 @@ def _end_receipt(db: sqlite3.Connection, at: m.ExchangeId, outcome: rounds.Outco
 
 
 def _set_receipt(
-    db: sqlite3.Connection, at: m.ExchangeId, to: ReceiptState, *was: ReceiptState
+    db: sqlite3.Connection, at: m.RoundId, to: ReceiptState, *was: ReceiptState
 ) -> None:
     for state in was:
         query = f"UPDATE receipts SET state = ? {_WHERE} AND state = ?"  # noqa: S608 - constants

@@ -124,7 +124,7 @@ class ClusterSums:
         }
 
     def moved(self, counts: Float64, deviation: float) -> Int64:
-        """The centroids (classes, classes) of the next exchange, in steps: each the mean of its
+        """The centroids (classes, classes) of the next round, in steps: each the mean of its
         noised sums, projected on the simplex; the one before where the noise hides its records."""
         sums, after = self._sums(counts / STEP), self.about
         for k in np.flatnonzero(_there(sums, deviation / STEP)):

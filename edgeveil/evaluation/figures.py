@@ -302,7 +302,7 @@ CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`
 
 
 def evaluation_text(data: Mapping[str, Any]) -> str:
-    """What an evaluation over devices' own records came to, of an exchange's event; "" for none."""
+    """What an evaluation over devices' own records came to, of a round's event; "" for none."""
     if (federated := data.get("federated")) is not None:
         return federated_text(federated)
     found = data.get("clusters") or {}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from edgeveil.config.base import Mix
 from edgeveil.jobs.job import Round
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import trains_model
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.selection import rounded_up
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def staleness_weight(staleness: int) -> float:
     return float((1 + staleness) ** -STALENESS_EXPONENT)
 
 
-def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
-    """The training rounds whose update may still go with exchange `index`, the newest first."""
-    exchange = plan.exchange(index)
-    if plan.job.round.mode == "buffered" and exchange.phase == TRAIN:
-        earlier = (e for e in plan.exchanges[: index - 1][::-1] if e.phase == TRAIN)
-        oldest = exchange.number - MAX_STALENESS
+def late_rounds(plan: Plan, index: int) -> Iterator[PlannedRound]:
+    """The training rounds whose update may still go with round `index`, the newest first."""
+    round = plan.round(index)
+    if plan.job.round.mode == "buffered" and round.phase == TRAIN:
+        earlier = (e for e in plan.all_rounds[: index - 1][::-1] if e.phase == TRAIN)
+        oldest = round.number - MAX_STALENESS
         yield from takewhile(lambda e: e.number >= oldest, earlier)
 
 

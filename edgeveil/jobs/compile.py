@@ -24,11 +24,11 @@ from edgeveil.jobs.artifacts import read_weights
 from edgeveil.jobs.job import CANONICAL_BYTES, Encrypt, Job
 from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
 from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
-from edgeveil.parts.exchange import CLUSTER, EVALUATE, TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import MODELS, Network, build_network
+from edgeveil.parts.round import CLUSTER, EVALUATE, TRAIN, PlannedRound
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.stage import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
@@ -317,7 +317,7 @@ def _model(job: Job) -> Iterator[Mix]:
             yield Mix(("features", "train.method"), f"{text} `features: [{{name: identity}}]`")
         return
     if projection_of(job.features) is not None:
-        text = f"a PCA takes exchanges of its own, which method '{method}' has not; leave it out"
+        text = f"a PCA takes rounds of its own, which method '{method}' has not; leave it out"
         yield Mix(("features", "train.method"), text)
         return
     if job.model is None:
@@ -388,7 +388,7 @@ def _stages(plan: Plan) -> Iterator[Mix]:
 def _noised_already(job: Job, setting: MethodContext) -> bool:
     device = METHODS[job.train.method].device(job.train, replace(setting, stages=()))
     try:
-        alone = device.price(Exchange(1, TRAIN, 1))
+        alone = device.price(PlannedRound(1, TRAIN, 1))
     except PrivacyError:
         return True  # its own noise cannot be met
     return any(not isinstance(event, UnprotectedEvent) for event in alone)
@@ -462,7 +462,7 @@ def _groups(job: Job) -> Iterator[Mix]:
 
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
-    summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
+    summed = {s.name: s for round in plan.planned for s in plan.segments(round) if s.bits}
     inferred = summed.pop(SOFTMAX, None)
     lower = "lower data.nominal_records"
     sums = [("aggregation.secure", "devices' sums do", lower, spec) for spec in summed.values()]
@@ -584,7 +584,7 @@ def _adds_noise(plan: Plan) -> bool:
 
 def _claims(plan: Plan) -> Iterator[Mix]:
     """Training releases without a proven guarantee, which a job must ask for by name."""
-    events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
+    events = [event for round in plan.planned for event in plan.device.price(round)]
     unproven = sorted({event.what for event in events if event.status != "proven"})
     if unproven and not plan.job.privacy.accept_unproven:
         text = f"no guarantee is proven for: {', '.join(unproven)}; choose a proven variant, or"

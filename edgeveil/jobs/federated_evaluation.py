@@ -1,8 +1,8 @@
 """Federated evaluation: the model's figures on devices' own evaluation records, by noised sums.
 
-An exchange of its own after a training round carries the model: phase `evaluate` for counts of what
+A round of its own after a training round carries the model: phase `evaluate` for counts of what
 it gets right (`record_counts`), `cluster` for sums of cluster scores (`cluster_sums`). The noise is
-made for all exchanges of a phase together.
+made for all rounds of a phase together.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.record_counts import RecordCounts
-from edgeveil.parts.exchange import (
+from edgeveil.parts.round import (
     EVALUATIONS,
     TRAIN,
     Answer,
     Array,
-    Exchange,
+    PlannedRound,
     SegmentSpec,
     Tensors,
     summed_spec,
@@ -35,7 +35,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
 COUNTS = "counts"
-CENTROIDS = "clusters/centroids"  # of the next exchange: in the cloud's state, and sent out
+CENTROIDS = "clusters/centroids"  # of the next round: in the cloud's state, and sent out
 ABOUT = "clusters/about"  # in the state: those that the last sums are about
 _ROOM_SIGMAS = 12  # Q(12) < 2^-108: no noise of a job's uploads is ever beyond
 
@@ -46,16 +46,16 @@ def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
 
 
 def with_evaluations(
-    exchanges: Sequence[Exchange], rounds: Mapping[str, Collection[int]]
-) -> tuple[Exchange, ...]:
-    """A method's exchanges and the evaluations after training rounds (`rounds`: their numbers by
+    rounds: Sequence[PlannedRound], after: Mapping[str, Collection[int]]
+) -> tuple[PlannedRound, ...]:
+    """A method's rounds and the evaluations after training rounds (`rounds`: their numbers by
     phase)."""
-    result: list[Exchange] = []
-    for exchange in exchanges:
-        result.append(replace(exchange, index=len(result) + 1))
-        for phase in EVALUATIONS if exchange.phase == TRAIN else ():
-            if exchange.number in rounds.get(phase, ()):
-                result.append(Exchange(len(result) + 1, phase, exchange.number))
+    result: list[PlannedRound] = []
+    for round in rounds:
+        result.append(replace(round, index=len(result) + 1))
+        for phase in EVALUATIONS if round.phase == TRAIN else ():
+            if round.number in after.get(phase, ()):
+                result.append(PlannedRound(len(result) + 1, phase, round.number))
     return tuple(result)
 
 
@@ -126,7 +126,7 @@ class FederatedEvaluation:
         return {**self.counts.figures(*self._summed(sums, uploads)), "uploads": uploads}
 
     def next_centroids(self, sums: Sequence[Array], uploads: int) -> NDArray[np.int64]:
-        """What the next exchange's sums are about, after these; see `about`."""
+        """What the next round's sums are about, after these; see `about`."""
         if not isinstance(self.counts, ClusterSums):
             raise TypeError("counts are about no centroids")
         return self.counts.moved(*self._summed(sums, uploads))

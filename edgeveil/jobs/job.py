@@ -339,7 +339,7 @@ class Job(Block):
 
     @property
     def rounds(self) -> int:
-        """Training rounds; preparatory exchanges are not counted."""
+        """Training rounds; preparation rounds are not counted."""
         return self.train.rounds
 
     @property

@@ -1,4 +1,4 @@
-"""A job's plan: its exchanges, their segments and prices, the same for every party."""
+"""A job's plan: its rounds, their segments and prices, the same for every party."""
 
 from __future__ import annotations
 
@@ -22,18 +22,6 @@ from edgeveil.jobs.federated_evaluation import (
 )
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
-from edgeveil.parts.exchange import (
-    CLUSTER,
-    EVALUATE,
-    TRAIN,
-    Array,
-    CloudMethod,
-    DeviceMethod,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    summed_spec,
-)
 from edgeveil.parts.features import (
     NONE,
     Artifacts,
@@ -52,6 +40,18 @@ from edgeveil.parts.models.heads import (
     no_threshold,
     regression_graph,
     residual_graph,
+)
+from edgeveil.parts.round import (
+    CLUSTER,
+    EVALUATE,
+    TRAIN,
+    Array,
+    CloudMethod,
+    DeviceMethod,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
 )
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
@@ -78,7 +78,7 @@ MOST_SUMMED = 1 << 14  # uploads in one sum, where the job asks all devices and 
 
 
 def summands(job: Job) -> int:
-    """The most uploads that one exchange of a job can sum."""
+    """The most uploads that one round of a job can sum."""
     asked = job.selection.devices
     if isinstance(asked, int):
         return rounded_up(asked, job.selection.over_select)
@@ -102,7 +102,7 @@ def network_input(job: Job) -> tuple[int, ...]:
 
 
 class Plan:
-    """A job's exchanges; only `compile_job` makes one. `artifacts`: backbones and first weights by
+    """A job's rounds; only `compile_job` makes one. `artifacts`: backbones and first weights by
     SHA-256 (hex), needed to compute, not to price."""
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
@@ -196,8 +196,8 @@ class Plan:
         return build_rule(self.job.aggregation)
 
     @cached_property
-    def planned(self) -> tuple[Exchange, ...]:
-        """All exchanges that the method asks for, the preparatory ones first."""
+    def planned(self) -> tuple[PlannedRound, ...]:
+        """All rounds that the method asks for, the preparatory ones first."""
         every = self.job.infer_every
         return tuple(
             replace(one, infer=every > 0 and one.phase == TRAIN and one.number % every == 0)
@@ -205,19 +205,19 @@ class Plan:
         )
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """The planned exchanges and the evaluations that the job asks for."""
+    def all_rounds(self) -> tuple[PlannedRound, ...]:
+        """The planned rounds and the evaluations that the job asks for."""
         asked, every = self.job.federated_evaluation, self.job.cluster_every
-        rounds = max((e.number for e in self.planned), default=0)
-        after = {CLUSTER: set(range(every, rounds + 1, every)) if every else set()}
+        last = max((e.number for e in self.planned), default=0)
+        after = {CLUSTER: set(range(every, last + 1, every)) if every else set()}
         if asked is not None:
-            after[EVALUATE] = set(evaluation_rounds(rounds, asked.every_rounds))
+            after[EVALUATE] = set(evaluation_rounds(last, asked.every_rounds))
         return with_evaluations(self.planned, after)
 
     @property
-    def of_method(self) -> tuple[Exchange, ...]:
-        """Those of the exchanges that the method asks for."""
-        return tuple(exchange for exchange in self.exchanges if not exchange.evaluates)
+    def of_method(self) -> tuple[PlannedRound, ...]:
+        """Those of the rounds that the method asks for."""
+        return tuple(round for round in self.all_rounds if not round.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
         """The evaluation of this phase. Raises PrivacyError where its noise cannot be made,
@@ -247,7 +247,7 @@ class Plan:
     def _evaluation(
         self, what: str, phase: str, counts: RecordCounts, epsilon: float, fine_bits: int = 0
     ) -> FederatedEvaluation:
-        job, times = self.job, sum(exchange.phase == phase for exchange in self.exchanges)
+        job, times = self.job, sum(round.phase == phase for round in self.all_rounds)
         size, delta = (counts.sensitivity_squared, counts.cells), job.privacy.delta
         honest = honest_devices(job, sets=1)
         event = counts_event(what, *size, epsilon, delta, max(1, times), honest, fine_bits)
@@ -256,27 +256,27 @@ class Plan:
     @property
     def rounds(self) -> int:
         """Training rounds that will be run."""
-        return max((exchange.number for exchange in self.exchanges), default=0)
+        return max((round.number for round in self.all_rounds), default=0)
 
-    def exchange(self, index: int) -> Exchange:
-        """The exchange of a wire round; raises ProtocolError `unknown_round`."""
-        if not 1 <= index <= len(self.exchanges):
+    def round(self, index: int) -> PlannedRound:
+        """The round of a wire round; raises ProtocolError `unknown_round`."""
+        if not 1 <= index <= len(self.all_rounds):
             raise ProtocolError("unknown_round")
-        return self.exchanges[index - 1]
+        return self.all_rounds[index - 1]
 
-    def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
-        """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
+    def recalled(self, round: PlannedRound) -> tuple[PlannedRound, ...]:
+        """Earlier rounds whose answer this one builds on: with `ldp_pca` the covariance."""
         projection = self.setting.projection
-        if projection is None or projection.name != "ldp_pca" or exchange.evaluates:
+        if projection is None or projection.name != "ldp_pca" or round.evaluates:
             return ()
-        return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
+        return tuple(e for e in self.all_rounds[: round.index - 1] if e.phase == COVARIANCE)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         """What may be uploaded, the softmax last."""
-        if exchange.evaluates:
-            return (self.evaluation_of(exchange.phase).spec,)
-        specs = self.cloud.segments(exchange)
-        if exchange.infer:
+        if round.evaluates:
+            return (self.evaluation_of(round.phase).spec,)
+        specs = self.cloud.segments(round)
+        if round.infer:
             specs += (self._softmax_spec,)
         return specs
 
@@ -298,11 +298,11 @@ class Plan:
         """Sets into which the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         """The method's tensors for the selected devices; of an evaluation at most centroids."""
-        if exchange.phase == CLUSTER:
+        if round.phase == CLUSTER:
             return {CENTROIDS: self._centroids(state)}
-        return {} if exchange.evaluates else self.cloud.package(state, exchange)
+        return {} if round.evaluates else self.cloud.package(state, round)
 
     def _centroids(self, state: Tensors) -> Array:
         """Centroids of the next sums by cluster: at first the corners of the simplex."""
@@ -310,19 +310,19 @@ class Plan:
         return ClusterSums(self.job.data.classes).about if known is None else known
 
     def next_state(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """The method's state after the aggregate of `uploads` devices' segments; an evaluation
         changes the threshold or the centroids alone."""
-        if not exchange.evaluates:
-            after = self.cloud.absorb(state, exchange, mean, uploads)
+        if not round.evaluates:
+            after = self.cloud.absorb(state, round, mean, uploads)
             if self.job.cluster_every:
                 after |= {name: state[name] for name in (CENTROIDS, ABOUT) if name in state}
             after.pop(THRESHOLD, None)
             return after
         after = {name: array for name, array in state.items() if name != THRESHOLD}
         counted = [np.rint(mean[COUNTS].astype(np.float64) * uploads)]
-        if exchange.phase == CLUSTER:
+        if round.phase == CLUSTER:
             about = self._centroids(state)
             moved = self.cluster_sums.about({CENTROIDS: about}).next_centroids(counted, uploads)
             after |= {ABOUT: about, CENTROIDS: moved}
@@ -331,19 +331,19 @@ class Plan:
             after |= {} if found is None else {THRESHOLD: np.array([found], np.float32)}
         return after
 
-    def groups(self, exchange: Exchange) -> tuple[Group, ...]:
+    def groups(self, round: PlannedRound) -> tuple[Group, ...]:
         """The segments as the manifest states them: names and public sizes."""
-        return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
+        return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(round))
 
-    def masked(self, exchange: Exchange) -> tuple[MaskedGroup, ...]:
+    def masked(self, round: PlannedRound) -> tuple[MaskedGroup, ...]:
         """The groups that are summed under masks, as the manifest states them."""
-        specs = enumerate(self.segments(exchange))
+        specs = enumerate(self.segments(round))
         return tuple(MaskedGroup(at, spec.count, spec.bits) for at, spec in specs if spec.bits)
 
     @cached_property
     def upload_bytes(self) -> int:
-        """The most that one device uploads in one exchange."""
-        groups = [self.groups(exchange) for exchange in self.exchanges]
+        """The most that one device uploads in one round."""
+        groups = [self.groups(round) for round in self.all_rounds]
         return max(sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in of) for of in groups)
 
     # --- prices ---
@@ -421,19 +421,19 @@ class Plan:
         return (steps if self.sums_inferences else as_probabilities(steps)), event
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
-        """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
+        """Everything one device is asked for at most, up to round `until` (None: the job)."""
         result: list[Event] = []
-        for exchange in self.exchanges[:until]:
-            within = exchange.number <= self.job.max_participations
-            result += self.price(exchange, trains=trains and within)
+        for round in self.all_rounds[:until]:
+            within = round.number <= self.job.max_participations
+            result += self.price(round, trains=trains and within)
         return tuple(result)
 
-    def price(self, exchange: Exchange, *, trains: bool) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound, *, trains: bool) -> tuple[Event, ...]:
         """The events that one device's answer costs, the softmax upload last."""
-        if exchange.evaluates:
-            return (self.evaluation_of(exchange.phase).event,)
-        training = self.device.price(exchange) if trains else ()
-        return (*training, self.softmax_event()) if exchange.infer else training
+        if round.evaluates:
+            return (self.evaluation_of(round.phase).event,)
+        training = self.device.price(round) if trains else ()
+        return (*training, self.softmax_event()) if round.infer else training
 
     @property
     def evaluation_note(self) -> str:
@@ -450,7 +450,7 @@ class Plan:
         uploads = asked if isinstance(asked, int) else self.job.round.min_batch
         records = uploads * self.job.data.nominal_evaluation_records
         noise = self.evaluation_of(phase).deviation(uploads)
-        times = sum(exchange.phase == phase for exchange in self.exchanges)
+        times = sum(round.phase == phase for round in self.all_rounds)
         what = what.replace("evaluation", "evaluations") if times != 1 else what
         return (
             f"{key}: {times} {what}; in each count of {uploads:,} devices noise of {noise:.3g}"
@@ -464,7 +464,7 @@ class Plan:
         rule = self.job.aggregation
         if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
             return ""
-        events = (event for exchange in self.planned for event in self.device.price(exchange))
+        events = (event for round in self.planned for event in self.device.price(round))
         cost = (
             "the uploads are noised, so to the records it costs nothing"
             if all(event.status == "proven" for event in events)
@@ -481,10 +481,10 @@ class Plan:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:
-        """The planned price up to exchange `until` (None: all); see `spent` for an early end."""
+        """The planned price up to round `until` (None: all); see `spent` for an early end."""
         return price(self.events(until=until), self.job.privacy.delta)
 
     def spent(self, until: int | None = None) -> Quote:
-        """The two guarantees of a job that asked for nothing past exchange `until` (None: all)."""
+        """The two guarantees of a job that asked for nothing past round `until` (None: all)."""
         request = self.request("")
         return price(request.counted(self.events(until=until)), request.delta)

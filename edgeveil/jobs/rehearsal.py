@@ -1,5 +1,5 @@
 """A device's part of a job on made-up records, before it is priced or any record is read: each kind
-of exchange is answered once, the graph is checked, loaded and run."""
+of round is answered once, the graph is checked, loaded and run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyErr
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
+from edgeveil.parts.round import KEPT, TRAIN, Array, PlannedRound, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
@@ -61,12 +61,12 @@ def rehearse_device(
         if plan.job.anomaly:  # those that are labelled anomalous train nothing
             made = Records(made.x, np.zeros_like(made.y))
         begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0
-        if any(exchange.infer for exchange in plan.exchanges):
+        if any(round.infer for round in plan.all_rounds):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)
         inferred_s = _seconds_since(begun_s)
-        for exchange in evaluation_kinds(plan):
+        for round in evaluation_kinds(plan):
             begun_s = _clocks()
-            rehearsed_evaluation(plan, exchange, graph, state, made, random_bytes)
+            rehearsed_evaluation(plan, round, graph, state, made, random_bytes)
             evaluated_s = max(evaluated_s, _seconds_since(begun_s))
         if trains:
             plan.check_backbones()
@@ -109,7 +109,7 @@ def rehearsed_softmax(
 
 def rehearsed_evaluation(
     plan: Plan,
-    exchange: Exchange,
+    round: PlannedRound,
     graph: bytes,
     state: Tensors,
     records: Records,
@@ -117,8 +117,8 @@ def rehearsed_evaluation(
 ) -> Array:
     """The noised counts by the model of the cloud's `state`; DataError for an unfit graph."""
     session, given = _session(plan, graph, plan.cloud.model(state))
-    package = unpack_tensors(pack_tensors(plan.package(state, exchange)))
-    asked = plan.evaluation_of(exchange.phase).about(package)
+    package = unpack_tensors(pack_tensors(plan.package(state, round)))
+    asked = plan.evaluation_of(round.phase).about(package)
     first = session.single_outputs(records.x[:1], given, asked.counts.outputs)
     if not np.isfinite(first).all():
         what, fix = "gives a made-up record no finite output", "let the model give finite values"
@@ -151,47 +151,47 @@ class MadeUpDevice:
         self._released: dict[str, dict[str, Array]] = {}
         self.kept: dict[str, Array] = {}
 
-    def answer(self, exchange: Exchange, package: Tensors) -> dict[str, Array]:
-        """The segments of one exchange as they would be sealed. Raises ProtocolError for another
+    def answer(self, round: PlannedRound, package: Tensors) -> dict[str, Array]:
+        """The segments of one round as they would be sealed. Raises ProtocolError for another
         form, and PrivacyError for another price, than the plan states."""
         plan, tensors = self._plan, dict(unpack_tensors(pack_tensors(package)))
-        for earlier in plan.recalled(exchange):
+        for earlier in plan.recalled(round):
             tensors |= self._released.get(earlier.phase, {})
         tensors |= self.kept
         answer = plan.device.answer(
-            exchange, tensors, self._records, self._random_bytes, self._processor
+            round, tensors, self._records, self._random_bytes, self._processor
         )
-        if answer.events != plan.device.price(exchange):
-            raise PrivacyError("has another price than the job says", where=exchange.label)
+        if answer.events != plan.device.price(round):
+            raise PrivacyError("has another price than the job says", where=round.label)
         segments = unpack_tensors(pack_tensors(answer.segments))
-        wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(exchange) if s.name != SOFTMAX}
+        wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(round) if s.name != SOFTMAX}
         found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}
         if found != wanted:
-            what = f"{exchange.label} would upload {found}, not {wanted}"
+            what = f"{round.label} would upload {found}, not {wanted}"
             raise ProtocolError("wrong_shape", what)
-        self._released[exchange.phase] = segments
+        self._released[round.phase] = segments
         self.kept = {KEPT + name: np.asarray(array) for name, array in answer.kept.items()}
         return segments
 
 
-def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    """One exchange of each kind that a training device answers; two rounds where stages are."""
+def training_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
+    """One round of each kind that a training device answers; two rounds where stages are."""
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 
 
-def evaluation_kinds(plan: Plan) -> tuple[Exchange, ...]:
-    first = {e.phase: e for e in reversed(plan.exchanges) if e.evaluates}
+def evaluation_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
+    first = {e.phase: e for e in reversed(plan.all_rounds) if e.evaluates}
     return tuple(first.values())
 
 
 def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int | None) -> float:
-    """Seconds of the slowest exchange."""
+    """Seconds of the slowest round."""
     longest_s = 0.0
-    for exchange in training_kinds(plan):
-        package = plan.cloud.package(state, exchange)
+    for round in training_kinds(plan):
+        package = plan.cloud.package(state, round)
         begun_s = _clocks()
-        device.answer(exchange, package)
+        device.answer(round, package)
         longest_s = max(longest_s, _seconds_since(begun_s))
         size_bytes = sum(array.nbytes for array in device.kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:

@@ -1,4 +1,4 @@
-"""One exchange of a job as all who have a part in it see it: made once from the plan, handed on."""
+"""One round of a job as all who have a part in it see it: made once from the plan, handed on."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from dataclasses import dataclass
 from edgeveil.jobs import Job
 from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Exchange, SegmentSpec
+from edgeveil.parts.round import PlannedRound, SegmentSpec
 from edgeveil.privacy.events import Event
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """One exchange as cloud and device see it. `segments` may be uploaded, the softmax last;
-    `groups` and `masked` are as the manifest states them; `recalled` are earlier exchanges it
+    """One round as cloud and device see it. `segments` may be uploaded, the softmax last;
+    `groups` and `masked` are as the manifest states them; `recalled` are earlier rounds it
     builds on."""
 
     plan: Plan
-    exchange: Exchange
+    round: PlannedRound
     segments: tuple[SegmentSpec, ...]
     groups: tuple[Group, ...]
-    recalled: tuple[Exchange, ...]
+    recalled: tuple[PlannedRound, ...]
     masked: tuple[MaskedGroup, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, index: int) -> RoundContext:
-        """Of the exchange with this index, from 1. Raises ProtocolError `unknown_round`."""
-        exchange = plan.exchange(index)
-        segments, groups = plan.segments(exchange), plan.groups(exchange)
-        recalled, masked = plan.recalled(exchange), plan.masked(exchange)
-        return cls(plan, exchange, segments, groups, recalled, masked)
+        """Of the round with this index, from 1. Raises ProtocolError `unknown_round`."""
+        round = plan.round(index)
+        segments, groups = plan.segments(round), plan.groups(round)
+        recalled, masked = plan.recalled(round), plan.masked(round)
+        return cls(plan, round, segments, groups, recalled, masked)
 
     @property
     def job(self) -> Job:
-        """The job that the exchange belongs to."""
+        """The job that the round belongs to."""
         return self.plan.job
 
     @property
     def sets(self) -> int:
         """Into how many sets uploads are dealt, each summed by itself."""
-        return self.plan.sets if self.masked and not self.exchange.evaluates else 1
+        return self.plan.sets if self.masked and not self.round.evaluates else 1
 
     @property
-    def round(self) -> Round:
-        """How the exchange closes; an evaluation has no late uploads that another could count."""
+    def closing(self) -> Round:
+        """How the round closes; an evaluation has no late uploads that another could count."""
         said = self.job.round
-        if not self.exchange.evaluates:
+        if not self.round.evaluates:
             return said
         return said.model_copy(update={"mode": "sync"})
 
@@ -73,4 +73,4 @@ class RoundContext:
 
     def price(self, *, trains: bool) -> tuple[Event, ...]:
         """The events that one device's answer costs, the softmax upload last."""
-        return self.plan.price(self.exchange, trains=trains)
+        return self.plan.price(self.round, trains=trains)

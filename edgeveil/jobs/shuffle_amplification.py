@@ -57,9 +57,9 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     if any(stage.remembers for stage in plan.setting.stages):
         trained = []
     inferred: list[tuple[Event, ...]]
-    inferred = [(plan.softmax_event(),) for e in plan.exchanges if e.infer]
+    inferred = [(plan.softmax_event(),) for e in plan.all_rounds if e.infer]
     # They read the same records, and their noise is not of such a kind: together nothing is earned.
-    inferred += [plan.price(e, trains=False) for e in plan.exchanges if e.evaluates]
+    inferred += [plan.price(e, trains=False) for e in plan.all_rounds if e.evaluates]
     layers = sum(s.name != SOFTMAX for s in plan.segments(prices[-1][0]))
     training = _credit(plan, TRAIN, trained[: job.max_participations], layers)
     return tuple(filter(None, (training, _credit(plan, INFER, inferred, 1))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import TRAIN
+from edgeveil.parts.round import TRAIN
 
 EVALUATION_COUNTS, CLUSTER_SUMS = "evaluation counts", "cluster sums"
 _PROXY = "ciphertext of one size, who sent it and when"

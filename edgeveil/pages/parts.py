@@ -10,7 +10,7 @@ What is said is decided where these are called, in Python; a browser only shows 
     part      what one of the functions below returns, by its `kind`
 
 Colours are names of the pages' own: blue, orange, red, green, purple, sky, olive, grey, indigo,
-brown. Exchanges are numbered from 1; `before` are the names of those before round 1.
+brown. Rounds are numbered from 1; `before` are the names of those before round 1.
 """
 
 from __future__ import annotations

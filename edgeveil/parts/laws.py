@@ -22,7 +22,6 @@ from edgeveil.config.data import Partition
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.aggregation import AggregationRule, Uploads
-from edgeveil.parts.exchange import TRAIN, Aim, Answer, Exchange
 from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
 from edgeveil.parts.methods import MethodContext
 from edgeveil.parts.models import Network
@@ -31,6 +30,7 @@ from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.models.mlp import build as build_mlp
 from edgeveil.parts.part import BlockPart, Part
 from edgeveil.parts.partitions import PartitionPart
+from edgeveil.parts.round import TRAIN, Aim, Answer, PlannedRound
 from edgeveil.parts.sources import Origin, SourcePart
 from edgeveil.parts.stage import BaseStage, Task
 from edgeveil.privacy.sampler import SeededRandom
@@ -276,44 +276,44 @@ def _odd() -> Records:
     return Records(x, y)
 
 
-def _played(part: Any, records: Records) -> Iterator[tuple[Any, Exchange, Answer]]:
-    """The cloud's half, and each exchange of a short job with the answer of one device."""
+def _played(part: Any, records: Records) -> Iterator[tuple[Any, PlannedRound, Answer]]:
+    """The cloud's half, and each round of a short job with the answer of one device."""
     network = _network() if part.learns_on == "model" else None
     setting = _setting(network=network, anomaly=part.anomaly)
     parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
     device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
     state = cloud.initial_state()
-    for exchange in cloud.plan():
-        price = device.price(exchange)
-        package = cloud.package(state, exchange)
-        answer = device.answer(exchange, package, records, SeededRandom(0), "cpu")
+    for round in cloud.plan():
+        price = device.price(round)
+        package = cloud.package(state, round)
+        answer = device.answer(round, package, records, SeededRandom(0), "cpu")
         if answer.events != price:
-            raise ValueError(f"the answer to {exchange.label} costs {answer.events}, not {price}")
-        yield cloud, exchange, answer
+            raise ValueError(f"the answer to {round.label} costs {answer.events}, not {price}")
+        yield cloud, round, answer
         mean = {name: np.asarray(value, np.float64) for name, value in answer.segments.items()}
-        state = cloud.absorb(state, exchange, mean, 1)
+        state = cloud.absorb(state, round, mean, 1)
     weights = cloud.model(state)
     if not all(np.isfinite(value).all() for value in weights.values()):
         raise ValueError("the model is not finite")
 
 
-def the_plan_counts_exchanges_and_rounds(part: Any) -> str:
-    plan = [exchange for _, exchange, _ in _played(part, _records(8))]
-    rounds = [exchange.number for exchange in plan if exchange.phase == TRAIN]
-    if [exchange.index for exchange in plan] != list(range(1, len(plan) + 1)):
-        return "exchanges are not counted from 1"
+def the_plan_counts_rounds_and_rounds(part: Any) -> str:
+    plan = [round for _, round, _ in _played(part, _records(8))]
+    rounds = [round.number for round in plan if round.phase == TRAIN]
+    if [round.index for round in plan] != list(range(1, len(plan) + 1)):
+        return "rounds are not counted from 1"
     return "" if rounds == [1, 2] else f"two rounds are numbered {rounds}"
 
 
 def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> str:
     for records in (_records(8), _records(0), _odd()):
-        for cloud, exchange, answer in _played(part, records):
-            wanted = {one.name: (one.shape, one.dtype) for one in cloud.segments(exchange)}
+        for cloud, round, answer in _played(part, records):
+            wanted = {one.name: (one.shape, one.dtype) for one in cloud.segments(round)}
             found = {n: (v.shape, str(v.dtype)) for n, v in answer.segments.items()}
             if found != wanted:
-                return f"{exchange.label} of {len(records)} records has {found}, not {wanted}"
+                return f"{round.label} of {len(records)} records has {found}, not {wanted}"
             if not all(np.isfinite(value).all() for value in answer.segments.values()):
-                return f"{exchange.label} of {len(records)} records is not finite"
+                return f"{round.label} of {len(records)} records is not finite"
     return ""
 
 
@@ -336,7 +336,7 @@ def _staged(part: Any, records: Records, scale: float) -> tuple[BaseStage, dict[
         one.name: (scale * rng.normal(size=one.shape)).astype(np.float32) for one in network.weights
     }
     weights = network.initial()
-    task = Task(Exchange(1, TRAIN, 1), network, weights, records, {}, SeededRandom(0), "cpu")
+    task = Task(PlannedRound(1, TRAIN, 1), network, weights, records, {}, SeededRandom(0), "cpu")
     start = stage.start(task)
     if start is not None and {n: v.shape for n, v in start.items()} != _shapes(weights):
         raise ValueError("training would start from weights of another form")
@@ -360,7 +360,7 @@ def an_update_keeps_its_form(part: Any) -> str:
 
 def what_protects_has_a_price(part: Any) -> str:
     stage, _, _ = _staged(part, _records(8), 0.1)
-    return "" if bool(stage.price(Exchange(1, TRAIN, 1))) == stage.protects else "they differ"
+    return "" if bool(stage.price(PlannedRound(1, TRAIN, 1))) == stage.protects else "they differ"
 
 
 # Models.
@@ -476,7 +476,7 @@ LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
         the_graph_gives_what_the_map_gives,
     ),
     "methods": (
-        the_plan_counts_exchanges_and_rounds,
+        the_plan_counts_rounds_and_rounds,
         whatever_the_records_an_answer_has_its_public_form_and_price,
         one_stream_of_chance_gives_one_answer,
     ),

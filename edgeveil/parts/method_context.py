@@ -12,12 +12,12 @@ from pydantic import BaseModel
 
 from edgeveil.data.anomaly import learned_from
 from edgeveil.errors import UsageError
-from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
+from edgeveil.parts.round import CloudMethod, DeviceMethod
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
+from edgeveil.parts.round import PlannedRound
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.sampler import RandomBytes
@@ -74,7 +74,7 @@ class Task:
     """One training round on a device: the global `weights`, `memory` that may be changed, and the
     `clip_norm` where it moves."""
 
-    exchange: Exchange
+    round: PlannedRound
     network: Network
     weights: Mapping[str, NDArray[np.float32]]
     records: Records
@@ -131,7 +131,7 @@ class BaseStage:
         """How its clip norm moves from round to round; None for none, or one that stays."""
         return None
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""
         return ()
 

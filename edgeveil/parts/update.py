@@ -17,18 +17,6 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
-from edgeveil.parts.exchange import (
-    KEPT,
-    Aim,
-    Answer,
-    Array,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    exchanges,
-    required,
-    summed_spec,
-)
 from edgeveil.parts.method_context import (
     MethodContext,
     MethodParameters,
@@ -37,6 +25,18 @@ from edgeveil.parts.method_context import (
     size_of,
 )
 from edgeveil.parts.models.network import Network
+from edgeveil.parts.round import (
+    KEPT,
+    Aim,
+    Answer,
+    Array,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    required,
+    summed_spec,
+)
 from edgeveil.parts.stage import (
     CLIP_NORM,
     LARGEST_CLIP,
@@ -62,7 +62,7 @@ S = TypeVar("S", bound=np.generic)
 
 
 class Trainer(Protocol):
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         """What an update of this round costs before any stage; reads no record."""
         ...
 
@@ -120,12 +120,12 @@ class Pipeline:
             chosen = stage.chooses or (chosen and not stage.protects)
         return tuple(result)
 
-    def price(self, exchange: Exchange, trained: tuple[Event, ...]) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound, trained: tuple[Event, ...]) -> tuple[Event, ...]:
         """The trainer's events and the stages'; an un-noised update has none where a stage
         protects. Noise on chosen values alone is claimed: the choice is told without noise."""
         events = list(trained)
         for stage, chosen in self._stages:
-            own = stage.price(exchange)
+            own = stage.price(round)
             if stage.protects:
                 events = [event for event in events if not isinstance(event, UnprotectedEvent)]
             events += [self._claimed(event) for event in own] if chosen else own
@@ -181,13 +181,13 @@ class UpdateDevice:
         self._network = network_of(setting)
         self._stages = Pipeline(setting)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        return self._stages.price(exchange, self._trainer.price(exchange))
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        return self._stages.price(round, self._trainer.price(round))
 
     @flushed_training()
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
@@ -208,7 +208,7 @@ class UpdateDevice:
         own = Records(records.x[valid], records.y[valid])
         if setting.mapped:
             own = Records(np.asarray(setting.features(own.x), np.float32), own.y)
-        task = Task(exchange, network, weights, own, memory, random_bytes, processor, clip_norm)
+        task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm)
         update = finite(self._trainer.train(task, self._stages.start(task)))
         segments: dict[str, Array] = {}
         if setting.summed:
@@ -222,7 +222,7 @@ class UpdateDevice:
             sent = segments_of(network, update, whole=setting.whole)
             wire = self._stages.last.wire
             segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
-        return Answer(segments, self.price(exchange), task.memory)
+        return Answer(segments, self.price(round), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:
         if self._stages.last.clip is None:
@@ -261,10 +261,10 @@ class UpdateCloud:
     def _clip(self) -> AdaptiveClip | None:
         return self._stages.last.clip
 
-    def plan(self) -> tuple[Exchange, ...]:
-        return exchanges((), self._rounds)
+    def plan(self) -> tuple[PlannedRound, ...]:
+        return planned_rounds((), self._rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         summed, whole = self.setting.summed, self.setting.whole
         if not summed:
             return specs_of(self._network, whole=whole, wire=self._stages.last.wire)
@@ -276,16 +276,16 @@ class UpdateCloud:
         first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}
         return {**self._network.initial(), **first}
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         names = (CLIP_NORM,) if self._clip is not None else ()
         return self.model(state) | {name: np.asarray(state[name]) for name in names}
 
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+    def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
         weights = segments_of(self._network, state, whole=self.setting.whole)
         return Aim(dict(weights), change=True)
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
         update, new = update_of(self._network, mean), dict[str, Array]()

@@ -4,7 +4,7 @@ Noise is a pseudo-random function of the question and of the exact sum it hides,
 follows from the ledger's (`docs/privacy.md`, "Derived noise"): a restored backup, a cloned box or a
 crash bring no second draw whose average with the first would hide less.
 
-    question key  = HMAC-SHA256(noise key, label, data set, job, exchange, package digest)
+    question key  = HMAC-SHA256(noise key, label, data set, job, round, package digest)
     samples       = ChaCha20(HMAC-SHA256(question key, label))
     noise on sum  = ChaCha20(HMAC-SHA256(question key, label, draw, law, type, shape, the sum))
 
@@ -41,7 +41,7 @@ class Question:
 
     dataset: str
     job_id: str
-    exchange: int
+    round: int
     package_digest: bytes
 
 
@@ -60,7 +60,7 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
         labels.NOISE_QUESTION,
         question.dataset.encode(),
         question.job_id.encode(),
-        question.exchange.to_bytes(8, "big"),
+        question.round.to_bytes(8, "big"),
         question.package_digest,
     )
     return hmac.digest(key.to_bytes(), message, "sha256")

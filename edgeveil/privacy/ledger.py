@@ -88,7 +88,7 @@ class Receipt:
 
     dataset: str
     job_id: str
-    exchange: int
+    round: int
     events: tuple[Event, ...]
     payload_sha256: bytes = field(repr=False)
     token: object = field(repr=False, compare=False)
@@ -182,7 +182,7 @@ class Ledger:
     def commit(
         self,
         job_id: str,
-        exchange: int,
+        round: int,
         events: Sequence[Event],
         payload: bytes,
         kept: bytes | None = b"",
@@ -194,15 +194,15 @@ class Ledger:
         Raises `PrivacyError` if the job is not open or the events go past what it reserved.
         """
         with self._written() as db:
-            if self._release(job_id, exchange) is None:
+            if self._release(job_id, round) is None:
                 self.admit(job_id, events)
                 body = Release.body(events, _digest(payload))
-                released = Change(self.dataset, "released", job_id, exchange, body)
+                released = Change(self.dataset, "released", job_id, round, body)
                 number = self._chain.append(db, released)
                 db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
                 if kept is not None:
                     self._keep(db, job_id, kept)
-        return self._receipt(job_id, exchange)
+        return self._receipt(job_id, round)
 
     def kept(self, job_id: str) -> bytes:
         """What the device's newest release of a job left for its next one; b"": nothing."""
@@ -218,12 +218,12 @@ class Ledger:
         if kept:
             db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
 
-    def recall(self, job_id: str, exchange: int) -> tuple[Receipt, bytes] | None:
+    def recall(self, job_id: str, round: int) -> tuple[Receipt, bytes] | None:
         """The receipt and payload of an earlier commit, or None. Raises `PrivacyError` if the
         payload was forgotten or changed."""
         with self._file.transaction() as db:
             self._chain.settle()  # what a crash left out of the head must be in it before it goes
-            release = self._release(job_id, exchange)
+            release = self._release(job_id, round)
             if release is None:
                 return None
             row = db.execute(
@@ -231,8 +231,8 @@ class Ledger:
                 (release.number,),
             ).fetchone()
         if row is None:
-            raise PrivacyError(f"job {job_id}, exchange {exchange}: released and forgotten")
-        receipt = self._receipt(job_id, exchange)
+            raise PrivacyError(f"job {job_id}, round {round}: released and forgotten")
+        receipt = self._receipt(job_id, round)
         if not receipt.covers(row[0]):
             raise _other_tensors(release, self._path)
         return receipt, row[0]
@@ -320,13 +320,13 @@ class Ledger:
         self._chain.follow()
         return self._chain.account(self.dataset)
 
-    def _release(self, job_id: str, exchange: int) -> Release | None:
+    def _release(self, job_id: str, round: int) -> Release | None:
         entry = self._account().get(job_id)
-        return None if entry is None else entry.releases.get(exchange)
+        return None if entry is None else entry.releases.get(round)
 
-    def _receipt(self, job_id: str, exchange: int) -> Receipt:
-        found = self._chain.account(self.dataset)[job_id].releases[exchange]
-        key, digest = (self.dataset, job_id, exchange), found.payload_sha256
+    def _receipt(self, job_id: str, round: int) -> Receipt:
+        found = self._chain.account(self.dataset)[job_id].releases[round]
+        key, digest = (self.dataset, job_id, round), found.payload_sha256
         return Receipt(*key, found.events, digest, _MADE_BY_LEDGER)
 
 

@@ -1,6 +1,6 @@
 """The ledger's hash chain, and the accounts that it adds up to. Every change is a link:
 
-    mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, exchange, body)
+    mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, round, body)
 
 The *head*, number and mac of the newest link, also stands in a file beside the database: an edit,
 another order, a missing link and an older copy are found. After a crash between link and head the
@@ -59,13 +59,13 @@ Kind = Literal["opened", "released", "closed", "elsewhere"]
 @dataclass(frozen=True)
 class Change:
     """One change of a data set's account. `body` of `opened`: the job's request; `released`: events
-    and digest of the tensors of one `exchange`; `closed`: nothing; `elsewhere`: the request of a
+    and digest of the tensors of one `round`; `closed`: nothing; `elsewhere`: the request of a
     job that a copy of this device answered, or nothing where nobody knows."""
 
     dataset: str
     kind: Kind
     job: str
-    exchange: int = 0
+    round: int = 0
     body: str = ""
 
 
@@ -99,7 +99,7 @@ class ChainHead:
 
 @dataclass(frozen=True)
 class Release:
-    """The events of one exchange, and which link (counted from 1) holds them."""
+    """The events of one round, and which link (counted from 1) holds them."""
 
     number: int
     events: tuple[Event, ...]
@@ -120,7 +120,7 @@ class Release:
 
 @dataclass
 class JobAccount:
-    """A job as this device knows it: what it reserved, and by exchange what it released."""
+    """A job as this device knows it: what it reserved, and by round what it released."""
 
     request: JobRequest
     is_open: bool = True
@@ -298,7 +298,7 @@ class LedgerChain:
         mac = self._mac(self._last.mac, number, change)
         db.execute(
             "INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (number, change.dataset, change.kind, change.job, change.exchange, change.body, mac),
+            (number, change.dataset, change.kind, change.job, change.round, change.body, mac),
         )
         return number
 
@@ -317,7 +317,7 @@ class LedgerChain:
         if change.kind == "opened":
             jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
         elif change.kind == "released":
-            jobs[change.job].releases[change.exchange] = Release.from_body(number, change.body)
+            jobs[change.job].releases[change.round] = Release.from_body(number, change.body)
         elif change.kind == "elsewhere":
             request = JobRequest.from_json(change.body) if change.body else UNTOLD
             entry = jobs.setdefault(change.job, JobAccount(request))
@@ -327,7 +327,7 @@ class LedgerChain:
         self.links = number
 
     def _mac(self, previous: bytes, number: int, change: Change) -> bytes:
-        text = (change.dataset, change.kind, change.job, str(change.exchange), change.body)
+        text = (change.dataset, change.kind, change.job, str(change.round), change.body)
         parts = [previous, number.to_bytes(8, "big"), *(part.encode() for part in text)]
         message = labels.context(labels.LEDGER_LINK, *parts)
         return hmac.digest(self._key.to_bytes(), message, "sha256")

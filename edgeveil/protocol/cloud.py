@@ -73,7 +73,7 @@ class SealPublication:
 class CountReports:
     """Count a cell's reports on a release once each. `note`: digest of what brought them."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     sealed: tuple[bytes, ...]
     note: bytes
     cell: str = ""
@@ -220,7 +220,7 @@ class CloudMachine:
         self._publishing: PublishRelease | None = None  # while it is sealed
 
     @property
-    def at(self) -> m.ExchangeId | None:
+    def at(self) -> m.RoundId | None:
         """The attempt of the job that runs alone; None where none or several run."""
         courses = list(self.courses.values())
         return courses[0].at if len(courses) == 1 else None

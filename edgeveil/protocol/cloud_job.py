@@ -42,13 +42,13 @@ ONE_CELL = ("",)  # of a fleet without named cells
 
 @dataclass(frozen=True)
 class StartJob:
-    """A `Command`: run this job from `exchange` on (1 for a new one; `exchanges + 1` where only the
+    """A `Command`: run this job from `round` on (1 for a new one; `rounds + 1` where only the
     release is missing), `attempt` being the first one not yet used."""
 
     job_id: bytes
-    exchange: int
+    round: int
     attempt: int
-    exchanges: int
+    rounds: int
     retries: int
 
 
@@ -66,7 +66,7 @@ class SealRound:
     where the round came as far as that before."""
 
     job_id: bytes
-    exchange: int
+    round: int
     attempt: int
     cells: tuple[str, ...] = field(default=ONE_CELL, compare=False)
 
@@ -109,7 +109,7 @@ class Absorb:
     batches: Mapping[str, m.Batch]
 
     @property
-    def at(self) -> m.ExchangeId:
+    def at(self) -> m.RoundId:
         return next(iter(self.batches.values())).at
 
 
@@ -125,7 +125,7 @@ class TakeChecks:
     """Compare the masks' checks with the uploads, and leave out those that do not fit, and cells
     without checks. Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     checks: Mapping[str, bytes] = field(repr=False)
 
 
@@ -137,7 +137,7 @@ class AskUnmask:
     misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
 
     @property
-    def at(self) -> m.ExchangeId:
+    def at(self) -> m.RoundId:
         return next(iter(self.unmasks.values())).at
 
 
@@ -146,7 +146,7 @@ class TakeMasks:
     """Subtract the masks, check, aggregate, evaluate, commit; drop cells without masks. Result
     `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     masks: Mapping[str, bytes] = field(repr=False)
 
 
@@ -752,7 +752,7 @@ class JobCourse:
         self.start, self._ends, self._settings = start, ends, cells[0].settings
         self.job_id = start.job_id
         self.state = CLOUD_STATES.start
-        self.exchange, self.attempt = start.exchange, start.attempt
+        self.round, self.attempt = start.round, start.attempt
         self.retries_left = start.retries
         # After the commit under way: the key that announced it is gone.
         self._announce_again = False
@@ -760,13 +760,13 @@ class JobCourse:
         self.cells = {cell.name: CellCourse(cell, alone=alone) for cell in cells}
 
     @property
-    def at(self) -> m.ExchangeId:
-        return m.ExchangeId(self.job_id, self.exchange, self.attempt)
+    def at(self) -> m.RoundId:
+        return m.RoundId(self.job_id, self.round, self.attempt)
 
     @property
     def sealing(self) -> SealRound:
         joined = tuple(one.cell for one in self.cells.values() if one.joined)
-        return SealRound(self.job_id, self.exchange, self.attempt, joined or tuple(self.cells))
+        return SealRound(self.job_id, self.round, self.attempt, joined or tuple(self.cells))
 
     @property
     def over(self) -> bool:
@@ -805,7 +805,7 @@ class JobCourse:
     def begin(self) -> list[fx.Effect]:
         """Have it announced. Raises ProtocolError `illegal_transition` for one that runs."""
         self._step("start")
-        what = {"job_id": self.job_id.hex(), "rounds": self.start.exchanges}
+        what = {"job_id": self.job_id.hex(), "rounds": self.start.rounds}
         return [self._report("job_started", **what), self._work(self._announcement)]
 
     @property
@@ -877,7 +877,7 @@ class JobCourse:
                 # Of cells that are not asked the uploads are not checked one by one.
                 self._step("opened")
                 asked = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
-                return [self._report("checking", round=self.exchange), *asked]
+                return [self._report("checking", round=self.round), *asked]
             case AskUnmask(unmasks=unmasks, misfits=misfits):
                 return [*self._blame(misfits), *self._ask_unmask(unmasks)]
             case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
@@ -893,7 +893,7 @@ class JobCourse:
     def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
         self._step("summed")
         self.attempt = next(iter(unmasks.values())).at.attempt
-        out: list[fx.Effect] = [self._report("unmasking", round=self.exchange)]
+        out: list[fx.Effect] = [self._report("unmasking", round=self.round)]
         for cell in self.cells.values():
             asked = unmasks.get(cell.cell)
             out += cell.ask(asked) if asked else cell.leave()
@@ -906,7 +906,7 @@ class JobCourse:
         # A job and a release are one broadcast for all cells.
         asked = [one.manifest.selected for one in by_cell.values()]
         selected = sum(asked) if kind == "round" else first.selected
-        what = {"round": at.exchange, "kind": kind, "selected": selected, "attempt": at.attempt}
+        what = {"round": at.round, "kind": kind, "selected": selected, "attempt": at.attempt}
         out: list[fx.Effect] = [self._report("broadcast", **what)]
         for cell in self.cells.values():
             if cell.cell in by_cell:
@@ -916,7 +916,7 @@ class JobCourse:
         return out
 
     def _committed(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
-        last = self.exchange >= self.start.exchanges
+        last = self.round >= self.start.rounds
         self._step("committed_last" if last else "committed")
         out: list[fx.Effect] = []
         for cell in self.cells.values():
@@ -925,7 +925,7 @@ class JobCourse:
         self.retries_left, self.attempt = self.start.retries, 1
         if last:
             return [*out, self._work(SealRelease(self.job_id, tuple(self.cells)))]
-        self.exchange += 1
+        self.round += 1
         if self._announce_again:
             return [*out, *self._announce_anew()]
         return [*out, *self._join(), self._work(self.sealing)]
@@ -942,7 +942,7 @@ class JobCourse:
         self.retries_left -= not outage
         self.attempt += 1
         told = {} if answers is None else {"answers": answers.to_dict()}
-        what = {"round": self.exchange, "attempt": self.attempt, "why": reason, **told}
+        what = {"round": self.round, "attempt": self.attempt, "why": reason, **told}
         report = self._report("round_repeated", **what)
         if self._announce_again:
             return [report, *self._announce_anew()]
@@ -1023,9 +1023,9 @@ class JobCourse:
             return [fx.Refuse("spool_full"), of_it.arrival.watch()]
         return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
 
-    def _may_be_summed(self, at: m.ExchangeId) -> bool:
+    def _may_be_summed(self, at: m.RoundId) -> bool:
         """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
-        same = at.exchange == self.exchange
+        same = at.round == self.round
         return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
 
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
@@ -1075,7 +1075,7 @@ class JobCourse:
         out = cell.go(reason)
         if len(self.cells) > 1:
             which = {"cell": cell.cell} if cell.cell else {}
-            out.append(self._report("cell_gone", round=self.exchange, why=reason, **which))
+            out.append(self._report("cell_gone", round=self.round, why=reason, **which))
         return [*out, *self._move()]
 
     def _move(self) -> list[fx.Effect]:
@@ -1100,11 +1100,11 @@ class JobCourse:
             self._step("held")
             return self._leave("completed", "")
         # A job may be taken up again after its last commit and before its release.
-        trained = self.exchange > self.start.exchanges
+        trained = self.round > self.start.rounds
         self._step("held_all_committed" if trained else "held")
         self.retries_left = self.start.retries
         next_ = SealRelease(self.job_id, tuple(self.cells)) if trained else self.sealing
-        return [self._report("held", round=self.exchange), self._work(next_)]
+        return [self._report("held", round=self.round), self._work(next_)]
 
     def _why(self) -> str:
         """Why no cell has what the step needs: a refusal says more than silence."""
@@ -1118,7 +1118,7 @@ class JobCourse:
         out: list[fx.Effect] = []
         if held and not offered and self._may("held"):
             self._step("held")
-            out.append(self._report("held", round=self.exchange))
+            out.append(self._report("held", round=self.round))
         wholes = {one.cell: one.arrival.whole_batch for one in came}
         batches = {cell: batch for cell, batch in wholes.items() if batch is not None}
         uploads = sum(batch.uploads for batch in batches.values())
@@ -1132,7 +1132,7 @@ class JobCourse:
         if not came:
             return [*out, *self._nothing_came()]
         self._step("batch")
-        report = self._report("batch", round=self.exchange, uploads=uploads)
+        report = self._report("batch", round=self.round, uploads=uploads)
         cancel = fx.CancelTimer(timer_name("enough", self.job_id))
         return [*out, report, cancel, self._work(Absorb(batches))]
 
@@ -1144,13 +1144,13 @@ class JobCourse:
         asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
         selected = sum(one.selected for one in asked if one is not None)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
-        if self.attempt == 1 and answers.ends_job(self.exchange):
+        if self.attempt == 1 and answers.ends_job(self.round):
             # Asking again would change no owner's mind, or nothing was paid for yet.
             why = all_declined(answers)
             if any(one is not None and one.phase in _EVALUATIONS for one in asked):
                 return self._pause(why)  # what was learned is not given up for want of figures
             told = {"declined": answers.declined, "causes": dict(answers.causes)}
-            report = self._report("all_declined", round=self.exchange, **told)
+            report = self._report("all_declined", round=self.round, **told)
             return [report, *self._end("failed", why)]
         return self._repeat(f"{answers}: below the minimum", answers)
 

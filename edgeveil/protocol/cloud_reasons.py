@@ -59,12 +59,12 @@ class RoundAnswers:
     def absent(self) -> int:
         return max(0, self.selected - self.uploaded - self.declined)
 
-    def ends_job(self, exchange: int) -> bool:
-        """Whether a job ends at its `exchange` because all selected declined: where no cause is
+    def ends_job(self, round: int) -> bool:
+        """Whether a job ends at its `round` because all selected declined: where no cause is
         one that asking again could change, or nothing was committed before and none passes."""
         everybody = not self.uploaded and self.declined >= self.selected
         lasting = sum(self.causes.get(cause, 0) for cause in ("policy", "budget"))
-        first = exchange == 1 and self.causes.keys().isdisjoint(("conditions", "fault"))
+        first = round == 1 and self.causes.keys().isdisjoint(("conditions", "fault"))
         return everybody and (first or lasting >= self.declined)
 
     def to_dict(self) -> dict[str, object]:

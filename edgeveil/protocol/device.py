@@ -346,7 +346,7 @@ class DeviceMachine:
         self._was_heard = memory.answered < 0
 
     @property
-    def at(self) -> m.ExchangeId | None:
+    def at(self) -> m.RoundId | None:
         """The round that something happened to last: fetched, worked on, or with an upload."""
         last = self.rounds.last
         return last.at if last else None

@@ -107,7 +107,7 @@ class NoAnswer:
 class ManifestMark:
     """The newest manifest of a job, to refuse older or forked ones. `settled`: done with."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     manifest_digest: bytes
     settled: bool = False
 
@@ -116,7 +116,7 @@ class ManifestMark:
 class OutboxPut:
     """A sealed upload with its segments' marks; `held`: the proxy acknowledged it."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     header: m.Envelope
     upload: m.Upload
     marks: tuple[bytes, ...]
@@ -127,7 +127,7 @@ class OutboxPut:
 
 @dataclass(frozen=True)
 class OutboxHeld:
-    at: m.ExchangeId
+    at: m.RoundId
 
 
 Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
@@ -138,7 +138,7 @@ class OutboxDrop:
     """The upload is not needed any more, its attempt is settled. `counted`, `partial`, `missing`:
     the round's record names all of its segments, some, or none."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     outcome: Outcome
 
 
@@ -146,7 +146,7 @@ class OutboxDrop:
 class LateRecord:
     """The record of a round whose upload gave its place to the next one's."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     outcome: Outcome
 
 
@@ -339,7 +339,7 @@ class DeviceRound:
         self._package: RoundPackage | None = None  # that waits for its turn
         self._resend, self._resends = timer_name("resend", job_id), 0
         self._deadline = timer_name("deadline", job_id)
-        self._waiting: tuple[m.ExchangeId, SealedAnswer] | None = None  # until its moment
+        self._waiting: tuple[m.RoundId, SealedAnswer] | None = None  # until its moment
         self._last: OutboxPut | None = None  # gave its place to a newer round's, without its data
         self.beside = tr.LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
 
@@ -348,7 +348,7 @@ class DeviceRound:
         return self._memory.uploads.get(self.job_id)
 
     @property
-    def at(self) -> m.ExchangeId | None:
+    def at(self) -> m.RoundId | None:
         item = self.item
         return self.manifest.at if self.manifest else item.at if item else None
 
@@ -381,7 +381,7 @@ class DeviceRound:
         at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
         if seen is None:
             return True
-        if (at.exchange, at.attempt) < (seen.at.exchange, seen.at.attempt):
+        if (at.round, at.attempt) < (seen.at.round, seen.at.attempt):
             raise ProtocolError("replayed_round")
         if at == seen.at and mark.manifest_digest != seen.manifest_digest:
             raise ProtocolError("forked_manifest")
@@ -509,7 +509,7 @@ class DeviceRound:
             return [fx.SetTimer(self._resend, wait_s)]
         return self._put(manifest.at, sealed)
 
-    def _put(self, at: m.ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
+    def _put(self, at: m.RoundId, sealed: SealedAnswer) -> list[fx.Effect]:
         self._waiting, memory, signer = None, self._memory, self._context.signer
         blob = tr.describe(sealed.data, tr.part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
@@ -574,7 +574,7 @@ class DeviceRound:
         out = [stop, *self._drop("refused" if ack.status == "refused" else "dropped")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
-    def awaited(self, at: m.ExchangeId) -> OutboxPut | None:
+    def awaited(self, at: m.RoundId) -> OutboxPut | None:
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
     def committed(self, commit: m.Commit, marks: bytes) -> list[fx.Effect]:
@@ -623,9 +623,9 @@ class DeviceRound:
         return [fx.CancelTimer(self._resend), *self._drop()]
 
 
-def place(at: m.ExchangeId) -> dict[str, object]:
+def place(at: m.RoundId) -> dict[str, object]:
     """The short name of the job and the number of the round, for a report."""
-    return {"job": m.short_name(at.job_id), "round": at.exchange}
+    return {"job": m.short_name(at.job_id), "round": at.round}
 
 
 def counted(item: OutboxPut, marks: bytes) -> int:

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import ExchangeId, Message, TrustMetadata
+from edgeveil.protocol.messages import Message, RoundId, TrustMetadata
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Work:
     """Done by the host off the event loop. `at`: its round, where the machine has several jobs."""
 
     task: object
-    at: ExchangeId | None = None
+    at: RoundId | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Report:
 
     what: str
     data: Mapping[str, object] = field(default_factory=dict)
-    at: ExchangeId | None = None
+    at: RoundId | None = None
 
 
 Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report
@@ -191,7 +191,7 @@ class Machine(Protocol):
     """A sans-IO state machine: refused input gives `Refuse` effects, never an exception."""
 
     @property
-    def at(self) -> ExchangeId | None: ...
+    def at(self) -> RoundId | None: ...
 
     def handle(self, event: Event, now_s: float) -> list[Effect]: ...
 

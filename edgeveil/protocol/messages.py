@@ -95,17 +95,17 @@ class TrustMetadata(msgspec.Struct, frozen=True, array_like=True, tag="trust"):
 Message = Offer | BlobPart | Need | Note | TrustMetadata
 
 
-class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
+class RoundId(msgspec.Struct, frozen=True, array_like=True):
     """A round of a job, counted from 1 (rounds of preparation too), and the attempt at it."""
 
     job_id: JobId
-    exchange: Count
+    round: Count
     attempt: Count
 
     @property
     def numbers(self) -> bytes:
         """Round and attempt as seals are bound to them, 4 bytes each, big-endian."""
-        return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
+        return self.round.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
 def short_name(job_id: bytes) -> str:
@@ -157,7 +157,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     cloud has the key for releases (`proof_of_releases`; 0 and empty: by an earlier version)."""
 
     kind: Literal["job", "round", "release"]
-    at: ExchangeId
+    at: RoundId
     sequence: Annotated[int, Meta(ge=0, le=2**62)]
     job_digest: Digest
     phase: Name
@@ -209,7 +209,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     number and deposit, and gives them back to a device that lost them (`Behind`). `seed` is that of
     the masks, sealed to the proxy's key of the round; empty without masks."""
 
-    at: ExchangeId
+    at: RoundId
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
     blob: Blob
     number: Answers = 0  # of this answer in the device's life; 0: it does not count them
@@ -224,7 +224,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     declined by `DECLINE_CAUSES`; the rest named none. `offline` counts the admitted devices that
     were not connected (-1: unknown)."""
 
-    at: ExchangeId
+    at: RoundId
     uploads: Count
     declined: Count
     counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
@@ -243,7 +243,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     stand (`edgeveil.protocol.transfer`). None: a party of an earlier version takes part, and the
     whole is pushed."""
 
-    at: ExchangeId
+    at: RoundId
     accepted: Count
     blob: Blob
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=MOST_PIECES)] = ()
@@ -271,7 +271,7 @@ class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
     those uploads, packed, and of their checks. Or to `CheckMasks`: of each upload, in the batch's
     order, for each masked group the check of its mask, 8 bytes, big-endian."""
 
-    at: ExchangeId
+    at: RoundId
     question: Digest
     blob: Blob
 
@@ -350,7 +350,7 @@ class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
     names the proxy's memory of what it unmasked: one that was lost or put back has another name
     (empty: an earlier version)."""
 
-    at: ExchangeId
+    at: RoundId
     key: Key
     memory: Annotated[bytes, Meta(max_length=16)] = b""
 
@@ -360,7 +360,7 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
     has a bit for each upload that has masked groups, in the batch's order, lowest bit first. A
     round is unmasked for one choice, and never for a second."""
 
-    at: ExchangeId
+    at: RoundId
     batch: Digest
     chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
@@ -369,7 +369,7 @@ class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks")
     """The cloud asks for the check of each mask of a batch that is durable, and discloses the key
     of the factors, to which the round's manifest commits."""
 
-    at: ExchangeId
+    at: RoundId
     batch: Digest
     key: Key
 
@@ -378,7 +378,7 @@ class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
     """Uploads of a batch that no honest device sends, by places as in `Unmask`: for the proxy's
     operator to see, and of no other effect."""
 
-    at: ExchangeId
+    at: RoundId
     batch: Digest
     places: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
@@ -388,7 +388,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
     a name, by which its whole parts may be asked for: what comes later only makes it longer, and
     the batch that has it as its `stream` begins with it."""
 
-    at: ExchangeId
+    at: RoundId
     blob: Blob
 
 
@@ -403,14 +403,14 @@ class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
     earlier version). It follows from the job, the owner's settings and the ledger, never from a
     record."""
 
-    at: ExchangeId
+    at: RoundId
     cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""
 
 
 class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
     """The round ended below the floor: nothing is handed over. Counts only, as in `Batch`."""
 
-    at: ExchangeId
+    at: RoundId
     uploads: Count
     declined: Count
     causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()
@@ -457,14 +457,14 @@ class ReleaseReport(msgspec.Struct, frozen=True, array_like=True, tag="releasere
     """What became of a release on this device, sealed for the cloud: once for each broadcast.
     Devices that could not open it send a dummy of the same size."""
 
-    at: ExchangeId
+    at: RoundId
     sealed: SealedReport
 
 
 class ReleaseReports(msgspec.Struct, frozen=True, array_like=True, tag="releasereports"):
     """The proxy's hand-over of reports, sorted by their bytes: an order that says nothing."""
 
-    at: ExchangeId
+    at: RoundId
     sealed: Annotated[tuple[SealedReport, ...], Meta(min_length=1, max_length=4096)]
 
 

@@ -145,7 +145,7 @@ class ProxyMachine:
         self._new_sealing: dict[str, tuple[bytes, float]] = {}
 
     @property
-    def at(self) -> m.ExchangeId | None:
+    def at(self) -> m.RoundId | None:
         return next(reversed(self.rounds.collections), None)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:

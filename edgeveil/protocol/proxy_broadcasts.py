@@ -93,7 +93,7 @@ class ProxyReleases:
 
     def __init__(self, context: ProxyContext) -> None:
         self._context = context
-        self._of: dict[m.ExchangeId, _Reports] = {}
+        self._of: dict[m.RoundId, _Reports] = {}
 
     def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> list[fx.Effect]:
         """A device's report, verified to be its own. Raises ProtocolError `wrong_size`."""
@@ -160,7 +160,7 @@ class ProxyReleases:
     def _all_said(self, reports: _Reports) -> bool:
         return len(reports.waiting) + len(reports.told) >= len(self._context.online)
 
-    def _release(self, at: m.ExchangeId) -> m.Manifest | None:
+    def _release(self, at: m.RoundId) -> m.Manifest | None:
         for kept in self._context.memory.kept.values():
             header = kept.header
             if isinstance(header, m.Manifest) and header.at == at and m.wants_reports(header):
@@ -310,7 +310,7 @@ class Broadcasts:
         if isinstance(header, m.Commit):
             at, others = header.at, (kept.header for kept in self._believed())
             later = (c.at for c in others if c.kind == "commit" and c.at.job_id == at.job_id)
-            replayed = any((at.exchange, at.attempt) < (o.exchange, o.attempt) for o in later)
+            replayed = any((at.round, at.attempt) < (o.round, o.attempt) for o in later)
             return "replayed_commit" if replayed else ""
         if self._context.is_far(header.sequence):
             return "far_sequence"
@@ -323,7 +323,7 @@ class Broadcasts:
             newer = [h for h in kept if isinstance(h, m.Manifest) and h.sequence > header.sequence]
             over = any(_supersedes(header, old) for old in newer)
             return f"replayed_{kind}" if over else ""
-        if (header.at.exchange, header.at.attempt) < self._rounds.newest(header.at.job_id):
+        if (header.at.round, header.at.attempt) < self._rounds.newest(header.at.job_id):
             return "replayed_round"
         if header.selected < max(header.min_batch, self._context.settings.min_batch_floor):
             return "selected_below_floor"
@@ -621,7 +621,7 @@ class Serving:
         jobs = [k for k in kept if k.header.kind == "job"]
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
-    def welcome(self, device: str, open_rounds: Container[m.ExchangeId]) -> list[fx.Effect]:
+    def welcome(self, device: str, open_rounds: Container[m.RoundId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first."""
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):

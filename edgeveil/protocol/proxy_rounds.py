@@ -87,7 +87,7 @@ class HeldUpload:
 class UploadKept:
     """An upload, durable before it is acknowledged; `number` as the device counts its answers."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     device: str
     held: HeldUpload
     number: int = 0
@@ -98,7 +98,7 @@ class UploadKept:
 class UploadsDropped:
     """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
 
-    at: m.ExchangeId
+    at: m.RoundId
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BatchKept:
     """A shuffled batch, with its masks' `seeds` in its order. `pieces`: its (place, size) in the
     round's file; without any it has a file of its own. The uploads it came from are forgotten."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     signed: m.Envelope
     batch: m.Batch
     data: tr.Data
@@ -116,14 +116,14 @@ class BatchKept:
 
 @dataclass(frozen=True)
 class BatchDelivered:
-    at: m.ExchangeId
+    at: m.RoundId
 
 
 @dataclass(frozen=True)
 class RoundUnmasked:
     """The one choice for which this round is unmasked, durable before a sum of masks leaves."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     question: bytes
 
 
@@ -131,7 +131,7 @@ class RoundUnmasked:
 class RoundDropped:
     """Everything of this round but its manifest may go; it opens no more, after a restart too."""
 
-    at: m.ExchangeId
+    at: m.RoundId
 
 
 @dataclass
@@ -140,8 +140,8 @@ class ProxyMemory:
 
     kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
     uploads: list[UploadKept] = field(default_factory=list)
-    batches: dict[m.ExchangeId, BatchKept] = field(default_factory=dict)
-    delivered: set[m.ExchangeId] = field(default_factory=set)
+    batches: dict[m.RoundId, BatchKept] = field(default_factory=dict)
+    delivered: set[m.RoundId] = field(default_factory=set)
     ended: dict[bytes, m.Note] = field(default_factory=dict)
     statement: m.Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
@@ -150,7 +150,7 @@ class ProxyMemory:
     summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
     name: bytes = b""  # another one where all this was lost, or put back from a backup
 
-    def round_key(self, at: m.ExchangeId) -> OpeningKey | None:
+    def round_key(self, at: m.RoundId) -> OpeningKey | None:
         keys = (kept.key for kept in self.kept.values() if kept.header.at == at)
         return next((key for key in keys if key is not None), None)
 
@@ -248,7 +248,7 @@ class ShuffleRound:
     stand alone. The groups `together`, of which an upload has all or none, share one order.
     `streamed`: these stand in the round's stream, or follow there, and that comes first."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     segment_bytes: tuple[int, ...]
     slot_bytes: int
     floor: int
@@ -275,7 +275,7 @@ class ShuffledBatch:
 class StreamUploads:
     """Add (index, slot, groups) to the stream. Result `StreamedUploads` or `WorkFailed`."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     segment_bytes: tuple[int, ...]
     slot_bytes: int
     uploads: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -296,7 +296,7 @@ class SumMasks:
     """Add up the masks of each set of seeds; with a disclosed `key`, compute the check of each
     seed's masks instead. Result `SummedMasks` or `WorkFailed`."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     question: bytes
     vectors: tuple[MaskedVector, ...]
     sets: tuple[tuple[MaskSeed, ...], ...]
@@ -522,11 +522,11 @@ def answer_report(outcome: str, count: int = 1) -> fx.Report:
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
-def _timer(what: str, at: m.ExchangeId) -> str:
-    return f"{what}:{at.job_id.hex()}:{at.exchange}:{at.attempt}"
+def _timer(what: str, at: m.RoundId) -> str:
+    return f"{what}:{at.job_id.hex()}:{at.round}:{at.attempt}"
 
 
-def _set(what: str, at: m.ExchangeId, delay_s: float) -> fx.SetTimer:
+def _set(what: str, at: m.RoundId, delay_s: float) -> fx.SetTimer:
     return fx.SetTimer(_timer(what, at), delay_s)
 
 
@@ -535,10 +535,10 @@ class ProxyRounds:
 
     def __init__(self, context: ProxyContext) -> None:
         self._context, memory = context, context.memory
-        self.collections: dict[m.ExchangeId, Collection] = {}
+        self.collections: dict[m.RoundId, Collection] = {}
         self.attendance = Attendance(context.settings.stalled_rounds)
-        self.uploads_ended: Callable[[m.ExchangeId], None] = lambda _at: None
-        self._laying: dict[m.ExchangeId, tr.LayingDown] = {}  # of batches
+        self.uploads_ended: Callable[[m.RoundId], None] = lambda _at: None
+        self._laying: dict[m.RoundId, tr.LayingDown] = {}  # of batches
         for kept in memory.kept.values():
             if isinstance(kept.header, m.Manifest) and kept.header.kind == "round":
                 collection, at = self._collection(kept.header), kept.header.at
@@ -568,7 +568,7 @@ class ProxyRounds:
         return uploads + sum(len(kept.data) for kept in self._context.memory.batches.values())
 
     @property
-    def open(self) -> list[m.ExchangeId]:
+    def open(self) -> list[m.RoundId]:
         return [at for at, collection in self.collections.items() if collection.open]
 
     def resume(self) -> list[fx.Effect]:
@@ -588,7 +588,7 @@ class ProxyRounds:
         elif not collection.cover and manifest.selected >= len(admitted):
             collection.due.update(admitted)
             self._set_aside_stalled(collection)
-        what = {"round": manifest.at.exchange, "phase": manifest.phase}
+        what = {"round": manifest.at.round, "phase": manifest.phase}
         report = fx.Report("round_open", what, manifest.at)
         asked = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *asked]
@@ -629,7 +629,7 @@ class ProxyRounds:
 
     def newest(self, job_id: bytes) -> tuple[int, int]:
         """(round, attempt) of a job's newest round; (-1, -1) if it has none."""
-        found = [(at.exchange, at.attempt) for at in self.collections if at.job_id == job_id]
+        found = [(at.round, at.attempt) for at in self.collections if at.job_id == job_id]
         return max(found, default=(-1, -1))
 
     def drop_job(self, job_id: bytes) -> list[fx.Effect]:
@@ -640,7 +640,7 @@ class ProxyRounds:
             self._context.memory.delivered.discard(at)
         return out
 
-    def drop(self, at: m.ExchangeId) -> list[fx.Effect]:
+    def drop(self, at: m.RoundId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
         self._context.memory.batches.pop(at, None)
         self._laying.pop(at, None)
@@ -693,7 +693,7 @@ class ProxyRounds:
         stream.at_work = False
         if not isinstance(result, StreamedUploads):  # they come with a later lot, or the batch
             stream.waiting[:0] = task.uploads
-            return [fx.Report("stream_failed", {"round": task.at.exchange}, task.at)]
+            return [fx.Report("stream_failed", {"round": task.at.round}, task.at)]
         stream.there = result
         out: list[fx.Effect] = []
         if (blob := self._whole_parts(result)).size_bytes:
@@ -752,7 +752,7 @@ class ProxyRounds:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
             return [] if at in memory.batches else [fx.Persist(RoundDropped(at))]
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
-            failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
+            failed = fx.Report("shuffle_failed", {"round": at.round}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
         blob = m.Blob(result.digest, len(result.data), tr.part_bytes(settings.packet_bytes))
         uploads, declined, causes = collection.counts
@@ -780,7 +780,7 @@ class ProxyRounds:
         short = [at for at, collection in known if collection.state is CollectionState.SHORT]
         return [effect for at in short for effect in self._short(at)]
 
-    def _hand_over(self, at: m.ExchangeId, *, push: bool = True) -> list[fx.Effect]:
+    def _hand_over(self, at: m.RoundId, *, push: bool = True) -> list[fx.Effect]:
         kept = self._context.memory.batches.get(at)
         if kept is None:
             return []
@@ -797,7 +797,7 @@ class ProxyRounds:
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
-    def _laid(self, at: m.ExchangeId) -> tr.LayingDown:
+    def _laid(self, at: m.RoundId) -> tr.LayingDown:
         urls = self._context.settings.blob_urls
         new = tr.LayingDown(self._context.signer, fx.CloudAddress(), urls)
         return self._laying.setdefault(at, new)
@@ -817,7 +817,7 @@ class ProxyRounds:
         lies, out = self._laid(kept.at).laid_down(task, result)
         return out if lies else [*out, *self._hand_over(kept.at, push=False)]
 
-    def _short(self, at: m.ExchangeId) -> list[fx.Effect]:
+    def _short(self, at: m.RoundId) -> list[fx.Effect]:
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
@@ -857,8 +857,8 @@ class ProxyRounds:
 
     def timer(self, name: str) -> list[fx.Effect]:
         """One of a round's timers ran out; its state decides whether that still means anything."""
-        what, job, exchange, attempt = name.split(":")
-        at = m.ExchangeId(bytes.fromhex(job), int(exchange), int(attempt))
+        what, job, round, attempt = name.split(":")
+        at = m.RoundId(bytes.fromhex(job), int(round), int(attempt))
         collection = self.collections.get(at)
         if collection is None:
             return []
@@ -894,7 +894,7 @@ class ProxyMasks:
         except ProtocolError as error:
             told = self._context.ack(fx.CloudAddress(), question, "refused", error.reason)
             return [fx.Refuse(error.reason), told]
-        key, memory = (asked.at.job_id, asked.at.exchange), self._context.memory
+        key, memory = (asked.at.job_id, asked.at.round), self._context.memory
         out: list[fx.Effect] = []
         if isinstance(asked, m.Unmask) and key not in memory.unmasked:
             memory.unmasked[key] = RoundUnmasked(asked.at, question)
@@ -910,7 +910,7 @@ class ProxyMasks:
         """What is to be computed. Raises ProtocolError: why the question is not answered."""
         memory, at = self._context.memory, asked.at
         collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
-        known = memory.unmasked.get((at.job_id, at.exchange))
+        known = memory.unmasked.get((at.job_id, at.round))
         same = isinstance(asked, m.CheckMasks) or (known is not None and known.question == question)
         if known is not None and (known.at != at or not same):
             raise ProtocolError("unmasked_already")
@@ -944,10 +944,10 @@ class ProxyMasks:
     def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud will ask again
-            return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
+            return [fx.Report("masks_not_summed", {"round": task.at.round})]
         blob = tr.describe(result.data, tr.part_bytes(self._context.settings.packet_bytes))
         self._ready = (m.MaskSums(task.at, task.question, blob), result.data)
-        what = {"round": task.at.exchange, "uploads": sum(map(len, task.sets))}
+        what = {"round": task.at.round, "uploads": sum(map(len, task.sets))}
         report = fx.Report("masks_checked" if task.key else "unmasked", what)
         return [report, *self._offer(*self._ready)]
 
@@ -968,7 +968,7 @@ class ProxyMasks:
     def why_not(self, header: m.Manifest) -> str:
         """The reason to refuse a round's broadcast, or ""."""
         memory, at = self._context.memory, header.at
-        known = memory.unmasked.get((at.job_id, at.exchange))
+        known = memory.unmasked.get((at.job_id, at.round))
         over = bool(header.masked) and at.job_id in memory.summed
         if over or (known is not None and known.at != at):
             return "unmasked_already"
@@ -987,6 +987,6 @@ class ProxyMasks:
             return False
         at, self._ready = ready[0].at, None
         collection = self._rounds.collections.get(at)
-        if collection is not None and (at.job_id, at.exchange) in self._context.memory.unmasked:
+        if collection is not None and (at.job_id, at.round) in self._context.memory.unmasked:
             collection.senders = ()  # the sums are there: nothing more is said of single uploads
         return True

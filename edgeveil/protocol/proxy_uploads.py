@@ -25,7 +25,7 @@ from edgeveil.protocol.sealed import open_seed
 class UploadPart:
     """Bytes of an upload at `offset` of its round's file; durable with its `UploadKept`."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     offset: int
     data: bytes
 
@@ -34,7 +34,7 @@ class UploadPart:
 class TakePut:
     """Work: move `name` from the store to `offset` of the round's file. Result `PutTaken`."""
 
-    at: m.ExchangeId
+    at: m.RoundId
     device: str
     blob: m.Blob
     name: str
@@ -240,7 +240,7 @@ class ProxyUploads:
         self._asked.pop(device, None)
         self.credit.done(device)
 
-    def _end(self, at: m.ExchangeId) -> None:
+    def _end(self, at: m.RoundId) -> None:
         for device in [one for one, arrival in self.arriving.items() if arrival.header.at == at]:
             self._forget(device)
         self.grants.end(at.job_id)
@@ -462,7 +462,7 @@ def _takes(collection: pr.Collection, device: str) -> bool:
 def _counts(collection: pr.Collection) -> fx.Effect:
     uploads, declined, causes = collection.counts
     counts = {
-        "round": collection.manifest.at.exchange,
+        "round": collection.manifest.at.round,
         "uploads": uploads,
         "declined": declined,
         "causes": dict(zip(m.DECLINE_CAUSES, causes, strict=False)),

@@ -36,7 +36,7 @@ from edgeveil.crypto.sealing import (
 )
 from edgeveil.crypto.stream import TAG_BYTES, commit, commits_to, open_stream, seal_stream
 from edgeveil.errors import CryptoError, ProtocolError
-from edgeveil.protocol.messages import ExchangeId, Group, Manifest, MaskedGroup
+from edgeveil.protocol.messages import Group, Manifest, MaskedGroup, RoundId
 from edgeveil.protocol.transfer import describe
 
 
@@ -50,7 +50,7 @@ class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
 
 
 class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
-    """One exchange: weights for inference (if asked for) and the method's tensors."""
+    """One round: weights for inference (if asked for) and the method's tensors."""
 
     phase: str
     number: int
@@ -118,7 +118,7 @@ class Terms:
     """What a manifest says beside what sealing computes."""
 
     kind: Literal["job", "round", "release"]
-    at: ExchangeId
+    at: RoundId
     sequence: int
     job_digest: bytes
     phase: str
@@ -183,7 +183,7 @@ class Sealing(Protocol):
     def open_segment(
         self,
         key: OpeningKey,
-        at: ExchangeId,
+        at: RoundId,
         job_digest: bytes,
         group: Group,
         membership: bytes,
@@ -312,7 +312,7 @@ def filled(tensor: Plaintext, size_bytes: int) -> Plaintext:
     return result
 
 
-def _segment_info(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
+def _segment_info(at: RoundId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
     return context(SEGMENT, at.job_id, at.numbers, job_digest, group.name.encode(), membership)
 
 
@@ -327,7 +327,7 @@ def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Pl
 
 def open_segment(
     key: OpeningKey,
-    at: ExchangeId,
+    at: RoundId,
     job_digest: bytes,
     group: Group,
     membership: bytes,
@@ -350,7 +350,7 @@ def segment_mark(membership: bytes, sealed: bytes) -> bytes:
 class MaskedVector:
     """One masked group of a round: its index, its name and its ring."""
 
-    at: ExchangeId
+    at: RoundId
     group: int
     name: str
     ring: Ring
@@ -362,7 +362,7 @@ class MaskedVector:
 
 
 def masked_vectors(
-    at: ExchangeId, groups: Sequence[Group], said: Sequence[MaskedGroup]
+    at: RoundId, groups: Sequence[Group], said: Sequence[MaskedGroup]
 ) -> tuple[MaskedVector, ...]:
     """The masked groups that a manifest says. Raises ProtocolError `malformed_masks` for a group
     that is missing, twice or out of order, or that its vector does not fit."""
@@ -407,7 +407,7 @@ class RoundCheck:
     disclosed: bool
 
     @classmethod
-    def of(cls, at: ExchangeId, membership: bytes, *, disclosed: bool) -> RoundCheck:
+    def of(cls, at: RoundId, membership: bytes, *, disclosed: bool) -> RoundCheck:
         if not disclosed:
             return cls(CheckKey(membership), disclosed)
         return cls(CheckKey.disclosable(membership, _names(at)), disclosed)
@@ -434,7 +434,7 @@ def check_factors(manifest: Manifest, key: CheckKey) -> None:
         raise ProtocolError("wrong_factors")
 
 
-def _names(at: ExchangeId) -> bytes:
+def _names(at: RoundId) -> bytes:
     return at.job_id + at.numbers
 
 

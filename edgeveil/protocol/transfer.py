@@ -322,7 +322,7 @@ PIECE_MARKS = 256  # of a piece on average, at least: fewer would save less than
 
 
 def describe_record(
-    at: m.ExchangeId, marks: Iterable[bytes], part_bytes: int, floor: int | None = None
+    at: m.RoundId, marks: Iterable[bytes], part_bytes: int, floor: int | None = None
 ) -> tuple[m.Commit, bytes]:
     """The record's header and blob. With a `floor`, in pieces of that many marks or more."""
     sorted_marks = sorted(marks)

@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
                 if made is None:
                     return
                 self.transport = made
-            while await self._exchange():
+            while await self._round():
                 left = self._http.trailing_data[0]
                 self._http = _parser(left)
                 if left or self._unread:  # many requests at once leave the loop its other work
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.server.leave(self)
             self.transport.close()
 
-    async def _exchange(self) -> bool:
+    async def _round(self) -> bool:
         """Answer one request; returns whether another may follow on this connection."""
         try:
             async with asyncio.timeout(SILENT_S):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, Note, Offer, decode, encode, short_name
+from edgeveil.protocol.messages import Note, Offer, RoundId, decode, encode, short_name
 from edgeveil.protocol.transfer import Carriage
 from edgeveil.transport.link import LinkDown, SendWindow
 
@@ -98,7 +98,7 @@ class Runtime:
         self._place, self._name_job = Place(), name_job
         self._gate = gate
         self._blobs = blobs
-        self._at: ExchangeId | None = None
+        self._at: RoundId | None = None
         self._since_s = self._took_s = self._beat_s = 0.0
         self._beating: asyncio.TimerHandle | None = None
         self._feeding = False
@@ -276,13 +276,13 @@ class Runtime:
 
     def _place_of(self, task: object) -> Place:
         at = getattr(getattr(task, "manifest", None), "at", None)
-        return self._named(at) if isinstance(at, ExchangeId) else replace(self._place)
+        return self._named(at) if isinstance(at, RoundId) else replace(self._place)
 
-    def _named(self, at: ExchangeId) -> Place:
-        return Place(self._name_job(at.job_id), at.exchange or None)
+    def _named(self, at: RoundId) -> Place:
+        return Place(self._name_job(at.job_id), at.round or None)
 
     @contextmanager
-    def _about(self, at: ExchangeId | None) -> Iterator[None]:
+    def _about(self, at: RoundId | None) -> Iterator[None]:
         before, place = replace(self._place), self._named(at) if at else self._place
         self._place.job, self._place.round = place.job, place.round
         try:
@@ -290,7 +290,7 @@ class Runtime:
         finally:
             self._place.job, self._place.round = before.job, before.round
 
-    def _note_place(self, at: ExchangeId | None) -> None:
+    def _note_place(self, at: RoundId | None) -> None:
         if at != self._at:
             self._at, place = at, self._named(at) if at else Place()
             self._place.job, self._place.round = place.job, place.round

@@ -262,7 +262,7 @@ class ProxyMetrics(Collector):
         yield gauge("credit_bytes", text, machine.uploads.credit.granted_bytes)
         yield gauge("open_rounds", "Rounds that take uploads.", len(machine.rounds.open))
         at = machine.at
-        yield gauge("current_round", "Round opened last; 0: none.", at.exchange if at else 0)
+        yield gauge("current_round", "Round opened last; 0: none.", at.round if at else 0)
 
 
 class AloneInCell:

@@ -135,7 +135,7 @@ class ProxyPage:
             uploads, declined, causes = held.counts
             opened = opened_s.get(at)  # unknown of one that an earlier process opened
             yield {
-                "index": at.exchange,
+                "index": at.round,
                 "attempt": at.attempt,
                 "phase": held.manifest.phase,
                 "uploads": uploads,

@@ -18,7 +18,7 @@ from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds as rounds
-from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
+from edgeveil.protocol.messages import PeerKeys, RoundId, Signer, TrustMetadata
 from edgeveil.protocol.proxy import FindAnswered, ProxyMachine, SealingKeyChanged, SetAside
 from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
 from edgeveil.protocol.proxy_uploads import TakePut
@@ -196,7 +196,7 @@ class ProxyHost:
         self._registry, self._blobs = registry, blobs
         self.online = 0
         self.round: dict[str, Any] = {}
-        self.opened_s: dict[ExchangeId, float] = {}  # since 1970, of the rounds opened last
+        self.opened_s: dict[RoundId, float] = {}  # since 1970, of the rounds opened last
 
     def store(self, item: object) -> None:
         if isinstance(item, SealingKeyChanged):

@@ -45,7 +45,7 @@ _ANSWERED = """
 CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
   PRIMARY KEY (device, job)) WITHOUT ROWID;
 """
-# Of rounds that are summed: what opens seeds, the seeds, what each exchange is unmasked for; and
+# Of rounds that are summed: what opens seeds, the seeds, what each round is unmasked for; and
 # the ended jobs of which something was.
 _MASKS = """
 ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
@@ -205,7 +205,7 @@ class Spool:
                 for digest in gone:
                     self._drop_kept(db, "digest = ?", digest)
 
-    def _forget_uploads(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
+    def _forget_uploads(self, db: sqlite3.Connection, at: m.RoundId) -> None:
         _run(db, "UPDATE uploads SET slot = -1, digest = x'', seed = x''", at)
         self._files.dropped.add(uploads_of(at))
 
@@ -278,7 +278,7 @@ class Spool:
                 if not self._files.path(uploads_of(task.at)).exists():  # dropped meanwhile
                     self._streams.pop(uploads_of(task.at), None)
 
-    def _stream(self, at: m.ExchangeId) -> MaskedStream:
+    def _stream(self, at: m.RoundId) -> MaskedStream:
         name = uploads_of(at)
         known = self._streams.get(name)
         return known or self._streams.setdefault(name, MaskedStream(self._files.path(name)))
@@ -312,7 +312,7 @@ class Spool:
         self._files.close(arriving_of(header.blob.digest))
         self._files.dropped.discard(kept_of(header.blob.digest))
 
-    def _drop_key(self, db: sqlite3.Connection, at: m.ExchangeId) -> None:
+    def _drop_key(self, db: sqlite3.Connection, at: m.RoundId) -> None:
         """A committed round takes no more seeds; the next one's may be there already."""
         query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
         for digest, signed in db.execute(query, (at.job_id,)).fetchall():
@@ -329,8 +329,8 @@ class Spool:
         for table in ("uploads", "batches"):
             where = f"FROM {table} WHERE job = ?"
             for key in db.execute(f"SELECT DISTINCT job, round, attempt {where}", (job_id,)):
-                self._files.dropped.add(uploads_of(m.ExchangeId(*key)))
-                self._files.dropped.add(batch_of(m.ExchangeId(*key)))
+                self._files.dropped.add(uploads_of(m.RoundId(*key)))
+                self._files.dropped.add(batch_of(m.RoundId(*key)))
             db.execute(f"DELETE {where}", (job_id,))
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: m.Note) -> None:
@@ -387,11 +387,11 @@ class Spool:
         for device, groups, digest, slot, seed, *where in rows:
             held_groups = msgspec.msgpack.decode(groups, type=tuple[int, ...])
             held = rounds.HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
-            memory.uploads.append(rounds.UploadKept(m.ExchangeId(*where), device, held))
+            memory.uploads.append(rounds.UploadKept(m.RoundId(*where), device, held))
         columns = "signed, delivered, seeds, pieces, job, round, attempt"
         rows = db.execute(f"SELECT {columns} FROM batches")  # noqa: S608 - constants
         for signed_bytes, delivered, seeds, raw, *where in rows:
-            at = m.ExchangeId(*where)
+            at = m.RoundId(*where)
             if delivered:
                 memory.delivered.add(at)
                 continue
@@ -403,7 +403,7 @@ class Spool:
                 kept = rounds.BatchKept(at, signed, header, whole, _seeds(seeds), pieces)
                 memory.batches[at] = kept
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
-            at = m.ExchangeId(job, number, attempt)
+            at = m.RoundId(job, number, attempt)
             memory.unmasked[job, number] = rounds.RoundUnmasked(at, question)
         memory.summed.update(job for (job,) in db.execute("SELECT job FROM summed"))
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
@@ -453,7 +453,7 @@ def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
         db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
 
 
-def _run(db: sqlite3.Connection, statement: str, at: m.ExchangeId) -> None:
+def _run(db: sqlite3.Connection, statement: str, at: m.RoundId) -> None:
     db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", structs.astuple(at))
 
 
@@ -478,8 +478,8 @@ class BroadcastSink:
         return b""
 
 
-def _of_round(what: str) -> Callable[[m.ExchangeId], str]:
-    return lambda at: f"{what}-{at.job_id.hex()}-{at.exchange}-{at.attempt}"
+def _of_round(what: str) -> Callable[[m.RoundId], str]:
+    return lambda at: f"{what}-{at.job_id.hex()}-{at.round}-{at.attempt}"
 
 
 uploads_of, batch_of = _of_round("uploads"), _of_round("batch")

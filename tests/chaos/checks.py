@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.round import PlannedRound
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_edge.store import UploadReceipt
-from tests.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from tests.chaos.evidence import CommittedRound, DeviceFacts, Evidence, JobFacts
 from tests.chaos.faults import Fault
 from tests.chaos.supervisor import ProcessEnd
 
@@ -78,14 +78,14 @@ def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """committed rounds without a gap, each with as many uploads as it may have, of each cell too"""
     senders = _senders(found)
     for job in found.jobs:
-        wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
+        wanted = len(job.plan.all_rounds) if job.status == "completed" else len(job.commits)
         numbers = [commit.index for commit in job.commits]
         if numbers != list(range(1, wanted + 1)):
             yield f"{job.id} has the rounds {numbers}, not 1 to {wanted}"
         for commit in job.commits:
             yield 1
             low, high = job.plan.job.round.min_batch, len(found.devices)
-            groups = len(job.plan.groups(job.plan.exchange(commit.index)))
+            groups = len(job.plan.groups(job.plan.round(commit.index)))
             if not low <= commit.uploads <= high:
                 yield f"{_at(job, commit.index)} has {commit.uploads} uploads, not {low} to {high}"
             if not commit.uploads <= len(commit.accepted) <= high * groups:
@@ -106,7 +106,7 @@ def _senders(found: Evidence) -> dict[bytes, DeviceFacts]:
 
 
 def _parts_intact(
-    job: JobFacts, commit: CommittedExchange, senders: Mapping[bytes, DeviceFacts], low: int
+    job: JobFacts, commit: CommittedRound, senders: Mapping[bytes, DeviceFacts], low: int
 ) -> Iterator[str]:
     """The batch of a cell is an anonymity set of its own, and one left out counts nowhere."""
     known = {one.number: one.cell for mark in commit.accepted if (one := senders.get(mark))}
@@ -158,7 +158,7 @@ def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | 
 
 def _promised(
     found: Evidence,
-) -> Iterator[tuple[JobFacts, DeviceFacts, UploadReceipt, CommittedExchange]]:
+) -> Iterator[tuple[JobFacts, DeviceFacts, UploadReceipt, CommittedRound]]:
     """Uploads that a proxy acknowledged in the attempt that was committed."""
     commits = {
         (job.wire, commit.index, commit.attempt): (job, commit)
@@ -192,10 +192,10 @@ def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """each cell's part of a round under masks unmasked for one choice, in the committed attempt"""
     choices: dict[tuple[str, bytes, int], set[tuple[int, bytes]]] = defaultdict(set)
     for one in found.unmasked:
-        choices[one.cell, one.job, one.exchange].add((one.attempt, one.question))
+        choices[one.cell, one.job, one.round].add((one.attempt, one.question))
     for job in found.jobs:
         for commit in job.commits:
-            asked = {commit.attempt} if job.plan.masked(job.plan.exchange(commit.index)) else set()
+            asked = {commit.attempt} if job.plan.masked(job.plan.round(commit.index)) else set()
             for cell in found.cells:
                 made = choices[cell, job.wire, commit.index]
                 where = f"{_at(job, commit.index)}{f' of {cell}' if cell else ''}"
@@ -214,10 +214,10 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     for device in found.devices:
         for fault in device.faults:
             yield f"device {device.number}: {fault}"
-        for (job, exchange), times in Counter(device.links).items():
+        for (job, round), times in Counter(device.links).items():
             yield 1
             if times > 1:
-                yield f"device {device.number} released {job[:8]} round {exchange} {times} times"
+                yield f"device {device.number} released {job[:8]} round {round} {times} times"
         for receipt in device.receipts:
             if (receipt.job_id.hex(), receipt.round) not in device.links:
                 where = f"{receipt.job_id.hex()[:8]} round {receipt.round}"
@@ -226,11 +226,11 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             if name not in jobs:
                 yield f"device {device.number} has a job that the cloud does not know"
                 continue
-            for exchange, release in entry.releases.items():
+            for round, release in entry.releases.items():
                 plan = jobs[name].plan
-                wanted = Counter(plan.price(plan.exchange(exchange), trains=device.trains))
+                wanted = Counter(plan.price(plan.round(round), trains=device.trains))
                 if Counter(release.events) != wanted:
-                    where = _at(jobs[name], exchange)
+                    where = _at(jobs[name], round)
                     yield f"device {device.number} priced {where} as {list(release.events)}"
 
 
@@ -325,7 +325,7 @@ def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
             if receipt.job_id != job.wire or payload is None:
                 continue
             tensors = unpack_tensors(payload)
-            specs = job.plan.segments(job.plan.exchange(receipt.round))
+            specs = job.plan.segments(job.plan.round(receipt.round))
             names = [spec.name for spec in specs if spec.name in tensors]
             for mark, name in zip(receipt.segment_hashes, names, strict=True):
                 uploads[mark] = (name, tensors[name])
@@ -345,18 +345,18 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
     state = job.plan.cloud.initial_state()
     for commit in job.commits:
         where = f"{job.id} round {commit.index}"
-        exchange = job.plan.exchange(commit.index)
+        round = job.plan.round(commit.index)
         unknown = sum(mark not in uploads for mark in commit.accepted)
         if unknown:
             yield f"{where} lists {unknown} segments whose tensors no ledger holds"
             return
-        groups = _groups(job.plan, exchange, commit, uploads)
+        groups = _groups(job.plan, round, commit, uploads)
         least = min(map(len, groups.values()), default=0)
         if commit.uploads != least or not least:
             yield f"{where} has {commit.uploads} uploads and lists {least}"
             return
         mean = {name: _mean(arrays) for name, arrays in groups.items()}
-        state = job.plan.cloud.absorb(state, exchange, mean, commit.uploads)
+        state = job.plan.cloud.absorb(state, round, mean, commit.uploads)
         yield 1
     if job.commits:
         held = unpack_tensors(job.state) if job.state else {}
@@ -367,11 +367,11 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
 
 
 def _groups(
-    plan: Plan, exchange: Exchange, commit: CommittedExchange, uploads: Mapping[bytes, Upload]
+    plan: Plan, round: PlannedRound, commit: CommittedRound, uploads: Mapping[bytes, Upload]
 ) -> dict[str, list[Array]]:
     """The training segments that a commit lists, by name; a name of which none is listed too."""
     found: dict[str, list[Array]] = defaultdict(list)
-    for spec in plan.cloud.segments(exchange):
+    for spec in plan.cloud.segments(round):
         found[spec.name] = []
     for mark in commit.accepted:
         name, array = uploads[mark]

@@ -30,7 +30,7 @@ CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
 
 
 @dataclass(frozen=True)
-class CommittedExchange:
+class CommittedRound:
     """`committed_s`: seconds since 1970. `cells`: those whose batches or sums it is made of."""
 
     index: int
@@ -49,7 +49,7 @@ class JobFacts:
     status: str
     reason: str
     plan: Plan = field(repr=False)
-    commits: tuple[CommittedExchange, ...]
+    commits: tuple[CommittedRound, ...]
     release_digest: str = ""
     state: bytes = field(default=b"", repr=False)  # tensors after the last committed round
     faults: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """`links`: (job, exchange) of each release in the ledger's chain; `releases`: its tensors;
+    """`links`: (job, round) of each release in the ledger's chain; `releases`: its tensors;
     `release`: job on the wire (hex) and digest of the model in use."""
 
     number: int
@@ -78,10 +78,10 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class UnmaskedChoice:
-    """A set of uploads for which a cell's proxy unmasked an exchange."""
+    """A set of uploads for which a cell's proxy unmasked a round."""
 
     job: bytes  # on the wire
-    exchange: int
+    round: int
     attempt: int
     question: bytes = field(repr=False)
     cell: str = ""
@@ -135,12 +135,12 @@ def stored_jobs(path: Path) -> list[JobFacts]:
 
 def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: bytes) -> JobFacts:
     rows = db.execute(
-        'SELECT "index", attempt, uploads, accepted, committed_at FROM exchanges'
+        'SELECT "index", attempt, uploads, accepted, committed_at FROM rounds'
         ' WHERE job = ? ORDER BY "index"',
         (job,),
     )
     commits = tuple(
-        CommittedExchange(i, a, u, _hashes(packed), s, _cells_in(db, job, i, a))
+        CommittedRound(i, a, u, _hashes(packed), s, _cells_in(db, job, i, a))
         for i, a, u, packed, s in rows.fetchall()
     )
     state = db.execute('SELECT "index", tensors FROM states WHERE job = ?', (job,)).fetchone()
@@ -235,17 +235,17 @@ _TAP_STORE = """
 CREATE TABLE IF NOT EXISTS chaos_opened
 (job TEXT, exchange INTEGER, attempt INTEGER, cell TEXT, digest BLOB);
 CREATE TRIGGER IF NOT EXISTS chaos_open AFTER INSERT ON openings
-BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.exchange, NEW.attempt, NEW.cell, NEW.digest);
+BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.round, NEW.attempt, NEW.cell, NEW.digest);
 END;
 """
 _ALL_RELEASES = """
-SELECT links.job, links.exchange, found.payload FROM links
+SELECT links.job, links.round, found.payload FROM links
 JOIN (SELECT number, payload FROM payloads UNION SELECT number, payload FROM chaos_kept) AS found
 USING (number) WHERE links.kind = 'released'
 """
 _CELLS_IN = """
 SELECT DISTINCT cell FROM chaos_opened JOIN batches USING (job, digest)
-WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange ORDER BY cell
+WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = round ORDER BY cell
 """
 
 
@@ -290,13 +290,13 @@ def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
         return tuple(UnmaskedChoice(job, at, k, question, cell) for job, at, k, question in rows)
 
 
-def _cells_in(db: sqlite3.Connection, job: str, exchange: int, attempt: int) -> tuple[str, ...]:
+def _cells_in(db: sqlite3.Connection, job: str, round: int, attempt: int) -> tuple[str, ...]:
     """Cells whose batches a commit is made of; without a tap the one that has no name."""
     if not _tapped(db, "chaos_opened"):
         return ("",)
-    return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, exchange, attempt)))
+    return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, round, attempt)))
 
 
 def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:
-    """All tensors that were ever released, by (job on the wire in hex, exchange)."""
-    return {(job, exchange): bytes(payload) for job, exchange, payload in db.execute(_ALL_RELEASES)}
+    """All tensors that were ever released, by (job on the wire in hex, round)."""
+    return {(job, round): bytes(payload) for job, round, payload in db.execute(_ALL_RELEASES)}

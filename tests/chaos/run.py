@@ -82,7 +82,7 @@ class CloudJobs:
     def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
         self._connect, self._yaml = connect, job_yaml
         self.known: list[dict[str, Any]] = []
-        self.committed = 0  # exchanges of the jobs under way
+        self.committed = 0  # rounds of the jobs under way
         self.resumed: Counter[str] = Counter()
         self.feeding = False
 

@@ -17,7 +17,7 @@ from edgeveil.errors import EdgeVeilError, PrivacyError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import HeldUpload, UploadKept
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.registry import Registry, RegistryError
@@ -41,7 +41,7 @@ class Case:
 
 def spool_upload(spool: Spool) -> None:
     held = HeldUpload(tuple(range(BIG)), b"d" * 32, 0)
-    spool.store(UploadKept(ExchangeId(b"J" * 16, 1, 1), "0" * 16, held))
+    spool.store(UploadKept(RoundId(b"J" * 16, 1, 1), "0" * 16, held))
 
 
 def admit_many(registry: Registry) -> None:

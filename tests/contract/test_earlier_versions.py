@@ -179,7 +179,7 @@ def test_a_cloud_keeps_its_jobs_and_goes_on(cloud: Path, facts: dict) -> None:
     store = Store(f"sqlite:///{cloud / 'cloud.sqlite'}")
     found = {job.id: job.status for job in store.jobs()}
     assert found == {facts["done"]: "completed", facts["waiting"]: "running"}
-    assert [one.uploads for one in store.exchanges(facts["done"])] == [5] * 4
+    assert [one.uploads for one in store.rounds(facts["done"])] == [5] * 4
     assert store.release(facts["done"]) is not None
     following = store.next_jobs()[0]
     assert following is not None

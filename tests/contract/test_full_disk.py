@@ -18,7 +18,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, UploadKept
 from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
@@ -29,7 +29,7 @@ from edgeveil_proxy.spool import Spool
 
 DISK_BYTES = 2 << 20
 BIG = 400_000
-AT = ExchangeId(b"J" * 16, 1, 1)
+AT = RoundId(b"J" * 16, 1, 1)
 DATA = bytes(BIG)
 BLOB = describe(DATA, 4096)
 EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)

@@ -11,10 +11,10 @@ import pytest
 from scipy.stats import chi2
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS, dp_sgd
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -22,7 +22,7 @@ from edgeveil.privacy.laplace_mechanism import noise_law
 from tests.kits.method_context import context
 
 SURE = 1e-9  # of both tails, so that no run of these tests in a lifetime fails by chance
-ROUND = Exchange(1, TRAIN, 1)
+ROUND = PlannedRound(1, TRAIN, 1)
 SETTING = context(input_shape=(6,), summed=4)
 SUMS = [
     ("fm", {"rounds": 2}),
@@ -67,14 +67,14 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
     rng = np.random.default_rng(1)
     records = Records(rng.normal(size=(9, 6)).astype(np.float32), rng.integers(0, 3, 9))
     state = cloud.initial_state()
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
+    for round in cloud.plan():
+        package = cloud.package(state, round)
 
-        def sent(*numbers, exchange=exchange, package=package):
-            answer = device.answer(exchange, package, records, random(*numbers))
+        def sent(*numbers, round=round, package=package):
+            answer = device.answer(round, package, records, random(*numbers))
             return np.concatenate([value.ravel() for value in answer.segments.values()])
 
-        (event,) = device.price(exchange)
+        (event,) = device.price(round)
         alone, summed = [], []
         for draw in range(16):
             apart = [sent(draw, k, 0) - sent(draw, k, 1) for k in range(max(1, honest))]
@@ -83,10 +83,10 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
         for found, law in ((alone, as_single(event)), (summed, as_summed(event))):
             wide = 2 * np.tile(variances(law), len(found))
             if isinstance(law, GaussianEvent):
-                assert squares_fit(np.concatenate(found), wide), (exchange.phase, law.what)
+                assert squares_fit(np.concatenate(found), wide), (round.phase, law.what)
             else:  # heavier tails: their mean square is off by 7 % as a rule
                 share = float((np.concatenate(found) ** 2.0 / wide).mean())
-                assert 0.5 < share < 2, (exchange.phase, law.what)
+                assert 0.5 < share < 2, (round.phase, law.what)
 
 
 def stepping(name):

@@ -95,18 +95,18 @@ def made(variant):
 
 
 def play(halves, records, seed=0):
-    """Yields (exchange, package, answer, state after it) over a whole job of one device."""
+    """Yields (round, package, answer, state after it) over a whole job of one device."""
     device, cloud = halves
     random, state = SeededRandom(seed), cloud.initial_state()
     own = {}
-    for exchange in cloud.plan():
-        package = {**cloud.package(state, exchange), **own}
-        answer = device.answer(exchange, package, records, random)
-        if exchange.phase == "covariance":
+    for round in cloud.plan():
+        package = {**cloud.package(state, round), **own}
+        answer = device.answer(round, package, records, random)
+        if round.phase == "covariance":
             own = dict(answer.segments)  # as the device's ledger holds it
         mean = {name: value.astype(np.float64) for name, value in answer.segments.items()}
-        state = cloud.absorb(state, exchange, mean, 1)
-        yield exchange, package, answer, state
+        state = cloud.absorb(state, round, mean, 1)
+        yield round, package, answer, state
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if trains_model(name)])
@@ -114,14 +114,14 @@ def play(halves, records, seed=0):
 def test_numbers_past_all_bounds_stop_no_device_and_upload_no_infinity(name, broadcast):
     """Neither a record nor a cloud's weights decide whether a device answers."""
     device, cloud = made(name)
-    exchange = cloud.plan()[0]
-    first = cloud.package(cloud.initial_state(), exchange)
+    round = cloud.plan()[0]
+    first = cloud.package(cloud.initial_state(), round)
     weights = {key: np.full_like(value, broadcast) for key, value in first.items()}
     records = some_records(8)
     for row, value in enumerate((3e38, -3e38, 1e-45, 1e20)):
         records.x[row] = value
-    found = device.answer(exchange, weights, records, SeededRandom(1), "cpu").segments
-    assert set(found) == {spec.name for spec in cloud.segments(exchange)}
+    found = device.answer(round, weights, records, SeededRandom(1), "cpu").segments
+    assert set(found) == {spec.name for spec in cloud.segments(round)}
     assert all(np.isfinite(value).all() for value in found.values())
 
 
@@ -131,8 +131,8 @@ def test_an_empty_data_set_sends_noise_not_silence(noised):
 
 
 def test_the_price_is_known_before_and_equals_what_the_answer_says(halves):
-    for exchange, _, answer, _ in play(halves, some_records()):
-        assert halves[0].price(exchange) == answer.events
+    for round, _, answer, _ in play(halves, some_records()):
+        assert halves[0].price(round) == answer.events
         assert all(event_from_dict(to_dict(event)) == event for event in answer.events)
 
 
@@ -143,8 +143,8 @@ def test_what_has_no_price_reads_no_record():
 
 def test_no_record_is_read_before_the_answer(reading):
     device, cloud = reading
-    for exchange in cloud.plan():
-        device.price(exchange)
+    for round in cloud.plan():
+        device.price(round)
     package = cloud.package(cloud.initial_state(), cloud.plan()[0])
     with pytest.raises(AssertionError, match="read records"):
         device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
@@ -182,8 +182,8 @@ def test_no_record_is_read_where_subnormal_numbers_cannot_be_flushed(reading, mo
 
 def test_a_package_that_does_not_fit_is_refused_before_a_record_is_read(halves):
     device, cloud = halves
-    for exchange in cloud.plan():
-        package = cloud.package(cloud.initial_state(), exchange)
+    for round in cloud.plan():
+        package = cloud.package(cloud.initial_state(), round)
         for name, value in package.items():
             for bad in (
                 None,
@@ -195,7 +195,7 @@ def test_a_package_that_does_not_fit_is_refused_before_a_record_is_read(halves):
                 if bad is not None:
                     broken[name] = bad
                 with pytest.raises(ProtocolError):
-                    device.answer(exchange, broken, Unreadable(), SeededRandom(0))
+                    device.answer(round, broken, Unreadable(), SeededRandom(0))
 
 
 def test_the_order_of_records_changes_no_bit(summing):
@@ -240,14 +240,14 @@ def test_the_model_feeds_the_graph(halves):
 def test_a_question_asked_again_has_the_same_answer_and_other_records_have_other_noise(noised):
     device, whole = noised[0], some_records()
     less = Records(whole.x[1:], (whole.y[1:] + 1) % 3)  # votes turn by labels alone
-    for exchange, package, _, _ in play(noised, whole):
-        key = exchange.index.to_bytes(32, "big")
+    for round, package, _, _ in play(noised, whole):
+        key = round.index.to_bytes(32, "big")
         answers = [
-            device.answer(exchange, package, records, DerivedRandom(key), processor="cpu")
+            device.answer(round, package, records, DerivedRandom(key), processor="cpu")
             for records in (whole, whole, less)
         ]
         for name in answers[0].segments:
             first, again, other = (answer.segments[name] for answer in answers)
             np.testing.assert_array_equal(first, again)
-            if len(device.price(exchange)):
+            if len(device.price(round)):
                 assert (first != other).mean() > 0.9

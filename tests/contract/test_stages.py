@@ -9,9 +9,9 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import Task
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import event_from_dict, to_dict
@@ -22,7 +22,7 @@ from tests.kits.method_context import context
 NETWORK = build_network(NetworkParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)
 SETTING = context(epsilon=6.0, input_shape=(2, 2), network=NETWORK)
-ROUND = Exchange(1, TRAIN, 1)
+ROUND = PlannedRound(1, TRAIN, 1)
 OPTIONS = {"upload_top_k": {"share": 0.2}, "stc": {"share": 0.2}}
 HUGE = float(np.finfo(np.float32).max)
 

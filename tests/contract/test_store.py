@@ -13,7 +13,7 @@ from edgeveil.protocol.cloud import RosterMark
 from edgeveil_cloud.store import EVENTS_KEPT, Store
 from edgeveil_cloud.store_tables import (
     TRANSITIONS,
-    ExchangeRecord,
+    RoundRecord,
     StoreError,
     UnknownJob,
     metadata,
@@ -56,8 +56,8 @@ def running(store):
     return job
 
 
-def exchange(index, **other):
-    return ExchangeRecord(index, "train", index, attempt=1, uploads=20, **other)
+def round(index, **other):
+    return RoundRecord(index, "train", index, attempt=1, uploads=20, **other)
 
 
 def test_a_submitted_job_is_read_back_whole(store):
@@ -94,7 +94,7 @@ def test_an_unknown_job_is_named(store):
         with pytest.raises(UnknownJob, match="no-such"):
             ask("no-such")
     with pytest.raises(UnknownJob):
-        store.commit_exchange("no-such", exchange(1), b"")
+        store.commit_round("no-such", round(1), b"")
 
 
 @pytest.mark.parametrize("target", list(TRANSITIONS))
@@ -119,14 +119,14 @@ def test_a_job_moves_as_the_table_says_and_an_illegal_move_changes_nothing(store
 
 def test_a_paused_job_waits_for_nobody_and_keeps_what_it_needs(store):
     job, other = running(store), submitted(store)
-    store.commit_exchange(job, exchange(1), b"state")
+    store.commit_round(job, round(1), b"state")
     store.put_round_key(job, 2, 1, KEY)
     store.set_status(job, "paused", "no device answered")
     assert (store.job(job).reason, store.job(job).ended_at) == ("no device answered", None)
     assert store.next_jobs()[0].id == other
     assert store.round_key(job, 2, 1) == KEY
     with pytest.raises(StoreError, match="paused"):
-        store.commit_exchange(job, exchange(2), b"")
+        store.commit_round(job, round(2), b"")
     assert store.resume(job).status == "queued"
     assert store.job(job).reason == ""
     assert store.next_jobs()[0].id == job  # it came before the other one
@@ -168,51 +168,51 @@ def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
 def test_a_commit_is_read_back_and_only_the_newest_state_is_kept(store):
     job = running(store)
     assert store.last_commit(job) is None
-    record = exchange(
+    record = round(
         1, accuracy=0.5, loss=1.25, scores={"score": None, "labels": [1]}, bytes={"up": 7}
     )
     hashes = [bytes([k]) * 32 for k in (3, 1, 2)]
-    assert store.commit_exchange(job, record, b"state one", [], hashes)
+    assert store.commit_round(job, record, b"state one", [], hashes)
     last = store.last_commit(job)
     assert (last.index, last.state, last.accepted) == (1, b"state one", tuple(sorted(hashes)))
     assert last.record.scores == {"score": None, "labels": [1]}
     assert last.record.committed_at is not None
-    assert store.commit_exchange(job, exchange(2), b"state two")
+    assert store.commit_round(job, round(2), b"state two")
     assert store.last_commit(job).state == b"state two"
-    assert [one.index for one in store.exchanges(job)] == [1, 2]
-    assert store.exchanges(job)[0] == last.record
-    assert (store.exchanges(job)[0].bytes, store.exchanges(job)[1].scores) == ({"up": 7}, None)
+    assert [one.index for one in store.rounds(job)] == [1, 2]
+    assert store.rounds(job)[0] == last.record
+    assert (store.rounds(job)[0].bytes, store.rounds(job)[1].scores) == ({"up": 7}, None)
 
 
 def test_committing_again_changes_nothing(store):
     job = running(store)
-    assert store.commit_exchange(job, exchange(1), b"one", [("round", {})], [], [b"b" * 32])
+    assert store.commit_round(job, round(1), b"one", [("round", {})], [], [b"b" * 32])
     events = store.events_after(0)
-    assert not store.commit_exchange(job, exchange(1), b"other", [("round", {})], [], [b"b" * 32])
+    assert not store.commit_round(job, round(1), b"other", [("round", {})], [], [b"b" * 32])
     assert store.last_commit(job).state == b"one"
     assert store.events_after(0) == events
 
 
 def test_commits_come_in_order_and_only_to_a_running_job(store):
     job = running(store)
-    with pytest.raises(StoreError, match="its last exchange is 0"):
-        store.commit_exchange(job, exchange(2), b"")
+    with pytest.raises(StoreError, match="its last round is 0"):
+        store.commit_round(job, round(2), b"")
     waiting = submitted(store)
     with pytest.raises(StoreError, match="queued"):
-        store.commit_exchange(waiting, exchange(1), b"")
+        store.commit_round(waiting, round(1), b"")
     store.cancel(job)
     with pytest.raises(StoreError, match="cancelled"):
-        store.commit_exchange(job, exchange(1), b"")
+        store.commit_round(job, round(1), b"")
 
 
 def test_a_batch_is_absorbed_once_and_the_refusal_undoes_everything(store):
     job, batch = running(store), b"b" * 32
     assert store.open_batch(job, 1, 1, batch) is not None
-    store.commit_exchange(job, exchange(1), b"one", batch_digests=[batch])
+    store.commit_round(job, round(1), b"one", batch_digests=[batch])
     assert store.open_batch(job, 1, 1, batch) is None
     store.put_round_key(job, 2, 1, KEY)
-    with pytest.raises(StoreError, match="absorbed by exchange 1"):
-        store.commit_exchange(job, exchange(2), b"two", [("round", {})], batch_digests=[batch])
+    with pytest.raises(StoreError, match="absorbed by round 1"):
+        store.commit_round(job, round(2), b"two", [("round", {})], batch_digests=[batch])
     assert store.last_commit(job).state == b"one"
     assert store.round_key(job, 2, 1) == KEY
     assert [event.type for event in store.events_after(0)].count("round") == 0
@@ -224,7 +224,7 @@ def test_a_failure_in_the_middle_of_a_commit_undoes_all_of_it(store):
     job = running(store)
     store.put_round_key(job, 1, 1, KEY)
     with pytest.raises((TypeError, StoreError)):  # an event that is not JSON
-        store.commit_exchange(job, exchange(1), b"one", [("round", {"x": object()})])
+        store.commit_round(job, round(1), b"one", [("round", {"x": object()})])
     assert store.last_commit(job) is None
     assert store.round_key(job, 1, 1) == KEY
 
@@ -238,7 +238,7 @@ def test_round_keys_live_until_their_commit(store):
     with pytest.raises(StoreError, match="another round key"):
         store.put_round_key(job, 1, 1, KEY[::-1])
     assert store.round_key(job, 1, 2) == KEY[::-1]
-    store.commit_exchange(job, exchange(1), b"")
+    store.commit_round(job, round(1), b"")
     assert (store.round_key(job, 1, 1), store.round_key(job, 1, 2)) == (None, None)
     assert store.round_key(job, 2, 1) == KEY
     store.set_status(job, "failed")
@@ -260,7 +260,7 @@ def test_events_are_numbered_and_read_on_from_a_number(store):
 
 def test_a_jobs_life_is_in_its_events(store):
     job = running(store)
-    store.commit_exchange(job, exchange(1), b"", [("round_committed", {"round": 1})])
+    store.commit_round(job, round(1), b"", [("round_committed", {"round": 1})])
     store.set_status(job, "completed", "done", {"rounds": 1})
     events = store.events_after(0, job)
     types = [event.type for event in events]
@@ -287,7 +287,7 @@ def test_threads_share_a_store(store):
                 store.append_event(job, name, {"k": k})
                 store.events_after(0, job)
                 if name == "a":
-                    store.commit_exchange(job, exchange(k + 1), b"state")
+                    store.commit_round(job, round(k + 1), b"state")
         except Exception as error:
             failures.append(error)
 
@@ -305,11 +305,11 @@ def test_threads_share_a_store(store):
 def test_a_glimpse_has_the_newest_of_a_job(store):
     job = running(store)
     assert store.glimpse(job).newest is store.glimpse(job).accuracy is None
-    store.commit_exchange(job, exchange(1, accuracy=0.5), b"")
-    store.commit_exchange(job, exchange(2), b"")
+    store.commit_round(job, round(1, accuracy=0.5), b"")
+    store.commit_round(job, round(2), b"")
     found = store.glimpse(job)
     assert (found.entry.status, found.newest.index, found.accuracy) == ("running", 2, 0.5)
-    store.commit_exchange(job, exchange(3, loss=0.04), b"")  # of a number there is no accuracy
+    store.commit_round(job, round(3, loss=0.04), b"")  # of a number there is no accuracy
     assert (store.glimpse(job).accuracy, store.glimpse(job).loss) == (None, 0.04)
     store.set_status(job, "paused", "too few", {"answers": {"selected": 3}})
     store.append_event(job, "release_withdrawn", {})

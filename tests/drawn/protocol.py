@@ -22,7 +22,7 @@ TABLES: dict[str, StateTable[Any]] = {
     "collection": proxy_rounds.COLLECTION_STATES,
     "cloud": cloud_job.CLOUD_STATES,
 }
-SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group | m.MaskedGroup
+SHARED = m.Envelope | m.Blob | m.RoundId | m.Group | m.MaskedGroup
 FAMILIES = {
     "messages": m.Message,
     "shared": SHARED,

@@ -90,7 +90,7 @@ def test_a_job_counts_it_as_any_other_and_its_release_infers(
         # Emulated, a box takes some thirty times as long.
         job = live.finish(live.submit(rounds=3, every=2, budget_s=4))
         assert job["status"] == "completed", job["reason"]
-        assert {exchange["uploads"] for exchange in job["exchanges"]} == {5}
+        assert {round["uploads"] for round in job["exchanges"]} == {5}
         state = live.plan.edge_state(1)
         wait_for(lambda: "final model is in use" in live.log("aarch64"), "its release")
         assert live.stop("aarch64") == 0

@@ -19,7 +19,7 @@ def live(tmp_path: Path):
         yield found
 
 
-def exchanges(live: LiveSite, job: str) -> list[dict]:
+def rounds(live: LiveSite, job: str) -> list[dict]:
     found: list[dict] = live.client.job(job)["exchanges"]
     return found
 
@@ -28,15 +28,15 @@ def exchanges(live: LiveSite, job: str) -> list[dict]:
 def test_a_lost_cell_costs_its_own_devices_until_it_is_back(live: LiveSite) -> None:
     live.start_all()
     job = live.submit(rounds=40, every=0, deadline_s=10, min_devices=5)
-    wait_for(lambda: len(exchanges(live, job)) >= 3, "rounds of both cells")
-    assert [one["uploads"] for one in exchanges(live, job)][:3] == [DEVICES] * 3
+    wait_for(lambda: len(rounds(live, job)) >= 3, "rounds of both cells")
+    assert [one["uploads"] for one in rounds(live, job)][:3] == [DEVICES] * 3
     live.stop(f"proxy-{SOUTH}", signal.SIGKILL)
-    before = len(exchanges(live, job))
-    wait_for(lambda: len(exchanges(live, job)) >= before + 3, "rounds of one cell", 120)
-    assert exchanges(live, job)[-1]["uploads"] == DEVICES // 2
+    before = len(rounds(live, job))
+    wait_for(lambda: len(rounds(live, job)) >= before + 3, "rounds of one cell", 120)
+    assert rounds(live, job)[-1]["uploads"] == DEVICES // 2
     assert f"cell={SOUTH}" in live.log("cloud")
     live.start_proxy(SOUTH)
-    wait_for(lambda: exchanges(live, job)[-1]["uploads"] == DEVICES, "rounds of both again", 120)
+    wait_for(lambda: rounds(live, job)[-1]["uploads"] == DEVICES, "rounds of both again", 120)
     wait_for(lambda: live.client.job(job)["ended_at"], "the job's end", 240)
     done = live.client.job(job)
     assert done["status"] == "completed", done["reason"]

@@ -57,10 +57,10 @@ class CopiedSite(LiveSite):
         shutil.copytree(copied, self.plan.edge_state(number))
 
     def job(self, rounds: int = 2) -> tuple[str, list[int]]:
-        """One job; its name in ledgers, and the uploads of each exchange."""
+        """One job; its name in ledgers, and the uploads of each round."""
         found = self.finish(self.submit(rounds=rounds, every=0))
         assert found["status"] == "completed", found["reason"]
-        return wire_id(found["id"]).hex(), [exchange["uploads"] for exchange in found["exchanges"]]
+        return wire_id(found["id"]).hex(), [round["uploads"] for round in found["exchanges"]]
 
     def accounts(self, number: int) -> dict[str, JobAccount]:
         state = self.plan.edge_state(number)

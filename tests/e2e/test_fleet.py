@@ -154,7 +154,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     fleet.start_all(*boxes)
     found = fleet.finish(DEVICES)
     assert (found["status"], found["reason"]) == ("completed", "")
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
     assert all(fleet.well(name) for name in (*SERVERS, *boxes))
 
     policy = fleet.places / boxes[0] / "policy.yaml"
@@ -175,7 +175,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     wait_for(lambda: "final model is in use" in fleet.log("box-ward"), "what a late one is sent")
     found = fleet.finish(DEVICES)  # as many as before: one went, one came
     assert (found["status"], found["reason"]) == ("completed", "")
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
 
 
@@ -196,7 +196,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
 
     def goes_on() -> None:
         before = committed()
-        wait_for(lambda: committed() > before + 1, "further exchanges")
+        wait_for(lambda: committed() > before + 1, "further rounds")
 
     def broker_takes_up() -> None:
         begun = fleet.log("broker-edge").count("started anew")
@@ -215,7 +215,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
     assert first not in ca.read_bytes()
     found = fleet.ended(job)
     assert (found["status"], found["reason"]) == ("completed", "")
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
 
 
 def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
@@ -258,14 +258,14 @@ def test_one_image_serves_boxes_that_nobody_has_prepared(fleet: PlannedFleet) ->
     fleet.start_all(*boxes, "box-ward-1", "box-ward-2")
     found = fleet.finish(DEVICES + 2)
     assert (found["status"], found["reason"]) == ("completed", "")
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}
+    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES + 2}
     state = fleet.places / "box-ward-1" / "state"
     assert not (state / "claim").exists()
     assert (state / "edge.crt").exists()
     _renewed(fleet, "box-ward-1", left_days=1)
     _renewed(fleet, "box-ward-2", left_days=-1)
     found = fleet.finish(DEVICES + 2)
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}
+    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES + 2}
     fleet.start("box-thief")
     wait_for(lambda: fleet.processes["box-thief"].poll() is not None, "the thief's end")
     assert fleet.processes["box-thief"].returncode == 2

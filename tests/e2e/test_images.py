@@ -220,7 +220,7 @@ def test_one_command_from_a_bundle_to_a_device_whose_answers_count(
         found = fleet.finish(devices=6)
         told = found["reason"] + fleet.log("slim") + fleet.log("fixed")
         assert found["status"] == "completed", told
-        assert {exchange["uploads"] for exchange in found["exchanges"]} == {6}
+        assert {round["uploads"] for round in found["exchanges"]} == {6}
         for name in ("slim", "fixed"):
             wait_for(lambda: "final model is in use" in fleet.log(name), f"its release: {name}")  # noqa: B023
     finally:

@@ -77,7 +77,7 @@ def test_a_preset_runs_from_its_yaml_to_the_model(live: LiveSite, name: str) -> 
     plan = parse_plan(text)
     ended = live.finish(live.client.submit_yaml(text))
     assert ended["status"] == "completed", ended["reason"]
-    assert [one["uploads"] for one in ended["exchanges"]] == [DEVICES] * len(plan.exchanges)
+    assert [one["uploads"] for one in ended["exchanges"]] == [DEVICES] * len(plan.all_rounds)
     test, scored = load_digits_split()[1], plan.rule.validation_records
     model = open_session(live.client.model(ended["id"]))
     right = model.run(["label"], {"x": test.x})[0] == test.y

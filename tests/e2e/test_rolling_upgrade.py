@@ -132,16 +132,16 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, 
         live.begin(name, earlier=True)
     live.wait_ready()
     job = live.submit(rounds=ROUNDS, every=0)
-    wait_for(lambda: live.committed(job) >= 1, "the first exchange, all by earlier code")
+    wait_for(lambda: live.committed(job) >= 1, "the first round, all by earlier code")
     order = [*SERVERS, *BOXES] if first == "servers" else [*BOXES, *reversed(SERVERS)]
     for name in order:
         live.upgrade(name)
         live.goes_on(job, name)
     found = live.finish(job)
     assert (found["status"], found["reason"]) == ("completed", "")
-    assert min(exchange["uploads"] for exchange in found["exchanges"]) >= DEVICES - 1
+    assert min(round["uploads"] for round in found["exchanges"]) >= DEVICES - 1
     again = live.finish(live.submit(rounds=1, every=0))
-    assert {exchange["uploads"] for exchange in again["exchanges"]} == {DEVICES}
+    assert {round["uploads"] for round in again["exchanges"]} == {DEVICES}
     for number in range(1, DEVICES + 1):
         book = read_ledger(live.plan.edge_state(number) / LEDGER_FILE)
         (account,) = book.accounts.values()
@@ -167,6 +167,6 @@ def test_devices_of_before_decline_what_they_cannot_read(live: UpgradedSite) -> 
     assert found["status"] != "completed"
     assert not found["exchanges"]
     again = live.finish(live.client.submit_yaml(yaml.safe_dump(known).encode()))
-    assert {exchange["uploads"] for exchange in again["exchanges"]} == {DEVICES}
+    assert {round["uploads"] for round in again["exchanges"]} == {DEVICES}
     for name in BOXES:
         assert "Traceback" not in live.log(name)

@@ -52,6 +52,6 @@ def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(
             assert "Traceback" not in live.log(process)
     found = collect(live.site, live.logs)
     (only,) = found.jobs
-    assert all(only.plan.masked(exchange) for exchange in only.plan.exchanges)
+    assert all(only.plan.masked(round) for round in only.plan.all_rounds)
     assert len(found.unmasked) == len(job["exchanges"])
     all_hold(found, *CHECKS[:8])  # the others are of faults

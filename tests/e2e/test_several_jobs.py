@@ -28,5 +28,5 @@ def test_two_jobs_run_at_once_and_go_on_after_a_kill(tmp_path: Path) -> None:
         ended = [live.finish(job) for job in jobs]
         assert [one["status"] for one in ended] == ["completed"] * 2
         for one in ended:
-            indices = [exchange["index"] for exchange in one["exchanges"]]
+            indices = [round["index"] for round in one["exchanges"]]
             assert indices == list(range(1, len(indices) + 1))

@@ -19,8 +19,8 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.messages import (
     BlobPart,
     Decline,
-    ExchangeId,
     Hello,
+    RoundId,
     Signer,
     Upload,
     decode,
@@ -54,7 +54,7 @@ def test_jobs_one_after_the_other_one_cancelled_and_clean_stops(
             assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
             assert job["exchanges"][-1]["accuracy"] > 0.6
         job = live.submit(rounds=200, every=0)
-        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some rounds")
         live.client.cancel(job)
         assert live.finish(job)["status"] == "cancelled"
         assert live.finish(live.submit())["status"] == "completed"
@@ -131,7 +131,7 @@ def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
         live.start("edge-victim", live.site.edges[0])
         live.wait_ready()
         job = live.submit(rounds=8)
-        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 3, "three exchanges")
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 3, "three rounds")
         live.stop("edge-victim", signal.SIGKILL)
         done = live.finish(job)
         assert done["status"] == "completed", done["reason"]
@@ -168,7 +168,7 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
     with LiveSite(tmp_path) as live:
         live.start_all()
         job = live.submit(rounds=20, every=10)
-        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
+        wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some rounds")
         watch = ["job", "show", job, "--watch", "--config", str(live.site.cloud)]
         command = [sys.executable, "-m", "edgeveil_tools.cli", *watch]
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -217,7 +217,7 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
             link = MqttLink(settings)
             await link.connect_or_raise()
             forged = Signer(rogue, SigningKey.generate())
-            at = ExchangeId(bytes(16), 1, 1)
+            at = RoundId(bytes(16), 1, 1)
             frames = [
                 b"",
                 b"\x01",

@@ -91,7 +91,7 @@ def away_and_back(live: StoredElsewhere, stop: Callable[[], None]) -> None:
 
 
 def held_commit(live: StoredElsewhere) -> Iterator[None]:
-    """Hold the next commit of an exchange up inside its transaction, until the server is gone."""
+    """Hold the next commit of a round up inside its transaction, until the server is gone."""
     engine = sa.create_engine(
         live.server.url.replace("postgresql", "postgresql+psycopg"), poolclass=sa.pool.NullPool
     )

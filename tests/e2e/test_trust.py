@@ -73,7 +73,7 @@ def live(tmp_path: Path):
 def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
     live.start_all()
     job = live.submit(rounds=12, every=4)
-    wait_for(lambda: live.committed(job) >= 3, "three exchanges")
+    wait_for(lambda: live.committed(job) >= 3, "three rounds")
     for role, kind, name in (
         ("cloud-jobs", "cloud", "cloud"),
         ("cloud-releases", "cloud", "releases"),
@@ -81,13 +81,13 @@ def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
     ):
         before = live.committed(job)
         live.rotate(role, kind=kind, name=name)
-        wait_for(lambda: live.committed(job) > before + 1, f"exchanges after {role} was rotated")  # noqa: B023
+        wait_for(lambda: live.committed(job) > before + 1, f"rounds after {role} was rotated")  # noqa: B023
     found = live.finish(job)
     assert (found["status"], found["reason"]) == ("completed", "")
     wait_for(lambda: live.versions() == {4}, "every device's newest delegations")
     wait_for(lambda: live.log("edge").count("final model is in use") == 6, "all releases")
-    # What devices paid is one answer an exchange: a rotation costs no ε.
-    accepted = {exchange["uploads"] for exchange in found["exchanges"]}
+    # What devices paid is one answer a round: a rotation costs no ε.
+    accepted = {round["uploads"] for round in found["exchanges"]}
     assert accepted == {6}
 
 
@@ -120,7 +120,7 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
     live.client.cancel(job)
     found = live.finish(live.submit_to(5, rounds=2))
     assert found["status"] == "completed"
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}, "the revoked one is out"
+    assert {round["uploads"] for round in found["exchanges"]} == {5}, "the revoked one is out"
 
 
 @pytest.mark.drill
@@ -128,7 +128,7 @@ def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> 
     live.start_all()
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
     job = live.submit_to(5, rounds=8)
-    wait_for(lambda: live.committed(job) >= 2, "two exchanges")
+    wait_for(lambda: live.committed(job) >= 2, "two rounds")
     live.stop("edge")
     opening = live.plan.edge_state(1) / "opening.key"
     opening.unlink()
@@ -139,9 +139,9 @@ def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> 
     assert live.client.job(job)["ended_at"] is None, "the job outlasts the change"
     found = live.finish(job)
     assert (found["status"], found["reason"]) == ("completed", "")
-    uploads = [exchange["uploads"] for exchange in found["exchanges"]]
+    uploads = [round["uploads"] for round in found["exchanges"]]
     assert (uploads[0], uploads[-1]) == (6, 5), "the job goes on without it"
     found = live.finish(live.submit(rounds=1, every=0))
-    assert {exchange["uploads"] for exchange in found["exchanges"]} == {6}
+    assert {round["uploads"] for round in found["exchanges"]} == {6}
     ledger = live.plan.edge_state(1) / "ledger.sqlite"
     assert main(["ledger", str(ledger.parent)]) == 0

@@ -8,7 +8,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import Batch, Blob, ExchangeId
+from edgeveil.protocol.messages import Batch, Blob, RoundId
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
@@ -27,7 +27,7 @@ def _round():
     plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
     context = RoundContext.of(plan, 1)
     keys = [opening_key(f"selected {n}").public().to_bytes() for n in range(_SELECTED)]
-    at, state = ExchangeId(JOB, 1, 1), plan.cloud.initial_state()
+    at, state = RoundId(JOB, 1, 1), plan.cloud.initial_state()
     header, _, secret = seal_round(context, state, keys, at, 1, 4096)
     return context, header, secret
 

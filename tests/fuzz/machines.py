@@ -151,7 +151,7 @@ def _cloud(data):
         signer("cloud"), {"": m.PeerKeys.pinned(proxy=public_key("proxy"))}, settings
     )
     play = Play(machine, tape, _finish_cloud)
-    start = fx.Command(ct.StartJob(JOB, 1, 1, exchanges=2, retries=2))
+    start = fx.Command(ct.StartJob(JOB, 1, 1, rounds=2, retries=2))
     play.run([fx.PeerConnected(fx.ProxyAddress()), start], (fx.ProxyAddress(),))
     ends = [item for item in play.stored if isinstance(item, ct.JobStatus)]
     demand(len(ends) <= 1, "a job ends once")
@@ -164,12 +164,12 @@ def _finish_cloud(task, tape):
     if not tape.number(8):
         return ct.Obstacle("no room")
     match task:
-        case ct.SealRound(job_id=job, exchange=number, attempt=attempt):
-            return _sealed("round", m.ExchangeId(job, number, attempt), tape)
+        case ct.SealRound(job_id=job, round=number, attempt=attempt):
+            return _sealed("round", m.RoundId(job, number, attempt), tape)
         case ct.SealJob(job_id=job):
-            return _sealed("job", m.ExchangeId(job, 0, 1), tape)
+            return _sealed("job", m.RoundId(job, 0, 1), tape)
         case ct.SealRelease(job_id=job):
-            return _sealed("release", m.ExchangeId(job, 0, 2), tape)
+            return _sealed("release", m.RoundId(job, 0, 2), tape)
         case ct.Absorb(at=at) if tape.number(4):
             return ct.RoundCommit(m.Commit(at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
     return ct.TooFewUploads("too few")

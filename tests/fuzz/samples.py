@@ -11,7 +11,7 @@ from edgeveil.protocol import messages as m
 JOB = b"fuzzed job 16 b."
 PACKET_BYTES = 1536
 GROUPS = (m.Group("layer0", 64), m.Group("softmax", 64))
-AT = m.ExchangeId(JOB, 1, 1)
+AT = m.RoundId(JOB, 1, 1)
 BLOB = m.Blob(hashlib.sha256(b"blob").digest(), 4, 1024)
 
 
@@ -72,8 +72,8 @@ MASKED = structs.replace(manifest(), masked=(m.MaskedGroup(0, 7, 40),))
 HEADERS = (
     manifest(),
     MASKED,
-    manifest("job", m.ExchangeId(JOB, 0, 1)),
-    manifest("release", m.ExchangeId(JOB, 0, 2)),
+    manifest("job", m.RoundId(JOB, 0, 1)),
+    manifest("release", m.RoundId(JOB, 0, 2)),
     m.Upload(AT, (0, 1), BLOB),
     m.Upload(AT, (0, 1), BLOB, 3, b"deposit"),
     m.Upload(AT, (0, 1), BLOB, 3, b"", bytes(80)),

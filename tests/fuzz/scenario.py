@@ -34,7 +34,7 @@ _OTHER_JOB = b"another job, 16."
 
 def _at(tape):
     job = JOB if tape.number(4) else _OTHER_JOB
-    return m.ExchangeId(job, tape.choice((1, 2, 0, 2**31)), 1 + tape.number(3))
+    return m.RoundId(job, tape.choice((1, 2, 0, 2**31)), 1 + tape.number(3))
 
 
 def _header(tape, text):

@@ -57,7 +57,7 @@ class ClusteredSite(LiveSite):
         return node
 
     def committed(self, job: str) -> int:
-        """How many of the job's exchanges are."""
+        """How many of the job's rounds are."""
         return len(self.client.job(job)["exchanges"])
 
     def wait_released(self) -> None:

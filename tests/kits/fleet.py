@@ -76,7 +76,7 @@ def small_job(**changes: object) -> Job:
 
 
 def committed(fleet: MemoryFleet, job: str) -> list[dict[str, Any]]:
-    """What was told of each committed exchange of a job."""
+    """What was told of each committed round of a job."""
     events = fleet.store.events_after(0, job)
     return [dict(event.data) for event in events if event.type == "exchange_committed"]
 

@@ -1,10 +1,10 @@
 """Events of a job as the cloud tells them."""
 
 
-def committed(exchange, number, seq, uploads=18, **more):
-    """A commit: round `number`, or a preparatory exchange where that is 0."""
+def committed(round, number, seq, uploads=18, **more):
+    """A commit: round `number`, or a preparation round where that is 0."""
     data = {
-        "exchange": exchange,
+        "exchange": round,
         "phase": "train" if number else "centre",
         "number": number,
         "attempt": 1,
@@ -15,7 +15,7 @@ def committed(exchange, number, seq, uploads=18, **more):
         "seconds": 0.5,
         "timeline": {"seal_s": 0.1, "broadcast_s": 0.1, "wait_s": 0.2, "absorb_s": 0.1},
         "bytes": {"cloud_out": 100, "cloud_in": 200},
-        "epsilon": {"training": 0.001 * exchange, "inference": 0.0},
+        "epsilon": {"training": 0.001 * round, "inference": 0.0},
         "refused": {"not_finite": 1},
         **more,
     }
@@ -29,11 +29,11 @@ def broadcast(label, seq, selected=20):
 
 
 def course(rounds):
-    """A job with one preparatory exchange and so many rounds, not ended."""
+    """A job with one preparation round and so many rounds, not ended."""
     found = []
-    for exchange in range(1, rounds + 2):
-        number = exchange - 1
+    for round in range(1, rounds + 2):
+        number = round - 1
         label = f"round {number}" if number else "centre"
-        found.append(broadcast(label, 2 * exchange - 1))
-        found.append(committed(exchange, number, 2 * exchange))
+        found.append(broadcast(label, 2 * round - 1))
+        found.append(committed(round, number, 2 * round))
     return found

@@ -232,7 +232,7 @@ class LiveSite:
         return self.client.submit_yaml(text.encode())
 
     def finish(self, job: str) -> dict:
-        """Wait for the job's end; the job with its exchanges."""
+        """Wait for the job's end; the job with its rounds."""
         wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
         return self.client.job(job)
 

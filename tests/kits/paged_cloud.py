@@ -14,9 +14,9 @@ from edgeveil.jobs.plan import Plan
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.pages.fleet import CloudFacts
-from edgeveil_cloud.round_report import exchange_event, summary_of
+from edgeveil_cloud.round_report import round_event, summary_of
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.cloud_control import idle_control
 
 TOKENS: Mapping[Scope, str] = {scope: scope.label[0] * 43 for scope in Scope}
@@ -27,31 +27,31 @@ _ROUNDS = {"queued": 0, "running": 9, "paused": 5, "failed": 7}
 
 
 def played(store: Store, name: str, plan: Plan, rounds: int, *, end: bool = False) -> str:
-    """Store a job with so many committed exchanges as a cloud does; returns its id."""
+    """Store a job with so many committed rounds as a cloud does; returns its id."""
     entry = store.submit_job(name, plan.job.canonical(), plan.job.digest(), queue_limit=10**6)
     store.set_status(entry.id, "running")
     for index in range(1, rounds + 1):
         commit(store, entry.id, plan, index)
     if end:
-        done = min(rounds, len(plan.exchanges))
+        done = min(rounds, len(plan.all_rounds))
         store.set_status(entry.id, "completed", "", summary_of(plan, done, 0.95))
     return entry.id
 
 
 def commit(store: Store, job: str, plan: Plan, index: int) -> None:
-    """Store one exchange with its three events; past the job's last one as many as wanted."""
-    exchange, whole = plan.exchange(1 + (index - 1) % len(plan.exchanges)), len(plan.exchanges)
-    phase, number = (exchange.phase, exchange.number) if index <= whole else ("train", index)
-    label = exchange.label if index <= whole else f"round {index}"
+    """Store one round with its three events; past the job's last one as many as wanted."""
+    round, whole = plan.round(1 + (index - 1) % len(plan.all_rounds)), len(plan.all_rounds)
+    phase, number = (round.phase, round.number) if index <= whole else ("train", index)
+    label = round.label if index <= whole else f"round {index}"
     store.announce(job, {"kind": "round", "selected": 20, "round": label})
     store.append_event(job, "batch", {"round": index, "uploads": 20})
     accuracy = 0.95 - 0.5 / (1 + 0.2 * number) if number else None
     moved = {"cloud_out": 14344, "cloud_in": 52160}
-    record = ExchangeRecord(index, phase, number, 1, 20, accuracy, None, 0.7, moved)
-    priced = exchange_event(ExchangeRecord(exchange.index, "train", 0, 1, 20), plan, _TIMELINE)
-    told = {**exchange_event(record, plan, _TIMELINE), "epsilon": priced["epsilon"]}
+    record = RoundRecord(index, phase, number, 1, 20, accuracy, None, 0.7, moved)
+    priced = round_event(RoundRecord(round.index, "train", 0, 1, 20), plan, _TIMELINE)
+    told = {**round_event(record, plan, _TIMELINE), "epsilon": priced["epsilon"]}
     told |= {"declined": 0, "accepted": 20, "refused": {}, "clusters": None, "mean_softmax": None}
-    store.commit_exchange(job, record, b"", [("exchange_committed", told)])
+    store.commit_round(job, record, b"", [("exchange_committed", told)])
 
 
 class PagedCloud:
@@ -107,8 +107,8 @@ class PagedCloud:
         return job
 
     def goes_on(self, job: str) -> None:
-        """One more exchange of a job that runs."""
-        commit(self.store, job, _PLAN, len(self.store.exchanges(job)) + 1)
+        """One more round of a job that runs."""
+        commit(self.store, job, _PLAN, len(self.store.rounds(job)) + 1)
 
     @staticmethod
     def quoted(job: str) -> str:

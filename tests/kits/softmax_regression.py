@@ -3,10 +3,10 @@
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
@@ -14,7 +14,7 @@ NETWORK = build_network(NetworkParameters(hidden=()), (2,), 2)  # softmax regres
 SETTING = context(
     epsilon=1.0, classes=2, input_shape=(2,), nominal_records=10, devices=2, network=NETWORK
 )
-ROUND = Exchange(1, TRAIN, 1)
+ROUND = PlannedRound(1, TRAIN, 1)
 ONE = Records(np.array([[1.0, 2.0]], np.float32), np.array([0]))
 ZERO = {"output.weight": np.zeros((2, 2), np.float32), "output.bias": np.zeros(2, np.float32)}
 

@@ -15,17 +15,17 @@ from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_edge.store import UploadReceipt
 from tests.chaos.__main__ import JOB
-from tests.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from tests.chaos.evidence import CommittedRound, DeviceFacts, Evidence, JobFacts
 
 PLAN = load_plan(JOB)
 DEVICES = 4
 NAME = "chaos-0001"
 LARGEST = 1 << 28  # in whole steps
-ROUNDS = range(1, len(PLAN.exchanges) + 1)
+ROUNDS = range(1, len(PLAN.all_rounds) + 1)
 
 
 def segments(device: int, index: int) -> tuple[bytes, ...]:
-    groups = PLAN.groups(PLAN.exchange(index))
+    groups = PLAN.groups(PLAN.round(index))
     return tuple(sha256(f"{device} {index} {k}".encode()).digest() for k in range(len(groups)))
 
 
@@ -33,7 +33,7 @@ def sound(cells: Sequence[str] = ("",)) -> Evidence:
     """Of `DEVICES` devices in each cell, which take turns."""
     numbers = range(DEVICES * len(cells))
     commits = tuple(
-        CommittedExchange(
+        CommittedRound(
             index,
             1,
             len(numbers),
@@ -52,7 +52,7 @@ def sound(cells: Sequence[str] = ("",)) -> Evidence:
 
 def tensors(device: int, index: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng((device, index))
-    specs = PLAN.segments(PLAN.exchange(index))
+    specs = PLAN.segments(PLAN.round(index))
     spread = {True: float(LARGEST), False: 1.0}  # of what is summed under masks, and of the rest
     return {s.name: random.normal(0, spread[s.bits > 0], s.shape).astype(s.dtype) for s in specs}
 
@@ -72,8 +72,8 @@ def device_of(job: JobFacts, number: int, cell: str = "") -> DeviceFacts:
     wire = job.wire.hex()
     priced = {
         index: (
-            *PLAN.device.price(PLAN.exchange(index)),
-            *((PLAN.softmax_event(),) if PLAN.exchange(index).infer else ()),
+            *PLAN.device.price(PLAN.round(index)),
+            *((PLAN.softmax_event(),) if PLAN.round(index).infer else ()),
         )
         for index in ROUNDS
     }

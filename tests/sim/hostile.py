@@ -17,12 +17,12 @@ from edgeveil.protocol.messages import (
     BlobPart,
     Commit,
     Decline,
-    ExchangeId,
     Hello,
     Manifest,
     Message,
     Need,
     Offer,
+    RoundId,
     Shortfall,
     Signer,
     Upload,
@@ -103,7 +103,7 @@ class Attacker:
 # --- what it may say beside its answer -------------------------------------------------------
 
 
-def upload(who: Attacker, at: ExchangeId, data: bytes, groups: tuple[int, ...]) -> Offer:
+def upload(who: Attacker, at: RoundId, data: bytes, groups: tuple[int, ...]) -> Offer:
     """An offer of an upload, signed by the attacker."""
     header = Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
     return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
@@ -133,18 +133,18 @@ def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
     ]
     at = manifest.at
     elsewhere = (
-        replace_at(at, exchange=at.exchange + 1),
-        replace_at(at, exchange=max(at.exchange - 1, 0)),
+        replace_at(at, round=at.round + 1),
+        replace_at(at, round=max(at.round - 1, 0)),
         replace_at(at, attempt=at.attempt + 1),
-        ExchangeId(b"another job, 16.", at.exchange, at.attempt),
+        RoundId(b"another job, 16.", at.round, at.attempt),
     )
     return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
 
 
-def replace_at(at: ExchangeId, **changes: int) -> ExchangeId:
-    """Another exchange or attempt."""
-    exchange, attempt = changes.get("exchange", at.exchange), changes.get("attempt", at.attempt)
-    return ExchangeId(at.job_id, exchange, attempt)
+def replace_at(at: RoundId, **changes: int) -> RoundId:
+    """Another round or attempt."""
+    round, attempt = changes.get("round", at.round), changes.get("attempt", at.attempt)
+    return RoundId(at.job_id, round, attempt)
 
 
 def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:
@@ -183,7 +183,7 @@ def flood(who: Attacker, manifest: Manifest) -> list[Message]:
     need = Need(manifest.blob.digest, tuple(range(64)))
     want = who.signer.note(Want(manifest.at.job_id))
     unknown = who.signer.note(Want(b"another job, 16."))
-    elsewhere = who.signer.note(Decline(replace_at(manifest.at, exchange=99)))
+    elsewhere = who.signer.note(Decline(replace_at(manifest.at, round=99)))
     return [one, need, want, unknown, elsewhere] * FLOOD
 
 

@@ -52,11 +52,11 @@ from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
     Commit,
-    ExchangeId,
     Group,
     Manifest,
     Note,
     PeerKeys,
+    RoundId,
     Signer,
     Upload,
     decode,
@@ -126,7 +126,7 @@ class DeviceHost(QuietHost):
         self.identity, self.opening = SigningKey(bytes([number + 1]) * 32), OpeningKey.generate()
         self.id = self.identity.public().fingerprint()
         self.disk = DeviceStore(":memory:")
-        self.opened: list[ExchangeId] = []
+        self.opened: list[RoundId] = []
         self.installed: list[int] = []
         self._membership = b""
 
@@ -223,8 +223,8 @@ class CloudHost(QuietHost):
                 return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
             case SealRelease():
                 return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
-            case SealRound(exchange=number, attempt=attempt):
-                return self._seal_round(ExchangeId(JOB, number, attempt))
+            case SealRound(round=number, attempt=attempt):
+                return self._seal_round(RoundId(JOB, number, attempt))
             case Absorb(batches={"": batch}):
                 return self._absorb(
                     batch.at, batch.counts, whole(batch.blob, bytes(self._batch[1]))
@@ -233,7 +233,7 @@ class CloudHost(QuietHost):
 
     def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> CellBroadcasts:
         self.sequence += 1
-        at = ExchangeId(JOB, 0, self.sequence)
+        at = RoundId(JOB, 0, self.sequence)
         terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
         plain = encode_package(package)
         manifest, data, _ = seal_broadcast(
@@ -241,7 +241,7 @@ class CloudHost(QuietHost):
         )
         return CellBroadcasts({"": Broadcast(manifest, data)})
 
-    def _seal_round(self, at: ExchangeId) -> CellBroadcasts:
+    def _seal_round(self, at: RoundId) -> CellBroadcasts:
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
@@ -260,21 +260,21 @@ class CloudHost(QuietHost):
             cloud_key=opening.public().to_bytes(),
         )
         package = encode_package(
-            RoundPackage("train", at.exchange, False, bytes(self._sizes.model_bytes), b"")
+            RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
         )
         manifest, data, tag = seal_broadcast(
             terms, package, chosen, part_bytes(self._sizes.packet_bytes)
         )
         if len(chosen) < len(self.keys):
             manifest = in_pieces(manifest, data)
-        self._secrets[at.exchange, at.attempt] = (opening, tag)
-        self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
+        self._secrets[at.round, at.attempt] = (opening, tag)
+        self.selected[at.round, at.attempt] = {key.to_bytes() for key in chosen}
         return CellBroadcasts({"": Broadcast(manifest, data)})
 
     def _absorb(
-        self, at: ExchangeId, counts: tuple[int, ...], data: bytes
+        self, at: RoundId, counts: tuple[int, ...], data: bytes
     ) -> RoundCommit | TooFewUploads:
-        opening, tag = self._secrets[at.exchange, at.attempt]
+        opening, tag = self._secrets[at.round, at.attempt]
         found: list[list[int]] = []
         accepted, offset = [], 0
         for group, count in zip(GROUPS, counts, strict=True):
@@ -292,8 +292,8 @@ class CloudHost(QuietHost):
         assert offset == len(data)
         if min(map(len, found)) < FLOOR:
             return TooFewUploads("too few")
-        assert at.exchange not in self.committed
-        self.committed[at.exchange] = (at.attempt, found)
+        assert at.round not in self.committed
+        self.committed[at.round] = (at.attempt, found)
         blob = b"".join(sorted(accepted))
         commit = Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
         return RoundCommit(commit, blob)

@@ -35,10 +35,10 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path, DEVICES, policy=OWNERS)
 
 
-def sent(box, job_id: bytes, exchange: int) -> bool:
+def sent(box, job_id: bytes, round: int) -> bool:
     """The proxy acknowledged an upload of this device in this round."""
     states = {(r.job_id, r.round): r.state for r in box.store.receipts()}
-    return states.get((job_id, exchange)) in ("held", "counted")
+    return states.get((job_id, round)) in ("held", "counted")
 
 
 def test_the_model_is_fedbuffs_of_what_was_released(fleet: Fleet) -> None:
@@ -47,17 +47,17 @@ def test_the_model_is_fedbuffs_of_what_was_released(fleet: Fleet) -> None:
     known = {name: np.array(a, np.float64) for name, a in jobs.state(jobs.entry(job_id)).items()}
     used: list[tuple[str, int]] = []
     stale: list[int] = []
-    for exchange in range(1, ROUNDS + 1):
-        fleet.net.run(lambda at=exchange: len(fleet.store.exchanges(job)) >= at)
+    for round in range(1, ROUNDS + 1):
+        fleet.net.run(lambda at=round: len(fleet.store.rounds(job)) >= at)
         came = []
         for box in fleet.devices:
-            if not sent(box, job_id, exchange):
+            if not sent(box, job_id, round):
                 continue
-            of = max(e for e in range(1, exchange + 1) if box.ledger.recall(job_id.hex(), e))
+            of = max(e for e in range(1, round + 1) if box.ledger.recall(job_id.hex(), e))
             used.append((box.id, of))
-            stale.append(exchange - of)
+            stale.append(round - of)
             update = unpack_tensors(box.ledger.recall(job_id.hex(), of)[1])
-            weight = (1 + exchange - of) ** -0.5
+            weight = (1 + round - of) ** -0.5
             came.append(
                 {n: (a.astype(np.float64) * weight).astype(a.dtype) for n, a in update.items()}
             )

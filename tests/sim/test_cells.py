@@ -100,7 +100,7 @@ def test_a_wrong_mask_is_left_out_and_counted_in_its_cell_alone(
     wrong = WrongMasks(fleet, fleet.of_cell(cell)[1], "another seed")
     done = fleet.submit(job(selection={"devices": devices}))
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert {(record.attempt, record.uploads) for record in records} == {(1, devices - 1)}
     check_exact(fleet, books, done)
     for name, proxy in fleet.proxies.items():

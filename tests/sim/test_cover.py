@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 WINDOW_S = 4.0
 DEVICES, SELECTED = 8, 5
-EXCHANGES = 4  # centre, quadratic, two of training
+ROUNDS = 4  # centre, quadratic, two of training
 JOB = small_job(selection={"devices": SELECTED}, train={"method": "fm", "rounds": 2})
 
 Look = tuple[str, int, bool]  # kind, bytes, whether it is an offer with its blob inside
@@ -52,9 +52,9 @@ class CoveredFleet(Fleet):
             and header.kind == "round"
             and isinstance(to, fx.DeviceAddress)
         ):
-            self._begun.setdefault(header.at.exchange, now_s)
+            self._begun.setdefault(header.at.round, now_s)
         if isinstance(header, Upload):
-            self.moments[header.at.exchange].append(now_s - self._begun[header.at.exchange])
+            self.moments[header.at.round].append(now_s - self._begun[header.at.round])
         return [LATENCY_S]
 
 
@@ -120,13 +120,13 @@ def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) 
     alike = {tuple(sorted(look)) for look in looks(covered[0]).values()}
     assert len(alike) == 1
     (frames,) = alike
-    assert sum(kind == Offer.__name__ for kind, *_ in frames) == EXCHANGES
+    assert sum(kind == Offer.__name__ for kind, *_ in frames) == ROUNDS
 
 
 def test_the_model_is_the_one_without_cover(plain: Played, covered: Played) -> None:
     before, after = (committed(*played) for played in (plain, covered))
-    assert [r["uploads"] for r in before] == [SELECTED] * EXCHANGES
-    assert [r["uploads"] for r in after] == [SELECTED] * EXCHANGES  # the dummies do not open
+    assert [r["uploads"] for r in before] == [SELECTED] * ROUNDS
+    assert [r["uploads"] for r in after] == [SELECTED] * ROUNDS  # the dummies do not open
     assert [r["accuracy"] for r in before] == [r["accuracy"] for r in after]
     (one, job), (other, its) = plain, covered
     assert one.store.release(job).onnx == other.store.release(its).onnx
@@ -139,7 +139,7 @@ def test_answers_leave_within_the_window_and_not_all_at_once(covered: Played) ->
         assert len(found) == DEVICES
         assert all(WINDOW_S / 2 <= moment < WINDOW_S + 0.1 for moment in found)
         assert max(found) - min(found) > 0.1
-    assert len(fleet.moments) == EXCHANGES
+    assert len(fleet.moments) == ROUNDS
 
 
 def test_a_device_that_declines_looks_like_the_others(tmp_path: Path) -> None:

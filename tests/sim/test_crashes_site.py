@@ -154,9 +154,9 @@ def check_job(site: CrashSite, job: str) -> None:
     """Completed, each round committed once, and nothing counted twice."""
     entry = site.store.job(job)
     assert entry.status == "completed", f"{entry.status}: {entry.reason}"
-    exchanges = site.store.exchanges(job)
-    assert [exchange.index for exchange in exchanges] == list(range(1, len(exchanges) + 1))
-    assert all(2 <= exchange.uploads <= DEVICES for exchange in exchanges)
+    rounds = site.store.rounds(job)
+    assert [round.index for round in rounds] == list(range(1, len(rounds) + 1))
+    assert all(2 <= round.uploads <= DEVICES for round in rounds)
     counted = [name for names in _counted(site).values() for name in names]
     assert len(counted) == len(set(counted)), "a segment was counted twice"
 
@@ -215,7 +215,7 @@ def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
                 hashes = message.data
                 assert len(hashes) == header.blob.size_bytes
                 cut = {bytes(hashes[i : i + 32]) for i in range(0, len(hashes), 32)}
-                found[header.at.exchange, header.at.attempt] = cut
+                found[header.at.round, header.at.attempt] = cut
     return found
 
 
@@ -228,7 +228,7 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
         if sender == fx.DeviceAddress(device) and isinstance(message, Offer):
             header = decode_header(message.header)
             assert isinstance(header, Upload)
-            offered[header.blob.digest] = (header.at.exchange, header.at.attempt)
+            offered[header.blob.digest] = (header.at.round, header.at.attempt)
         if to == fx.DeviceAddress(device) and isinstance(message, Note):
             body = decode_body(message.body)
             if isinstance(body, Ack) and body.status == "held":
@@ -237,7 +237,7 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
 
 
 def check_unmasked_once(site: CrashSite, job: str) -> None:
-    """Of each exchange the proxy told masks for one choice at most, whoever died when, and that
+    """Of each round the proxy told masks for one choice at most, whoever died when, and that
     it keeps; with the job everything that masks were for is gone.
     """
     questions: dict[tuple[bytes, int], set[bytes]] = {}
@@ -248,10 +248,10 @@ def check_unmasked_once(site: CrashSite, job: str) -> None:
             choices.add(hashlib.sha256(message.body.payload).digest())
         header = decode_header(message.header) if isinstance(message, Offer) else None
         if isinstance(header, MaskSums) and header.question in choices:
-            exchange = header.at.job_id, header.at.exchange
-            questions.setdefault(exchange, set()).add(header.question)
+            round = header.at.job_id, header.at.round
+            questions.setdefault(round, set()).add(header.question)
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
-    unmasked = len(site.store.exchanges(job)) if site.store_job_is_secure(job) else 0
+    unmasked = len(site.store.rounds(job)) if site.store_job_is_secure(job) else 0
     assert len(questions) == unmasked
     left = site.proxy.spool.load()
     assert not left.unmasked

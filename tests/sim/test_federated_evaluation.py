@@ -18,7 +18,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job
 from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import CLUSTER, EVALUATE
+from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
 from tests.kits.fleet import Fleet, committed
 from tests.sim.test_secure_sums import (
@@ -43,7 +43,7 @@ SHARED = {"privacy": {"epsilon": 8.0, "delta": 1e-5, "noise": "shared"}}
 
 
 def evaluated(**changes: Any) -> Job:
-    """Two rounds, each of them evaluated: exchanges 4 and 6."""
+    """Two rounds, each of them evaluated: rounds 4 and 6."""
     data = {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 150}
     plain = {
         "data": {**data, "evaluation_share": 0.3},
@@ -79,14 +79,14 @@ def test_figures_are_those_of_all_devices_records(
     policy = Policy(max_collusion_epsilon_per_job=500, lifetime_collusion_epsilon=500)
     fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert [one.phase for one in records][2:] == ["train", EVALUATE, "train", EVALUATE]
     if "aggregation" not in changes:
         check_exact(fleet, books, done)
-        masked = {m.at.exchange: m for m in said(fleet, Manifest) if m.kind == "round"}
+        masked = {m.at.round: m for m in said(fleet, Manifest) if m.kind == "round"}
         assert [group.name for group in masked[6].groups] == [COUNTS]
         assert len(masked[6].masked) == 1
-        assert len({(q.at.exchange, q.chosen) for q in said(fleet, Unmask)}) == 6
+        assert len({(q.at.round, q.chosen) for q in said(fleet, Unmask)}) == 6
     found = told(fleet, done)
     assert sorted(found) == [1, 2]
     last = found[2]["federated"]
@@ -103,9 +103,9 @@ def test_figures_are_those_of_all_devices_records(
 
 def test_an_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
     fleet, done = played(tmp_path, evaluated())
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     before = {name: array.copy() for name, array in state(fleet, done).items()}
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 4)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 4)
     after = state(fleet, done)
     assert after.keys() == before.keys()
     assert all(np.array_equal(after[name], before[name]) for name in after)
@@ -124,10 +124,10 @@ def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path:
     }
     policy = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=("sgd",))
     fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 1)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 1)
     wire = done_id(fleet, done)
     kept = [box.ledger.kept(wire) for box in fleet.devices]
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 2)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 2)
     assert all(kept)
     assert [box.ledger.kept(wire) for box in fleet.devices] == kept
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
@@ -141,7 +141,7 @@ def done_id(fleet: Fleet, done: str) -> str:
 def test_devices_that_only_infer_evaluate_too(tmp_path: Path, books: Books) -> None:
     fleet, done = played(tmp_path, evaluated(selection={"devices": 7}), devices=7, infer_only=2)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    assert [one.uploads for one in fleet.store.exchanges(done)] == [5, 5, 5, 7, 5, 7]
+    assert [one.uploads for one in fleet.store.rounds(done)] == [5, 5, 5, 7, 5, 7]
 
 
 def test_a_device_without_evaluation_records_answers_like_the_others(
@@ -168,7 +168,7 @@ def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path: Path, books: Books)
     }
     fleet, done = played(tmp_path, evaluated(**changes), 6, policy=policy, floor=2)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    sets = {m.at.exchange: m.sets for m in said(fleet, Manifest) if m.kind == "round"}
+    sets = {m.at.round: m.sets for m in said(fleet, Manifest) if m.kind == "round"}
     assert sets == {1: 3, 2: 1, 3: 3, 4: 1}
     assert told(fleet, done)[2]["federated"]["uploads"] == 6
 
@@ -177,7 +177,7 @@ def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_
     tmp_path: Path, books: Books
 ) -> None:
     fleet, done = played(tmp_path, evaluated(**PLAIN))
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 5)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 5)
     for box in fleet.devices[1:]:
         box.runner.up = False
     assert fleet.finish(done) == "paused"
@@ -200,7 +200,7 @@ def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
     tmp_path: Path, books: Books
 ) -> None:
     fleet, done = played(tmp_path, evaluated(**PLAIN))
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 5)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 5)
     for box in fleet.devices:
         box.host._work.paused = True
     assert fleet.finish(done) == "paused"
@@ -233,7 +233,7 @@ def test_cluster_scores_are_those_of_all_devices_records(
     wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **changes}
     fleet, done = played(tmp_path, evaluated(**wanted), policy=policy)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert [one.phase for one in records][2:] == ["train", CLUSTER, "train", CLUSTER]
     if "aggregation" not in changes:
         check_exact(fleet, books, done)
@@ -266,7 +266,7 @@ def test_a_device_declines_sums_about_what_are_no_centroids(
     asked = {"upload": "sums", "epsilon": 2.0, "every_rounds": 2}
     wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **PLAIN}
     fleet, done = played(tmp_path, evaluated(**wanted))
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 4)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 4)
     far = np.diag(np.full(10, 3 * ONE))
     monkeypatch.setattr(Plan, "_centroids", lambda *_: far)
     assert fleet.finish(done) == "paused"

@@ -32,7 +32,7 @@ def uploads_sent(fleet: LossyFleet) -> dict[tuple[str, bytes], tuple[int, int]]:
         if isinstance(sender, fx.DeviceAddress) and isinstance(message, Offer):
             header = decode_header(message.header)
             assert isinstance(header, Upload)
-            found[sender.id, header.blob.digest] = (header.at.exchange, header.at.attempt)
+            found[sender.id, header.blob.digest] = (header.at.round, header.at.attempt)
     return found
 
 
@@ -50,7 +50,7 @@ def check_safety(fleet: LossyFleet) -> None:
             assert acknowledged <= set(members), "an acknowledged upload is not in the batch"
     for device in fleet.devices:
         for at in device.opened:
-            chosen = cloud.selected[at.exchange, at.attempt]
+            chosen = cloud.selected[at.round, at.attempt]
             assert sealing_of[device.number] in chosen, "an unselected device opened a model"
 
 

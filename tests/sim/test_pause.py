@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, Note
+from edgeveil.protocol.messages import Note, RoundId
 from edgeveil_cloud.open_segments import RoundSecret
 from tests.kits.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker, filled
@@ -24,7 +24,7 @@ class Mute:
         self._machine = machine
 
     @property
-    def at(self) -> ExchangeId | None:
+    def at(self) -> RoundId | None:
         return self._machine.at
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -37,7 +37,7 @@ class Mute:
 
 
 def rounds(fleet: Fleet, job: str) -> list[tuple[int, int, int]]:
-    return [(r.index, r.attempt, r.uploads) for r in fleet.store.exchanges(job)]
+    return [(r.index, r.attempt, r.uploads) for r in fleet.store.rounds(job)]
 
 
 def asked(fleet: Fleet, job: str, index: int, attempt: int) -> set[bytes]:
@@ -48,7 +48,7 @@ def asked(fleet: Fleet, job: str, index: int, attempt: int) -> set[bytes]:
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> tuple[Fleet, str]:
-    """A job of five devices that paused in its third exchange, as most of them were cut off."""
+    """A job of five devices that paused in its third round, as most of them were cut off."""
     fleet = Fleet(tmp_path, 5, floor=3)
     job = fleet.submit(JOB)
     fleet.net.run(lambda: len(rounds(fleet, job)) == 2)
@@ -92,7 +92,7 @@ def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
     reason, events = fleet.store.job(job).reason, fleet.store.events_after(0, job)
     assert "4 valid uploads, at least 5 are needed" in reason
     assert "6 selected, 5 uploaded, 0 declined, 1 late or absent" in reason
-    groups = 1  # the first exchange asks for one segment: the curvature
+    groups = 1  # the first round asks for one segment: the curvature
     assert f"{groups} segments void: {groups} not finite" in reason
     answers = [e.data["answers"] for e in events if "answers" in e.data]
     assert [e.type for e in events if "answers" in e.data] == ["round_repeated", "job_paused"]
@@ -107,7 +107,7 @@ def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None
     limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
     job = fleet.submit(small_job(round=limits, train={"method": "fm", "rounds": 6}))
     assert fleet.finish(job) == "completed"
-    waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
+    waited = [record.seconds > 20.0 for record in fleet.store.rounds(job)]
     assert waited == [True] * 3 + [False] * 3 + [True] + [False] * (len(waited) - 7)
 
 
@@ -120,5 +120,5 @@ def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Pa
     limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
     job = fleet.submit(small_job(round=limits))
     assert fleet.finish(job) == "completed"
-    waited = [record.seconds > 20.0 for record in fleet.store.exchanges(job)]
+    waited = [record.seconds > 20.0 for record in fleet.store.rounds(job)]
     assert waited == [False, False, False, True, False]  # it is tried again, once

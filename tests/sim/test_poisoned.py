@@ -58,7 +58,7 @@ class Liar(Attacker):
         return super().perform(task)
 
     def _lied(self, manifest: Manifest, group: int) -> bytes:
-        held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
+        held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
         learned = unpack_tensors(held[1])[manifest.groups[group].name]
         return self._lie(learned).astype(np.float32).tobytes()
 

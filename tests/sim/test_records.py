@@ -23,13 +23,13 @@ FOUR_OF_FIVE = {"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8, "grace_s": 1.
 
 
 def told(fleet: Fleet, device: int) -> dict[int, str]:
-    """By exchange, what the device knows of its upload."""
+    """By round, what the device knows of its upload."""
     return {one.round: one.state for one in fleet.devices[device].store.receipts()}
 
 
 def newest_round(fleet: Fleet) -> int:
     kept = [one.header for one in fleet.proxy.machine.memory.kept.values()]
-    rounds = [h.at.exchange for h in kept if isinstance(h, Manifest) and h.kind == "round"]
+    rounds = [h.at.round for h in kept if isinstance(h, Manifest) and h.kind == "round"]
     return max(rounds, default=0)
 
 
@@ -48,7 +48,7 @@ def test_a_device_that_comes_back_in_the_next_round_hears_what_became_of_its_upl
     assert fleet.net.run(lambda: told(fleet, 0)[1] == "counted", fleet.net.now_s + 3)
 
 
-ONE_SEGMENT = {  # of each device, in each of four exchanges
+ONE_SEGMENT = {  # of each device, in each of four rounds
     "train": {"method": "fm", "rounds": 2},
     "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
 }

@@ -61,13 +61,13 @@ class Books:
     """What devices priced and released, by the marks of their segments, and what was committed."""
 
     released: dict[bytes, Mapping[str, np.ndarray]] = field(default_factory=dict)
-    sums: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by exchange
+    sums: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by round
     sets: dict[int, dict[str, list[np.ndarray]]] = field(default_factory=dict)
     counted: dict[int, set[bytes]] = field(default_factory=dict)
 
-    def expected(self, exchange: int, name: str) -> np.ndarray:
+    def expected(self, round: int, name: str) -> np.ndarray:
         """The sum of what those released who stand in the commit."""
-        payloads = {id(p): p for m, p in self.released.items() if m in self.counted[exchange]}
+        payloads = {id(p): p for m, p in self.released.items() if m in self.counted[round]}
         return sum(p[name] for p in payloads.values() if name in p)  # type: ignore[return-value]
 
 
@@ -84,7 +84,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         return answer
 
     def committed(self: Any, entry: Any, context: Any, batch: Any, valid: Any, *more: Any) -> Any:
-        index = context.exchange.index
+        index = context.round.index
         kept.counted[index] = set(valid.accepted)
         masked = {spec.name for spec in context.segments if spec.bits}
         kept.sums[index] = {name: sum(valid.arrays[name]) for name in masked}
@@ -98,7 +98,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
 
 def check_exact(fleet: Fleet, books: Books, done: str) -> None:
     """Every committed sum is that of what the counted devices' ledgers hold, to the last bit."""
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert [record.index for record in records] == sorted(books.sums)
     for record in records:
         assert books.sums[record.index]
@@ -147,7 +147,7 @@ def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
     fleet, done = played(tmp_path / "masked", job())
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
-    assert all(record.uploads == DEVICES for record in fleet.store.exchanges(done))
+    assert all(record.uploads == DEVICES for record in fleet.store.rounds(done))
     plain, other = played(tmp_path / "plain", job(aggregation={"name": "fedavg"}))
     assert plain.finish(other) == "completed"
     assert not said(plain, MaskSums)
@@ -217,7 +217,7 @@ def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path: Path, boo
         for name, totals in sets.items():
             assert len(totals) == 3
             parts = [one[name] for one in released.values() if name in one]
-            trios = [sum(three) for three in combinations(parts, 3)]  # of all exchanges of a name
+            trios = [sum(three) for three in combinations(parts, 3)]  # of all rounds of a name
             for total in totals:
                 assert any(np.array_equal(total, trio) for trio in trios)
 
@@ -289,11 +289,11 @@ def test_poison_of_one_device_stays_in_its_group(
 def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:
     fleet, done = played(tmp_path, job())
     for number in range(1, 5):
-        fleet.net.run(lambda at=number: len(fleet.store.exchanges(done)) == at)
+        fleet.net.run(lambda at=number: len(fleet.store.rounds(done)) == at)
         fleet.net.run(lambda: False, fleet.net.now_s + 0.4)
         left = fleet.proxy.spool.load()
-        seeds = [b.seeds for at, b in left.batches.items() if at.exchange <= number]
-        keys = [k.key for k in left.kept.values() if k.header.at.exchange == number]
+        seeds = [b.seeds for at, b in left.batches.items() if at.round <= number]
+        keys = [k.key for k in left.kept.values() if k.header.at.round == number]
         assert not any(seeds), number
         assert not any(keys), number
         assert fleet.store.kept_sums(done, number) is None
@@ -317,7 +317,7 @@ def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(
     fleet.proxy.host.perform = off_by_one  # type: ignore[method-assign]
     assert fleet.finish(done) == "failed"
     assert "do not fit what devices uploaded" in fleet.store.job(done).reason
-    assert fleet.store.exchanges(done) == ()
+    assert fleet.store.rounds(done) == ()
 
 
 def test_devices_that_drop_out_are_not_in_the_sum(tmp_path: Path, books: Books) -> None:
@@ -326,7 +326,7 @@ def test_devices_that_drop_out_are_not_in_the_sum(tmp_path: Path, books: Books) 
         box.runner.machine = Mute(box.runner.machine)
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
-    assert [record.uploads for record in fleet.store.exchanges(done)] == [4] * 4
+    assert [record.uploads for record in fleet.store.rounds(done)] == [4] * 4
 
 
 def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) ->
         box.runner.machine = Mute(box.runner.machine)
     assert fleet.finish(done) == "paused"
     assert not said(fleet, Unmask)
-    assert fleet.store.exchanges(done) == ()
+    assert fleet.store.rounds(done) == ()
 
 
 def test_cover_traffic_is_masked_like_answers_and_does_not_count(
@@ -345,7 +345,7 @@ def test_cover_traffic_is_masked_like_answers_and_does_not_count(
     fleet, done = played(tmp_path, job(), devices=8, proxy=covered)
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
-    assert all(record.uploads == DEVICES for record in fleet.store.exchanges(done))
+    assert all(record.uploads == DEVICES for record in fleet.store.rounds(done))
     sizes = defaultdict(set)
     senders = defaultdict(set)
     for sender, _, frame in fleet.net.wire or []:
@@ -353,8 +353,8 @@ def test_cover_traffic_is_masked_like_answers_and_does_not_count(
         header = decode_header(message.header) if isinstance(message, Offer) else None
         if isinstance(header, Upload):
             assert len(header.seed) == 80
-            sizes[header.at.exchange, header.groups].add((len(frame), header.blob.size_bytes))
-            senders[header.at.exchange].add(sender)
+            sizes[header.at.round, header.groups].add((len(frame), header.blob.size_bytes))
+            senders[header.at.round].add(sender)
     assert all(len(one) == 1 for one in sizes.values()), "the covering ones look another way"
     assert all(len(one) == 8 for one in senders.values())
 
@@ -379,7 +379,7 @@ def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resu
     fleet.resume(done)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
-    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
+    assert [record.attempt for record in fleet.store.rounds(done)] == [1] * 4
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy"])
@@ -399,8 +399,8 @@ def test_who_starts_anew_between_question_and_answer_finds_everything(
         restart_proxy(fleet)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
-    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
-    asked = [question for question in said(fleet, Unmask) if question.at.exchange == 2]
+    assert [record.attempt for record in fleet.store.rounds(done)] == [1] * 4
+    asked = [question for question in said(fleet, Unmask) if question.at.round == 2]
     assert len(set(asked)) == 1
 
 
@@ -416,7 +416,7 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
 ) -> None:
     """Restored, it refuses what it knows of; of what it cannot know devices keep it."""
     fleet, done = played(tmp_path, job())
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 2)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 2)
     asked = len(said(fleet, Unmask))
     forget(fleet, fleet.proxy.runner)
     if fate == "put back":
@@ -429,7 +429,7 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
     assert fleet.finish(done) == status
     assert reason in fleet.store.job(done).reason
     assert len(said(fleet, Unmask)) == asked
-    assert len(fleet.store.exchanges(done)) == 2
+    assert len(fleet.store.rounds(done)) == 2
 
 
 # --- as they come ---
@@ -458,7 +458,7 @@ def test_uploads_that_go_on_as_they_come_are_summed_exactly(
     fleet.net.wire = []
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert all(record.uploads == DEVICES for record in records)
     assert all(record.attempt == 1 for record in records)
     early = {(arrived.at, arrived.blob.digest) for arrived in said(fleet, Arrived)}

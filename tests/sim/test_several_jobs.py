@@ -14,7 +14,7 @@ FIRST, SECOND = small_job(job="first"), small_job(job="second", priority="high")
 
 
 def committed(fleet: Fleet, job: str) -> list[tuple[int, int, int]]:
-    return [(one.index, one.attempt, one.uploads) for one in fleet.store.exchanges(job)]
+    return [(one.index, one.attempt, one.uploads) for one in fleet.store.rounds(job)]
 
 
 def test_jobs_at_once_go_as_they_would_one_after_the_other(tmp_path: Path) -> None:

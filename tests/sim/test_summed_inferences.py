@@ -15,7 +15,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
 from edgeveil.protocol.messages import Manifest, Unmask
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.fleet import Fleet, committed
 from tests.sim.test_pause import Mute
 from tests.sim.test_secure_sums import (
@@ -35,18 +35,18 @@ pytestmark = pytest.mark.slow
 
 
 def summed(**changes: Any) -> Job:
-    """Two rounds; devices are evaluated in the second, the last of four exchanges."""
+    """Two rounds; devices are evaluated in the second, the last of four rounds."""
     asked = {"every_rounds": 2, "eval_type": "MEAN_SOFTMAX"}
     return job(**{"unsupervised": asked, **changes})
 
 
 def averages(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
-    """What the cloud's events tell, by exchange."""
+    """What the cloud's events tell, by round."""
     rounds = committed(fleet, done)
     return {one["exchange"]: one["mean_softmax"] for one in rounds if one["mean_softmax"]}
 
 
-def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> ExchangeRecord:
+def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> RoundRecord:
     """The one mean that the cloud has is that of what the counted devices' ledgers hold."""
     ((index, told),) = averages(fleet, done).items()
     released = {id(p): p for mark, p in books.released.items() if mark in books.counted[index]}
@@ -57,7 +57,7 @@ def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> Exchange
     totals = [sum(map(int, column)) for column in zip(*rows, strict=True)]
     exact = [float(Fraction(total, uploads << SOFTMAX_BITS)) for total in totals]
     assert told["mean"] == pytest.approx(exact, rel=1e-15, abs=0)
-    record = fleet.store.exchanges(done)[index - 1]
+    record = fleet.store.rounds(done)[index - 1]
     assert {k: v for k, v in record.scores.items() if k != GUESSING} == told
     return record
 
@@ -68,7 +68,7 @@ def check_alone(fleet: Fleet, books: Books) -> None:
     assert {SOFTMAX in [group.name for group in m.groups] for m in rounds} == {True, False}
     for manifest in rounds:
         assert [one.group for one in manifest.masked] == list(range(len(manifest.groups)))
-    asked = {(question.at.exchange, question.chosen) for question in said(fleet, Unmask)}
+    asked = {(question.at.round, question.chosen) for question in said(fleet, Unmask)}
     assert len(asked) == len(books.sums)
 
 
@@ -88,7 +88,7 @@ def test_the_cloud_learns_the_exact_mean_and_no_single_inference(
 
 def test_who_drops_out_is_in_neither_sum(tmp_path: Path, books: Books) -> None:
     fleet, done = played(tmp_path, summed(selection={"devices": 6}), devices=6)
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     for box in fleet.devices[:2]:
         box.runner.machine = Mute(box.runner.machine)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
@@ -102,7 +102,7 @@ def test_a_round_that_is_asked_again_sums_what_was_released_at_first(
 ) -> None:
     """Two devices answered the attempt that fell short; their ledgers' integers are summed."""
     fleet, done = played(tmp_path, summed(round={**LIMITS, "deadline_s": 5.0}))
-    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     spoken = [(box, box.runner.machine) for box in fleet.devices[:3]]
     for box, machine in spoken:
         box.runner.machine = Mute(machine)

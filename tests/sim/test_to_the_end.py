@@ -11,11 +11,11 @@ import pytest
 from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
-    ExchangeId,
     Manifest,
     Message,
     ReleaseStatement,
     Roster,
+    RoundId,
     Signer,
     data_set_tag,
 )
@@ -38,7 +38,7 @@ def release(sequence: int) -> Manifest:
     """For the job's data set; what it holds opens for nobody."""
     return Manifest(
         kind="release",
-        at=ExchangeId(b"F" * 16, 0, 1),
+        at=RoundId(b"F" * 16, 0, 1),
         sequence=sequence,
         job_digest=bytes(32),
         phase="release",
@@ -110,7 +110,7 @@ def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it
     assert fleet.finish(job) == "paused"
     reason = fleet.store.job(job).reason
     assert what in reason and "trust rotate DIR cloud-releases" in reason and job in reason
-    assert fleet.paid() == 0.0 and not fleet.store.exchanges(job)
+    assert fleet.paid() == 0.0 and not fleet.store.rounds(job)
     fleet.hours_later(4)  # the remedy of a site without a root
     fleet.resume(job)
     assert fleet.finish(job) == "completed", fleet.store.job(job).reason
@@ -145,7 +145,7 @@ def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet: Struck
 
 FEATURES = ({"name": "random", "dimension": 256, "seed": 1, "input_scale": 16.0},)
 WIDE = small_job(features=FEATURES)
-MOST = compile_job(WIDE).upload_bytes  # of its second exchange; the first takes 1 KB
+MOST = compile_job(WIDE).upload_bytes  # of its second round; the first takes 1 KB
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_box_that_is_at_work_for_another_job_takes_this_one_up_later(tmp_path:
     fleet = Fleet(tmp_path, 5, policy=Policy(max_jobs=1))
     fleet.net.run(lambda: fleet.enrolled)
     first = fleet.submit(JOB)
-    fleet.net.run(lambda: len(fleet.store.exchanges(first)) >= 1)
+    fleet.net.run(lambda: len(fleet.store.rounds(first)) >= 1)
     second = fleet.submit(JOB)
     assert fleet.finish(second) == "paused"
     assert "(5 for conditions)" in fleet.store.job(second).reason

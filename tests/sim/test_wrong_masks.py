@@ -127,7 +127,7 @@ def check_unharmed(fleet: Fleet, done: str, named: list[fx.Address], counted: in
     """The job is whole, every honest upload counts in the first attempt, and only who is wrong is
     named, at the proxy."""
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert {(record.attempt, record.uploads) for record in records} == {(1, counted)}
     blamed = fleet.proxy.runner.blamed
     assert set(blamed) == {(who, MISFIT) for who in named}
@@ -154,7 +154,7 @@ def test_a_wrong_upload_costs_nobody_the_round(
 def test_two_that_send_the_same_upload_cost_nobody_the_round(tmp_path: Path) -> None:
     fleet, done, named = attacked(tmp_path, "the same as another", 2)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert {record.attempt for record in records} == {1}
     assert {record.uploads for record in records} <= {HONEST, HONEST + 1}
     assert {who for who, _ in fleet.proxy.runner.blamed} <= set(named)
@@ -194,7 +194,7 @@ def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_pat
     assert fleet.finish(done) == "paused"
     assert "wrong mask" in fleet.store.job(done).reason
     assert not said(fleet, Unmask)
-    assert fleet.store.exchanges(done) == ()
+    assert fleet.store.rounds(done) == ()
     assert set(fleet.proxy.runner.blamed) == {(named[0], MISFIT)}
 
 
@@ -202,7 +202,7 @@ def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_pat
 def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path: Path, bad: int) -> None:
     fleet, done, named = attacked(tmp_path, "another seed", bad, rounds=ROUNDS)
     check_unharmed(fleet, done, named)
-    assert len(fleet.store.exchanges(done)) == ROUNDS + 2
+    assert len(fleet.store.rounds(done)) == ROUNDS + 2
 
 
 # --- what fits, and is beyond all bounds ---
@@ -234,7 +234,7 @@ def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
     restart_proxy(fleet)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
-    records = fleet.store.exchanges(done)
+    records = fleet.store.rounds(done)
     assert {(record.attempt, record.uploads) for record in records} == {(1, HONEST)}
     assert fleet.proxy.runner.blamed[named[0], MISFIT] == len(records) - 1
     assert len({check.key for check in said(fleet, CheckMasks)}) == len(records)
@@ -269,11 +269,11 @@ def test_a_device_that_says_it_is_of_before_takes_no_check_away(
     assert fleet.finish(done) == "paused"
     assert set(saying) == {fleet.devices[0].id}
     assert EARLIER in (reason := fleet.store.job(done).reason) and goes_on(reason)
-    assert not fleet.store.exchanges(done) and not said(fleet, Upload)
+    assert not fleet.store.rounds(done) and not said(fleet, Upload)
     assert set(fleet.proxy.runner.blamed) == {(named[0], "earlier_version")}
     saying.clear()
     comes_again(fleet, 0)
     fleet.resume(done)
     assert fleet.finish(done) == "completed"
-    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST}
+    assert {record.uploads for record in fleet.store.rounds(done)} == {HONEST}
     check_exact(fleet, books, done)

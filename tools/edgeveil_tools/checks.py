@@ -372,14 +372,14 @@ class JobPrice:
     """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
 
     `inference_per_round` is the ε of one upload of inferences, None where it has no noise;
-    `exchanges` has a row for each exchange with the price so far: phase, round, both ε (None where
+    `rounds` has a row for each round with the price so far: phase, round, both ε (None where
     unproven), with shared noise `collusion`, training's if all others collude.
     """
 
     training: Guarantee
     inference: Guarantee
     inference_per_round: float | None
-    exchanges: PlainTable
+    rounds: PlainTable
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -394,10 +394,10 @@ def price(job: str | Path | Job) -> JobPrice:
     """Return what a job costs one device; reads no record. ConfigError, PrivacyError."""
     plan = plan_of(job)
     quote, rows = plan.quote(), []
-    for exchange in plan.exchanges:
-        so_far = plan.quote(exchange.index)
+    for round in plan.all_rounds:
+        so_far = plan.quote(round.index)
         training, inference = so_far.training, so_far.inference
-        row = {"phase": exchange.phase, "round": exchange.number}
+        row = {"phase": round.phase, "round": round.number}
         row["training"] = training.epsilon if training.proven else None
         if quote.training.if_colluding is not None:
             row["collusion"] = training.collusion_epsilon if training.proven else None

@@ -115,7 +115,7 @@ class Cloud:
         return str(found["id"])
 
     def job(self, job: str) -> JsonObject:
-        """One job with its committed exchanges, by id."""
+        """One job with its committed rounds, by id."""
         return self._json("GET", _at("jobs", job), holds=_OF_A_JOB)
 
     def content(self, job: str) -> bytes:

@@ -87,10 +87,10 @@ class RunDisplay(LiveDisplay):
 
     def picture(self) -> RenderableType:
         view = self._view
-        if view is None or not view.exchanges:
+        if view is None or not view.all_rounds:
             return Text(view.doing if view else "")
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=28)
+        bar = ProgressBar(total=max(1, view.all_rounds), completed=view.committed, width=28)
         head.add_row(bar, Text(f"round {view.round} of {view.rounds}", style="bold"), view.doing)
         return Group(
             head, *(Text(" · ".join(line), no_wrap=True) for line in self._lines(view) if line)

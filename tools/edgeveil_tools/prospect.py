@@ -116,7 +116,7 @@ def prospect(
         guessing=records.guessing,
         without_noise=ideal,
         accuracies=reached,
-        privacy=summary_of(plan, len(plan.exchanges), None)["privacy"],
+        privacy=summary_of(plan, len(plan.all_rounds), None)["privacy"],
         notes=price(job).notes,
         round={
             "upload_bytes": plan.upload_bytes,

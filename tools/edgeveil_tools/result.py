@@ -28,7 +28,7 @@ from edgeveil.evaluation.figures import (
     leading_of,
     leading_text,
 )
-from edgeveil.parts.exchange import EVALUATIONS, TRAIN
+from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.policy import Quote
@@ -61,7 +61,7 @@ class RunEvents:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    asked: int = 0  # exchanges that devices were asked to answer, committed or not
+    asked: int = 0  # rounds that devices were asked to answer, committed or not
     ended: str = ""
     reason: str = ""
     privacy: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ class RunEvents:
         self.events.append(event)
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
-            row = exchange_row(data)
+            row = round_row(data)
             kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
             kept.get(data["phase"], self.phases).append(row)
             if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
@@ -87,12 +87,12 @@ class RunEvents:
 
     @property
     def committed(self) -> int:
-        """Exchanges committed so far, preparatory ones and evaluations included."""
+        """Rounds committed so far, preparatory ones and evaluations included."""
         return len(self.rounds) + len(self.phases) + len(self.evaluations)
 
     @property
     def repeated(self) -> bool:
-        """Whether a committed exchange took more than one attempt."""
+        """Whether a committed round took more than one attempt."""
         rows = (*self.phases, *self.rounds, *self.evaluations)
         return any(row["attempt"] > 1 for row in rows)
 
@@ -175,25 +175,25 @@ class Result:
 
     @property
     def epsilon(self) -> PlainTable:
-        """ε by plan up to and with each exchange, which is progress; the guarantee is `privacy`.
+        """ε by plan up to and with each round, which is progress; the guarantee is `privacy`.
         With shared noise `collusion` is training's ε if all others collude."""
-        shared = any("collusion" in row["epsilon"] for row in self._exchanges)
+        shared = any("collusion" in row["epsilon"] for row in self._rounds)
         told = ("training", *["collusion"] * shared, "inference")
         return [
             {**_place(row), **{key: row["epsilon"].get(key) for key in told}}
-            for row in self._exchanges
+            for row in self._rounds
         ]
 
     @property
     def uploads(self) -> PlainTable:
-        """Per exchange: how many answers were counted, how many devices declined, the bytes."""
+        """Per round: how many answers were counted, how many devices declined, the bytes."""
         return [
             {
                 **_place(row),
                 **{key: row[key] for key in ("uploads", "declined", "attempt")},
                 **{f"{hop}_bytes": count for hop, count in row["bytes"].items()},
             }
-            for row in self._exchanges
+            for row in self._rounds
         ]
 
     def table(self, name: str = "rounds") -> PlainTable:
@@ -219,7 +219,7 @@ class Result:
         return self.folder / "report.html"
 
     @property
-    def _exchanges(self) -> list[dict[str, Any]]:
+    def _rounds(self) -> list[dict[str, Any]]:
         evaluations = self.content.get("evaluations", ())
         found: list[dict[str, Any]] = [*self.content["phases"]]
         for row in self.content["rounds"]:
@@ -266,7 +266,7 @@ def build(
 
     Args:
         record: the job's events.
-        privacy: price of all exchanges that devices were asked for, committed or not.
+        privacy: price of all rounds that devices were asked for, committed or not.
         reference: the noise-free figure by round.
         published: whether the records are those of a published set.
         simulated: whether no party was played.
@@ -328,9 +328,9 @@ def privacy_of(
 
 
 def progress_text(result: Mapping[str, Any]) -> str:
-    """How far a run came: `15 rounds after 1 preparatory exchange`."""
+    """How far a run came: `15 rounds after 1 preparation round`."""
     rounds, phases = len(result["rounds"]), len(result["phases"])
-    after = f" after {phases} preparatory exchange{'s' * (phases != 1)}" if phases else ""
+    after = f" after {phases} preparation round{'s' * (phases != 1)}" if phases else ""
     return f"{rounds} round{'s' * (rounds != 1)}{after}"
 
 
@@ -451,7 +451,7 @@ def _scores(clusters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: clusters.get(key) for key in _SCORES}
 
 
-def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
+def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
     phase, number = {"phase": data["phase"]}, {"round": data["number"]}
     both = phase | number

@@ -125,7 +125,7 @@
         work ? ev.el("p", {}, `Now: ${AT_WORK[work.state] || work.state}${work.round === null ? "" : `, round ${work.round}`}; last counted round: ${work.last_counted_round === null ? "none yet" : work.last_counted_round}.`) : null,
         ev.el("p", {}, ev.el("strong", {}, "It asked for "), `training: ${guarantee(one.reserved.training)}; inference: ${guarantee(one.reserved.inference)}.`),
         ev.el("p", { class: "soft small" }, "Job ", ev.el("code", {}, one.job || "unknown")),
-        rows.length ? ev.table(["Exchange", "Released", "Mechanism", "Times", "For", "Guarantee"], rows, { caption: `What was released for ${name || short}`, text: [1, 2, 4, 5] }) : ev.el("p", { class: "soft" }, "Nothing was released for it.")));
+        rows.length ? ev.table(["Round", "Released", "Mechanism", "Times", "For", "Guarantee"], rows, { caption: `What was released for ${name || short}`, text: [1, 2, 4, 5] }) : ev.el("p", { class: "soft" }, "Nothing was released for it.")));
   }
 
   function jobs(s) {

@@ -99,7 +99,7 @@
       ev.show(node,
         head.title && ev.el("div", { class: "head" }, ev.el("h1", {}, head.title), head.badge ? ev.el("span", { class: `badge ${tone(head.badge)}` }, head.badge.text) : null),
         head.lines.map((one) => ev.el("p", { class: `said keep ${tone(one)}` }, one.text)),
-        going ? ev.el("div", { class: "progress" }, ev.el("progress", { max: going.of, value: going.done, "aria-label": "exchanges committed" }),
+        going ? ev.el("div", { class: "progress" }, ev.el("progress", { max: going.of, value: going.done, "aria-label": "rounds committed" }),
           ev.el("div", {}, going.text)) : null);
     };
     update(first);

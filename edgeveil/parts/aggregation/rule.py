@@ -1,4 +1,4 @@
-"""Aggregation rules: one array per segment of an exchange, out of many uploads; and what rules
+"""Aggregation rules: one array per segment of a round, out of many uploads; and what rules
 share that choose k uploads by a score."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.exchange import Aim
 from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, only_for, says_nothing
+from edgeveil.parts.round import Aim
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
@@ -46,7 +46,7 @@ class RuleParameters(BaseModel):
 
 @dataclass(frozen=True)
 class Uploads:
-    """The finite uploads of one exchange: per name the devices' arrays, opened anew at every look.
+    """The finite uploads of one round: per name the devices' arrays, opened anew at every look.
     `aim` is None for sums over records; `score` is set for rules that ask for it."""
 
     segments: Segments

@@ -23,11 +23,11 @@ from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
 from edgeveil.privacy.events import Event, PoissonSampled
@@ -258,7 +258,7 @@ class DpSgd:
         p = self.parameters
         return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (self.event,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:

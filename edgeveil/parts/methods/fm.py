@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import (
-    TRAIN,
-    Answer,
-    Array,
-    CloudMethod,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    exchanges,
-    required,
-    summed_spec,
-)
 from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodPart
 from edgeveil.parts.methods import fm_sums
 from edgeveil.parts.methods.fm_sums import CENTRE, QUADRATIC, FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.round import (
+    TRAIN,
+    Answer,
+    Array,
+    CloudMethod,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    required,
+    summed_spec,
+)
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -43,23 +43,23 @@ from edgeveil.subnormals import flushed
 Form = tuple[tuple[int, ...], str]
 
 
-def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) -> dict[str, Form]:
+def forms(round: PlannedRound, parameters: FmParameters, setting: MethodContext) -> dict[str, Form]:
     """Shape and dtype of each tensor that an answer needs. With `ldp_pca` the host adds the
     device's own earlier covariance."""
     d, features = setting.dimension, setting.feature_dimension
     head = fm_sums.head_shape(parameters, setting)
     needed: dict[str, Form] = {}
-    if exchange.phase == COVARIANCE:
+    if round.phase == COVARIANCE:
         return needed
     if setting.projection is not None and setting.projection.name == "ldp_fpca":
         needed["basis"] = ((features, d), "int16")
     if setting.projection is not None and setting.projection.name == "ldp_pca":
         needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")
-    if exchange.phase == CENTRE:
+    if round.phase == CENTRE:
         return needed
     if parameters.centre:
         needed["centre"] = ((d,), "float32")
-    if exchange.phase == QUADRATIC:
+    if round.phase == QUADRATIC:
         return needed
     needed["iterate"] = (head, "int32")
     needed["spectrum"] = ((2,), "float64")
@@ -69,16 +69,16 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) 
 
 
 def check_package(
-    exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: MethodContext
+    round: PlannedRound, tensors: Tensors, parameters: FmParameters, setting: MethodContext
 ) -> None:
     """Raise ProtocolError unless the tensors have their public form and W keeps to its limit.
 
     Then, with the sizes of `check_sizes`, no exact sum overflows and nothing raises, whatever the
     records.
     """
-    for name, (shape, dtype) in forms(exchange, parameters, setting).items():
+    for name, (shape, dtype) in forms(round, parameters, setting).items():
         required(tensors, name, shape, dtype)
-    if exchange.phase == TRAIN:
+    if round.phase == TRAIN:
         limit = math.ceil(fm_sums.MAX_WEIGHT * 2**GRID_BITS)
         iterate = tensors["iterate"]
         if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
@@ -103,8 +103,8 @@ class FmDevice:
     def job_events(self) -> tuple[Event, ...]:
         return self.budget.job_events()
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        return self.budget.price(exchange)
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        return self.budget.price(round)
 
     def prepare(self, records: Records) -> None:
         self._cache.features(records)
@@ -112,36 +112,36 @@ class FmDevice:
     @flushed()
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
         """Noised sums in preparatory phases, ΔW in training; float32, or integers where summed."""
-        self.check(exchange, tensors)
-        total = self.sums(exchange, tensors, records)
-        result = fm_sums.noised(total, self.budget.events[exchange.phase], random_bytes)
-        segments = self.finish(exchange, tensors, result, processor)
-        return Answer(segments, self.price(exchange))
+        self.check(round, tensors)
+        total = self.sums(round, tensors, records)
+        result = fm_sums.noised(total, self.budget.events[round.phase], random_bytes)
+        segments = self.finish(round, tensors, result, processor)
+        return Answer(segments, self.price(round))
 
     @flushed()
-    def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+    def sums(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
         """The exact sum before noise, in steps of the phase's grid. Never leaves the device. Where
         uploads are summed it is cut to the room of one."""
-        total = self.exact(exchange, tensors, records)
-        return self.budget.on_grid(exchange.phase, total, self.setting)
+        total = self.exact(round, tensors, records)
+        return self.budget.on_grid(round.phase, total, self.setting)
 
-    def check(self, exchange: Exchange, tensors: Tensors) -> None:
-        check_package(exchange, tensors, self.parameters, self.setting)
+    def check(self, round: PlannedRound, tensors: Tensors) -> None:
+        check_package(round, tensors, self.parameters, self.setting)
 
-    def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        if exchange.phase == COVARIANCE:
+    def exact(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
+        if round.phase == COVARIANCE:
             return fm_sums.covariance_sum(self._cache.features(records))
-        if exchange.phase == CENTRE:
+        if round.phase == CENTRE:
             return fm_sums.centre_sum(self._projected(self._cache.features(records), tensors))
         z = self.bounded(records, tensors)
-        if exchange.phase == QUADRATIC:
+        if round.phase == QUADRATIC:
             return fm_sums.quadratic_sum(z)
         iterate, clip = tensors["iterate"].astype(np.int64), self.parameters.clip
         return fm_sums.linear_sum(z, iterate, clip, regression=self.setting.regression)
@@ -171,7 +171,7 @@ class FmDevice:
 
     def finish(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
@@ -179,9 +179,9 @@ class FmDevice:
         """The segment to upload, by post-processing; where uploads are summed the noised
         integers."""
         if self.setting.summed:
-            return {HEAD if exchange.phase == TRAIN else exchange.phase: noised_sum}
-        if exchange.phase != TRAIN:
-            return {exchange.phase: noised_sum.astype(np.float32)}
+            return {HEAD if round.phase == TRAIN else round.phase: noised_sum}
+        if round.phase != TRAIN:
+            return {round.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
         linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
         return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting, processor)}
@@ -214,14 +214,14 @@ class FmCloud(CloudMethod):
         self.intercept = fm_sums.intercept_steps(parameters, setting, self.budget)
         self.head = fm_sums.head_shape(parameters, setting)
 
-    def plan(self) -> tuple[Exchange, ...]:
+    def plan(self) -> tuple[PlannedRound, ...]:
         first = fm_sums.phases(self.parameters, self.setting.projection)
-        return exchanges(first, self.parameters.rounds)
+        return planned_rounds(first, self.parameters.rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         """One segment: a triangle, the centre (d,), or `head.weight`. Float32, or integers where
         summed."""
-        head, phase = self.head, exchange.phase
+        head, phase = self.head, round.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (fm_sums.triangle_size(self.setting.feature_dimension),),
             CENTRE: (self.setting.dimension,),
@@ -252,23 +252,23 @@ class FmCloud(CloudMethod):
             state["spectrum"] = self._isotropic(self.setting.devices)
         return state
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        needed = forms(exchange, self.parameters, self.setting)
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
+        needed = forms(round, self.parameters, self.setting)
         return {name: np.asarray(state[name]) for name in needed if name in state}
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         new = {name: np.asarray(value) for name, value in state.items()}
-        if exchange.phase == COVARIANCE:
+        if round.phase == COVARIANCE:
             s = self.setting
             new["basis"] = fm_sums.top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
-        elif exchange.phase == CENTRE:
+        elif round.phase == CENTRE:
             new["centre"] = self._in_units(mean, CENTRE).astype(np.float32)
-        elif exchange.phase == QUADRATIC:
+        elif round.phase == QUADRATIC:
             new["curvature"], new["spectrum"] = self._curvature(mean, uploads)
         else:
-            new |= self._stepped(state, exchange, self._change(state, mean))
+            new |= self._stepped(state, round, self._change(state, mean))
         if self.parameters.quadratic == "never":
             new["spectrum"] = self._isotropic(uploads)
         return new
@@ -286,13 +286,13 @@ class FmCloud(CloudMethod):
         return change.astype(np.float64)
 
     def _stepped(
-        self, state: Tensors, exchange: Exchange, change: NDArray[np.float64]
+        self, state: Tensors, round: PlannedRound, change: NDArray[np.float64]
     ) -> dict[str, Array]:
         p = self.parameters
         weight = state["iterate"].astype(np.float64) / UNIT + change
         clipped = np.clip(np.nan_to_num(weight), -fm_sums.MAX_WEIGHT, fm_sums.MAX_WEIGHT)
         new: dict[str, Array] = {"iterate": np.rint(clipped * UNIT).astype(np.int32)}
-        if exchange.number > int(p.average_from * p.rounds):
+        if round.number > int(p.average_from * p.rounds):
             tail = new["iterate"].astype(np.float64) / UNIT
             new["tail"] = state["tail"].astype(np.float64) + tail
             new["tail_count"] = state["tail_count"].astype(np.int64) + 1

@@ -22,21 +22,21 @@ from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import (
-    TRAIN,
-    Aim,
-    Answer,
-    Array,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    exchanges,
-    required,
-)
 from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, forms
 from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, as_weights, phases, top_basis
+from edgeveil.parts.round import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    required,
+)
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event
@@ -93,14 +93,14 @@ def round_event(parameters: FmPaperParameters, setting: MethodContext) -> Claime
 
 
 def check_package(
-    exchange: Exchange, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
+    round: PlannedRound, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
 ) -> None:
     d, k, c = setting.dimension, WIDTH, setting.classes
-    basis = forms(exchange, projecting(), setting)
+    basis = forms(round, projecting(), setting)
     needed = {name: form for name, form in basis.items() if name in ("basis", COVARIANCE)}
     needed |= {HIDDEN: ((d, k), "float32"), OUTPUT: ((k, c), "float32")}
-    if exchange.phase != TRAIN:
-        raise ProtocolError("bad_package", f"no training round: '{exchange.phase}'")
+    if round.phase != TRAIN:
+        raise ProtocolError("bad_package", f"no training round: '{round.phase}'")
     for name, (shape, dtype) in needed.items():
         required(tensors, name, shape, dtype)
 
@@ -114,9 +114,9 @@ class FmPaperDevice:
         self._fm = FmDevice(projecting(), setting)
         self._scale = noise_scale(parameters, setting)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        if exchange.phase != TRAIN:
-            return self._fm.price(exchange)
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        if round.phase != TRAIN:
+            return self._fm.price(round)
         event = round_event(self.parameters, self.setting)
         return (event, *self._fm.budget.tainted)
 
@@ -126,16 +126,16 @@ class FmPaperDevice:
     @flushed()
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
         """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32."""
-        if exchange.phase != TRAIN:
-            return self._fm.answer(exchange, tensors, records, random_bytes, processor)
-        check_package(exchange, tensors, self.parameters, self.setting)
+        if round.phase != TRAIN:
+            return self._fm.answer(round, tensors, records, random_bytes, processor)
+        check_package(round, tensors, self.parameters, self.setting)
         linear, quadratic = coefficients(self._fm.bounded(records, tensors), self.setting.classes)
         law = round_event(self.parameters, self.setting)
         total = np.concatenate([linear.ravel(), quadratic.ravel()])
@@ -148,7 +148,7 @@ class FmPaperDevice:
                 self._stepped(output, hidden.T @ slope),
             )
         weights = {HIDDEN: hidden.astype(np.float32), OUTPUT: output.astype(np.float32)}
-        return Answer(weights, self.price(exchange))
+        return Answer(weights, self.price(round))
 
     def _noised(
         self, linear: Float64, quadratic: Float64, random_bytes: RandomBytes
@@ -184,13 +184,13 @@ class FmPaperCloud:
         self.parameters, self.setting = parameters, setting
         self._fm = FmCloud(projecting(), setting)
 
-    def plan(self) -> tuple[Exchange, ...]:
+    def plan(self) -> tuple[PlannedRound, ...]:
         first = phases(projecting(), self.setting.projection)
-        return exchanges(first, self.parameters.rounds)
+        return planned_rounds(first, self.parameters.rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        if exchange.phase != TRAIN:
-            return self._fm.segments(exchange)
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
+        if round.phase != TRAIN:
+            return self._fm.segments(round)
         d, k, c = self.setting.dimension, WIDTH, self.setting.classes
         return SegmentSpec(HIDDEN, (d, k), "float32"), SegmentSpec(OUTPUT, (k, c), "float32")
 
@@ -205,24 +205,24 @@ class FmPaperCloud:
         first = self._fm.initial_state()
         return {**state, "basis": first["basis"]} if "basis" in first else state
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        if exchange.phase != TRAIN:
-            return self._fm.package(state, exchange)
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
+        if round.phase != TRAIN:
+            return self._fm.package(state, round)
         projection = self.setting.projection
         shared = projection is not None and projection.name == "ldp_fpca"
         names = (HIDDEN, OUTPUT, "basis") if shared else (HIDDEN, OUTPUT)
         return {name: np.asarray(state[name]) for name in names}
 
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        if exchange.phase != TRAIN:
+    def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
+        if round.phase != TRAIN:
             return None
         return Aim({name: np.asarray(state[name]) for name in (HIDDEN, OUTPUT)}, change=False)
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         new = {name: np.asarray(value) for name, value in state.items()}
-        if exchange.phase == COVARIANCE:
+        if round.phase == COVARIANCE:
             s = self.setting
             new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
             return new

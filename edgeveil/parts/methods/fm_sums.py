@@ -22,10 +22,10 @@ from pydantic import Field, model_validator
 from edgeveil.data.records import Records
 from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.features.feature_map import COVARIANCE, PcaParameters
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.part import PartBlock
+from edgeveil.parts.round import TRAIN, Array, PlannedRound
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import (
@@ -390,7 +390,7 @@ class FmParameters(MethodParameters):
     method: Literal["fm"] = "fm"
     """The re-expanded functional mechanism for a softmax head, or of a number for a linear one."""
     rounds: int = Field(default=15, ge=1, le=10_000)
-    """Training rounds, one Taylor expansion each; preparatory exchanges are not counted."""
+    """Training rounds, one Taylor expansion each; preparation rounds are not counted."""
     noise: Literal["gaussian", "laplace"] = "gaussian"
     """`gaussian`: (ε, δ). `laplace`: pure ε, with far more noise where there are many features."""
     centre: bool = True
@@ -454,7 +454,7 @@ LOCAL_BASIS = ClaimedEvent(
 
 
 def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[str, ...]:
-    """The preparatory exchanges, in order; each is released once."""
+    """The preparation rounds, in order; each is released once."""
     wanted = (
         (COVARIANCE, projection is not None and projection.name != "local_pca"),
         (CENTRE, parameters.centre),
@@ -530,8 +530,8 @@ class Budget:
     participations: int
     tainted: tuple[Event, ...] = ()
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        return (self.events[exchange.phase], *self.tainted)
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        return (self.events[round.phase], *self.tainted)
 
     def job_events(self) -> tuple[Event, ...]:
         once = [event for phase, event in self.events.items() if phase != TRAIN]

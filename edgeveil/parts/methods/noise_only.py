@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import (
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
+from edgeveil.parts.round import (
     Answer,
     Array,
     CloudMethod,
-    Exchange,
+    PlannedRound,
     SegmentSpec,
     Tensors,
-    exchanges,
+    planned_rounds,
     required,
     summed_spec,
 )
-from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
@@ -47,13 +47,13 @@ class NoiseOnlyDevice:
     def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return ()
 
     @flushed()
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
@@ -72,10 +72,10 @@ class NoiseOnlyCloud(CloudMethod):
     def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
-    def plan(self) -> tuple[Exchange, ...]:
-        return exchanges((), self.parameters.rounds)
+    def plan(self) -> tuple[PlannedRound, ...]:
+        return planned_rounds((), self.parameters.rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         shape, summed = (self.parameters.values,), self.setting.summed
         if summed:
             return (summed_spec(NOISE, shape, steps_of_one(summed), summed),)
@@ -84,11 +84,11 @@ class NoiseOnlyCloud(CloudMethod):
     def initial_state(self) -> dict[str, Array]:
         return {"uploads": np.zeros(1, np.int64), "mean": np.zeros(1)}
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         total, old = int(state["uploads"][0]) + uploads, float(state["mean"][0])
         step = 1 / steps_of_one(self.setting.summed) if self.setting.summed else 1.0

@@ -24,21 +24,21 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from edgeveil.data.records import Records, plain_numbers
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.parts.exchange import (
-    Answer,
-    Array,
-    CloudMethod,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    exchanges,
-    required,
-    summed_spec,
-)
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
 from edgeveil.parts.part import PartBlock, file_block
+from edgeveil.parts.round import (
+    Answer,
+    Array,
+    CloudMethod,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    required,
+    summed_spec,
+)
 from edgeveil.parts.sources.arrays import npz_array
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.events import Event, as_single
@@ -253,40 +253,40 @@ class PublicFeatures:
         return result
 
 
-def rows_of(exchange: Exchange, parameters: PateParameters) -> slice:
+def rows_of(round: PlannedRound, parameters: PateParameters) -> slice:
     """The public records that a round labels."""
     m = parameters.per_round
-    return slice((exchange.number - 1) * m, min(exchange.number * m, parameters.queries))
+    return slice((round.number - 1) * m, min(round.number * m, parameters.queries))
 
 
 class PateDevice:
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (vote_event(self.parameters, self.setting),)
 
     @flushed()
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
         """`votes` (per_round, c): noised integers in steps where they are summed, else float32."""
-        if int(required(tensors, ROUND, (1,), "int32")[0]) != exchange.number:
-            raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {exchange.number}")
+        if int(required(tensors, ROUND, (1,), "int32")[0]) != round.number:
+            raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {round.number}")
         event = vote_event(self.parameters, self.setting)
-        total = self.votes(exchange, records) << VOTE_BITS
+        total = self.votes(round, records) << VOTE_BITS
         result = noised(total, event, random_bytes)
         if self.setting.summed:
             return Answer({VOTES: result}, (event,))
         return Answer({VOTES: (result * 2.0**-VOTE_BITS).astype(np.float32)}, (event,))
 
     @flushed()
-    def votes(self, exchange: Exchange, records: Records) -> Int64:
+    def votes(self, round: PlannedRound, records: Records) -> Int64:
         """One-hot rows (per_round, c) before noise, which never leave the device. No votes without
         valid records, nor in rows for no record."""
         p, s = self.parameters, self.setting
@@ -296,7 +296,7 @@ class PateDevice:
             return ballot
         public = PublicFeatures(p, s)
         z = public.bounded(s.features(records.x[mask]))
-        labels, asked = records.y[mask], public.z[rows_of(exchange, p)]
+        labels, asked = records.y[mask], public.z[rows_of(round, p)]
         chosen = (asked @ head_weights(z, labels, s.classes)).argmax(axis=1)
         ballot[np.arange(len(chosen)), chosen] = 1
         return ballot
@@ -306,10 +306,10 @@ class PateCloud(CloudMethod):
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
-    def plan(self) -> tuple[Exchange, ...]:
-        return exchanges((), self.parameters.rounds)
+    def plan(self) -> tuple[PlannedRound, ...]:
+        return planned_rounds((), self.parameters.rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         """`votes` (per_round, c): float32, or integers with room for a vote and 12 σ of a device's
         noise."""
         shape = (self.parameters.per_round, self.setting.classes)
@@ -323,14 +323,14 @@ class PateCloud(CloudMethod):
         """`labels` (m,) int64, -1 where a public record has none yet."""
         return {"labels": np.full(self.parameters.queries, -1, np.int64)}
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        return {ROUND: np.array([exchange.number], np.int32)}
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
+        return {ROUND: np.array([round.number], np.int32)}
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """The state with the noisy argmax of the round's records; of a tie the first."""
-        labels, rows = np.array(state["labels"], np.int64), rows_of(exchange, self.parameters)
+        labels, rows = np.array(state["labels"], np.int64), rows_of(round, self.parameters)
         votes = np.nan_to_num(mean[VOTES].astype(np.float64))
         labels[rows] = votes[: rows.stop - rows.start].argmax(axis=1)
         return {"labels": labels}

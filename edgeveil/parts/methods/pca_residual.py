@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import (
-    TRAIN,
-    Array,
-    CloudMethod,
-    Exchange,
-    SegmentSpec,
-    Tensors,
-    exchanges,
-    required,
-    summed_spec,
-)
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods import fm_sums
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_sums import CENTRE
+from edgeveil.parts.round import (
+    TRAIN,
+    Array,
+    CloudMethod,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    required,
+    summed_spec,
+)
 from edgeveil.privacy.accountant import mu_for
 from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
@@ -104,12 +104,12 @@ class PcaResidualDevice(FmDevice):
         self.budget = budget(parameters, setting)
         self._cache = fm_sums.FeatureCache(setting)
 
-    def check(self, exchange: Exchange, tensors: Tensors) -> None:
-        if exchange.phase == TRAIN:
+    def check(self, round: PlannedRound, tensors: Tensors) -> None:
+        if round.phase == TRAIN:
             required(tensors, CENTRE, (self.setting.dimension,), "float32")
 
-    def exact(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        if exchange.phase != TRAIN:
+    def exact(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
+        if round.phase != TRAIN:
             return fm_sums.centre_sum(self._cache.features(records))
         centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
         key = (centre.tobytes(),)
@@ -118,13 +118,13 @@ class PcaResidualDevice(FmDevice):
 
     def finish(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
         """The segment: float32, or where uploads are summed the integers themselves."""
-        name = PRODUCTS if exchange.phase == TRAIN else CENTRE
+        name = PRODUCTS if round.phase == TRAIN else CENTRE
         return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
 
 
@@ -136,11 +136,11 @@ class PcaResidualCloud(CloudMethod):
         self.budget: fm_sums.Budget = budget(parameters, setting)
         self.ridge = RIDGE
 
-    def plan(self) -> tuple[Exchange, ...]:
-        return exchanges((CENTRE,), self.parameters.rounds)
+    def plan(self) -> tuple[PlannedRound, ...]:
+        return planned_rounds((CENTRE,), self.parameters.rounds)
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        d, phase = self.setting.dimension, exchange.phase
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
+        d, phase = self.setting.dimension, round.phase
         name, shape = (PRODUCTS, (fm_sums.triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
         if not self.setting.summed:
             return (SegmentSpec(name, shape, "float32"),)
@@ -155,16 +155,16 @@ class PcaResidualCloud(CloudMethod):
             "uploads": np.zeros(1, np.int64),
         }
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        return {CENTRE: np.asarray(state[CENTRE])} if exchange.phase == TRAIN else {}
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
+        return {CENTRE: np.asarray(state[CENTRE])} if round.phase == TRAIN else {}
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
+        """State after a round; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
-        step = 2.0 ** -self.budget.grid_bits(exchange.phase) / self.setting.nominal_records
-        if exchange.phase != TRAIN:
+        step = 2.0 ** -self.budget.grid_bits(round.phase) / self.setting.nominal_records
+        if round.phase != TRAIN:
             new[CENTRE] = (mean[CENTRE].astype(np.float64) * step).astype(np.float32)
             return new
         found = np.nan_to_num(mean[PRODUCTS].astype(np.float64), posinf=0.0, neginf=0.0)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.methods.dp_sgd import (
     DpSgd,
@@ -38,6 +37,7 @@ from edgeveil.parts.methods.dp_sgd import (
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import Sgd, SgdParameters
+from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update, flat, shaped
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import trainer_part
@@ -116,8 +116,8 @@ class PsoDpFl:
         clip = GradientGaussianParameters(clip_norm=parameters.clip_norm)
         self._noise = GradientGaussian(clip, setting)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        return self._noise.price(exchange)
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        return self._noise.price(round)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """The noised change to the swarm's best; without records the noise alone. Needs torch."""
@@ -169,7 +169,7 @@ class PsoDpSgd(DpSgd):
         coordinates = max(size_of(self.setting), PARTICLES)
         return noised_steps(p, self.setting, MOVES * steps, coordinates)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         """All steps and noised losses together; `unpriced`: the text's share of one round."""
         event = self.event  # told in either case, with whether its noise can be drawn
         if self.parameters.selection == "priced":

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
 from edgeveil.privacy.accountant import HAIR, mu_for
@@ -67,7 +67,7 @@ class Sgd:
     def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (UnprotectedEvent(what="update without noise", unit="record"),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
@@ -156,9 +156,9 @@ class OutputPerturbation(Sgd):
             )
         return steps
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         """The claim's share of one round, told together with whether its noise can be drawn."""
-        del exchange
+        del round
         _ = self.sigma_steps
         share = self.setting.epsilon * HAIR / self._times
         return (ClaimedEvent(what="noised weights", unit="record", claimed_epsilon=share),)

@@ -20,9 +20,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.method_context import size_of
 from edgeveil.parts.part import says_nothing
+from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import (
     AdaptiveClip,
     BaseStage,
@@ -105,7 +105,7 @@ class GradientGaussian(BaseStage):
         noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (self.release,)
 
     def apply(self, task: Task, update: Update) -> Update:
@@ -146,7 +146,7 @@ class LdpFl(BaseStage):
         each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
         return duchi_event("weights as one of two values", each, size)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
         if self.parameters.composition == "sequential":
             return (self.event,)
         claimed = ClaimedEvent(

@@ -199,7 +199,7 @@ def test_each_cell_unmasks_its_own_part_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
     found = without_south(sound(CELLS))
     (of_it,) = found.jobs
-    masked = [one for one in of_it.commits if of_it.plan.masked(of_it.plan.exchange(one.index))]
+    masked = [one for one in of_it.commits if of_it.plan.masked(of_it.plan.round(one.index))]
     choices = tuple(
         UnmaskedChoice(of_it.wire, one.index, 1, b"q", cell) for one in masked for cell in one.cells
     )

@@ -12,12 +12,12 @@ from edgeveil.jobs import load_plan
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import RoundUnmasked
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.storage import StorageError
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_proxy.spool import Spool
 from tests.chaos.__main__ import JOB
 from tests.chaos.evidence import (
@@ -57,7 +57,7 @@ def test_without_a_ledger_there_is_nothing_to_tap(tmp_path: Path) -> None:
 
 # --- of what a proxy unmasks ---
 
-AT = ExchangeId(bytes(16), 1, 1)
+AT = RoundId(bytes(16), 1, 1)
 
 
 def choices(path: Path) -> list[bytes]:
@@ -74,7 +74,7 @@ def test_the_real_spool_under_the_tap_keeps_one_choice_and_stops_at_a_second(
             spool.store(RoundUnmasked(AT, b"a"))
         with pytest.raises(StorageError):
             spool.store(RoundUnmasked(AT, b"b"))
-        spool.store(RoundUnmasked(ExchangeId(AT.job_id, 2, 1), b"c"))
+        spool.store(RoundUnmasked(RoundId(AT.job_id, 2, 1), b"c"))
     assert choices(path) == [b"a", b"c"]
 
 
@@ -116,8 +116,8 @@ def test_a_commit_is_made_of_the_cells_whose_batches_the_real_store_absorbed(
             store.open_batch(job, 1, 2, cell.encode(), cell)
         store.put_round_key(job, 1, 1, b"secret", "north")
         store.open_batch(job, 1, 1, b"earlier", "north")
-        record = ExchangeRecord(1, plan.exchange(1).phase, plan.exchange(1).number, 2, 6)
+        record = RoundRecord(1, plan.round(1).phase, plan.round(1).number, 2, 6)
         kept = [b"south", b"west"]
-        assert store.commit_exchange(job, record, pack_tensors({}), batch_digests=kept)
+        assert store.commit_round(job, record, pack_tensors({}), batch_digests=kept)
     (found,) = stored_jobs(path)
     assert found.commits[0].cells == ("south", "west")

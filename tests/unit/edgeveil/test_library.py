@@ -102,7 +102,7 @@ def test_a_price_is_known_before_anything_runs():
     assert (price.training.status, price.training.unit) == ("proven", "record")
     assert price.training.epsilon <= 8
     assert price.inference_per_round == 20
-    rows = price.exchanges
+    rows = price.rounds
     assert [row["round"] for row in rows][-1] == 15
     assert rows[-1]["training"] == price.training.epsilon
     assert sorted(row["training"] for row in rows) == [row["training"] for row in rows]

@@ -11,7 +11,7 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import sealed as real
 from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
-from edgeveil.protocol.messages import ExchangeId, Group
+from edgeveil.protocol.messages import Group, RoundId
 from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
 from edgeveil.testing import PlainSealing
 from edgeveil_edge.host import DeviceHost
@@ -21,7 +21,7 @@ from edgeveil_edge.store import DeviceStore
 PLAIN = PlainSealing()
 GROUP = Group("centre", 128)
 DIGEST = b"d" * 32
-AT = ExchangeId(b"j" * 16, 1, 1)
+AT = RoundId(b"j" * 16, 1, 1)
 PACKAGE = b"model" * 40
 
 
@@ -51,7 +51,7 @@ def test_a_segment_opens_in_its_own_round_alone(keys) -> None:
     opened = PLAIN.open_segment(cloud, AT, DIGEST, GROUP, tag, segment)
     assert opened == b"sums".ljust(128, b"\0")
     assert segment != PLAIN.seal_segment(manifest, GROUP, tag, b"sums")
-    later = ExchangeId(AT.job_id, 2, 1)
+    later = RoundId(AT.job_id, 2, 1)
     assert PLAIN.open_segment(cloud, later, DIGEST, GROUP, tag, segment) is None
     assert PLAIN.open_segment(cloud, AT, DIGEST, GROUP, b"x" * 32, segment) is None
     assert PLAIN.open_segment(cloud, AT, DIGEST, GROUP, tag, segment[:-1]) is None

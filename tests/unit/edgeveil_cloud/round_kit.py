@@ -6,14 +6,14 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.protocol.messages import Batch, ExchangeId
+from edgeveil.protocol.messages import Batch, RoundId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_cloud.validate_batch import validate_batch
 
 JOB_ID = b"J" * 16
-CENTRE, TRAIN = 1, 3  # indices of exchanges: one segment; one and a softmax
+CENTRE, TRAIN = 1, 3  # indices of rounds: one segment; one and a softmax
 
 
 def job(**changes):
@@ -40,14 +40,14 @@ class CloudRound:
     def __init__(self, index=TRAIN, attempt=1, plan=None, selected=5, job_id=JOB_ID):
         self.plan = plan or Plan(job())
         self.context = RoundContext.of(self.plan, index)
-        self.exchange = self.context.exchange
+        self.round = self.context.round
         self.state = self.plan.cloud.initial_state()
         self.selected = selected
         sealed = seal_round(
             self.context,
             self.state,
             public_keys(selected),
-            ExchangeId(job_id, index, attempt),
+            RoundId(job_id, index, attempt),
             1,
             4096,
         )
@@ -62,7 +62,7 @@ class CloudRound:
 
     def array(self, g, value):
         """A tensor of the group's form, filled."""
-        spec = self.plan.segments(self.exchange)[g]
+        spec = self.plan.segments(self.round)[g]
         return np.full(spec.shape, value, spec.dtype)
 
     def honest(self, count=3):

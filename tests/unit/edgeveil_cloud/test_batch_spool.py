@@ -100,7 +100,7 @@ def test_the_result_is_the_same_however_little_is_kept_in_memory(kept_bytes):
 def test_of_what_is_not_kept_or_added_up_nothing_stays_in_memory():
     groups = ROUND.honest(5)
     batch, data = spooled(groups)
-    room = 2 * ROUND.plan.segments(ROUND.exchange)[1].byte_count
+    room = 2 * ROUND.plan.segments(ROUND.round)[1].byte_count
     opened = validate_batch(ROUND.context, ROUND.secret, batch, data, kept_bytes=room)
     kept = {
         name: [one.found.array is not None for one in arrays.found]

@@ -76,7 +76,7 @@ def test_preparatory_sums_are_averaged_where_the_rule_is_for_updates():
     )
     at = CloudRound(index=1, plan=of)
     (group,) = at.honest(3)
-    assert at.exchange.number == 0
+    assert at.round.number == 0
     assert aggregate(at.context, at.state, at.opened([group]))[1] == 3
     at = CloudRound(index=2, plan=of)
     with pytest.raises(TooFewDevices):
@@ -96,7 +96,7 @@ def test_an_upload_is_scored_by_the_model_it_makes_on_the_first_records():
     score = evaluation.score(at.context, graph, at.state)
     assert score is not None
     update = np.random.default_rng(0).normal(size=at.array(0, 0).shape).astype(np.float32)
-    state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
+    state = of.cloud.absorb(at.state, at.round, {UPDATE: update}, 1)
     plain, first = plan({"name": "fedavg"}), Records(RECORDS.x[:6], RECORDS.y[:6])
     expected = Evaluation(first).tested(RoundContext.of(plain, 1), graph, state)
     assert score({UPDATE: update}) == pytest.approx(6 * expected.accuracy)
@@ -108,7 +108,7 @@ def test_accuracy_is_measured_on_the_records_that_score_nothing():
     graph, rest = of.graph(), Records(RECORDS.x[6:], RECORDS.y[6:])
     for seed in range(5):
         update = np.random.default_rng(seed).normal(size=at.array(0, 0).shape)
-        state = of.cloud.absorb(at.state, at.exchange, {UPDATE: update}, 1)
+        state = of.cloud.absorb(at.state, at.round, {UPDATE: update}, 1)
         found = Evaluation(RECORDS).tested(at.context, graph, state)
         assert found == Evaluation(rest).tested(RoundContext.of(plain, 1), graph, state)
 

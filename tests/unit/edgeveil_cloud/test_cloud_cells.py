@@ -145,7 +145,7 @@ def answers(desk, found, **counts):
     """Batches of the cells; the uploads' values go on from one to the next: 1, 2, 3, …"""
     batches, before, key_of = {}, 0, desk.store.round_key
     for cell, count in counts.items():
-        raw = key_of(desk.id, found[cell].manifest.at.exchange, 1, cell)
+        raw = key_of(desk.id, found[cell].manifest.at.round, 1, cell)
         desk.store.round_key = lambda *_, raw=raw: raw
         batch = desk.answers(found[cell], count, value=1.0 + before).batches[""]
         before += count
@@ -160,7 +160,7 @@ def test_the_uploads_of_all_cells_are_one_commit(desk):
     found = sealed(desk)
     task = answers(desk, found, north=5, south=4)
     done = desk.host.perform(task)
-    (record,) = desk.store.exchanges(desk.id)
+    (record,) = desk.store.rounds(desk.id)
     assert record.uploads == 9
     assert done.commit.accepted == 9 * len(found[NORTH].manifest.groups)
     (event,) = [e for e in desk.store.events_after(0) if e.type == "exchange_committed"]

@@ -23,7 +23,7 @@ from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
+from edgeveil_cloud.store_tables import RoundRecord, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
 
 YAML = """
@@ -122,9 +122,9 @@ def cloud(store):
 
 def commit(cloud, entry, index):
     plan = cloud.host.jobs.plan(cloud.store.job(entry))
-    exchange = plan.exchange(index)
-    record = ExchangeRecord(index, exchange.phase, exchange.number, 1, 3)
-    cloud.store.commit_exchange(entry, record, pack_tensors(plan.cloud.initial_state()))
+    round = plan.round(index)
+    record = RoundRecord(index, round.phase, round.number, 1, 3)
+    cloud.store.commit_round(entry, record, pack_tensors(plan.cloud.initial_state()))
 
 
 # --- submitting -------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_bef
     async with again.plays():
         await again.until(lambda: again.runs(entry))
     start = again.course().start
-    assert (start.exchange, start.attempt, start.exchanges) == (2, 3, 4)
+    assert (start.round, start.attempt, start.rounds) == (2, 3, 4)
     assert again.status(waiting) == "queued"
 
 

@@ -17,7 +17,7 @@ from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, DISK, MEMORY, STORE, USED_UP, goes_on
-from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
+from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, RoundId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe
@@ -28,7 +28,7 @@ from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_cloud.stored_jobs import wire_id
 
 OPEN = {
@@ -80,7 +80,7 @@ class Desk:
         return broadcast
 
     def secret(self, at):
-        raw = self.store.round_key(self.id, at.exchange, at.attempt)
+        raw = self.store.round_key(self.id, at.round, at.attempt)
         assert raw is not None
         return RoundSecret.from_bytes(raw)
 
@@ -89,7 +89,7 @@ class Desk:
         manifest = broadcast.manifest
         membership = self.secret(manifest.at).membership
         plan = self.host.jobs.plan(self.store.job(self.id))
-        specs = plan.segments(plan.exchange(manifest.at.exchange))
+        specs = plan.segments(plan.round(manifest.at.round))
         groups = [
             [
                 seal_segment(
@@ -133,7 +133,7 @@ def desk():
 def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(desk, tmp_path):
     folder = tmp_path / "recording"
     desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), recorder=Recorder(folder))
-    last = len(desk.host.jobs.plan(desk.store.job(desk.id)).exchanges)
+    last = len(desk.host.jobs.plan(desk.store.job(desk.id)).all_rounds)
     for index in range(1, last + 1):
         desk.commit(index)
     assert (folder / "job.json").read_bytes() == job().canonical()
@@ -256,9 +256,9 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, mo
     task, aggregate = desk.answers(broadcast), commit_round.aggregate
 
     def overtaken(*args):
-        record = ExchangeRecord(1, "centre", 0, 1, 2)
+        record = RoundRecord(1, "centre", 0, 1, 2)
         state = pack_tensors(args[0].plan.cloud.initial_state())
-        desk.store.commit_exchange(desk.id, record, state, (), [b"b" * 32, b"a" * 32], [b"c" * 32])
+        desk.store.commit_round(desk.id, record, state, (), [b"b" * 32, b"a" * 32], [b"c" * 32])
         return aggregate(*args)
 
     monkeypatch.setattr(commit_round, "aggregate", overtaken)
@@ -408,7 +408,7 @@ def test_reports_become_events_of_the_job_that_they_are_about(tmp_path):
     desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
     assert desk.events("batch") == []
     for job_id, number in ((desk.wire, 1), (wire_id(other), 7)):
-        at = ExchangeId(job_id, number, 1)
+        at = RoundId(job_id, number, 1)
         desk.host.report(fx.Report("batch", {"round": number, "uploads": 3}, at))
         desk.host.report(fx.Report("held", {"round": number}, at))
     assert desk.events("batch") == [{"round": 1, "uploads": 3}]

@@ -24,7 +24,7 @@ def spent(name):
     host = SimpleNamespace(jobs=StoredJobs(store))
     shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(courses={}))
     task, made = object.__new__(SealRound), object.__new__(CellBroadcasts)
-    for field, value in {"job_id": wire_id(entry.id), "exchange": 1}.items():
+    for field, value in {"job_id": wire_id(entry.id), "round": 1}.items():
         object.__setattr__(task, field, value)
     shown.watch(fx.WorkDone(task, made))
     (family,) = [one for one in shown.collect() if one.name == "edgeveil_epsilon_spent"]

@@ -58,7 +58,7 @@ def hostile(of, cancelling=False):
     out where they are `cancelling`: the sum is bits that a grid a little too coarse would lose."""
     rng, groups = np.random.default_rng(4), []
     for g in range(len(of.manifest.groups)):
-        spec = of.plan.segments(of.exchange)[g]
+        spec = of.plan.segments(of.round)[g]
         values = rng.normal(size=(UPLOADS, *spec.shape))
         if cancelling:
             values[1::2] = -values[:-1:2]
@@ -259,7 +259,7 @@ def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why():
         task = desk.answers(desk.sealed(), 8)
         workers.close()
         assert desk.perform(task) == Obstacle("the cloud is stopping")
-        assert desk.store.exchanges(desk.id) == ()
+        assert desk.store.rounds(desk.id) == ()
 
 
 def test_workers_end_with_a_cloud_that_is_killed(tmp_path):

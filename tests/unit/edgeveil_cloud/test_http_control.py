@@ -13,7 +13,7 @@ from edgeveil.errors import UsageError
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.cloud_control import PlainControl
 
 TOKEN = "t" * 43
@@ -57,7 +57,7 @@ async def test_a_job_from_submission_to_model(ask, store):
     assert [(one["id"], one["status"]) for one in listed] == [(job, "queued")]
     assert (await ask("GET", f"/jobs/{job}/model.onnx"))[0] == 404
     store.set_status(job, "running")
-    store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 20, 0.9, bytes={"up": 4}), b"")
+    store.commit_round(job, RoundRecord(1, "train", 1, 1, 20, 0.9, bytes={"up": 4}), b"")
     store.put_release(job, b"ONNX", b"TENSORS")
     store.set_status(job, "completed")
     shown = body(await ask("GET", f"/jobs/{job}"))

@@ -20,7 +20,7 @@ from edgeveil_cloud import http_guard as guard
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.pages import routes
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.certificates import Authority
 from tests.kits.cloud_control import idle_control
 
@@ -320,12 +320,10 @@ def run_job(store, name="digits", rounds=2, job=None):
         store.announce(entry.id, {"kind": "round", "selected": 5, "round": f"round {index}"})
         right = None if number else index / 10
         loss = 0.16 / index**2 if number else None
-        record = ExchangeRecord(
-            index, "train", index, 1, 4, right, bytes={"cloud_in": 10}, loss=loss
-        )
+        record = RoundRecord(index, "train", index, 1, 4, right, bytes={"cloud_in": 10}, loss=loss)
         told = {"exchange": index, "phase": "train", "number": index, "uploads": 4}
         told |= {"declined": 1, "refused": {"bad_norm": 1}, "accuracy": right, "loss": loss}
-        store.commit_exchange(entry.id, record, b"", [("exchange_committed", told)])
+        store.commit_round(entry.id, record, b"", [("exchange_committed", told)])
     return entry.id
 
 

@@ -11,7 +11,7 @@ from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil_cloud.job_history import KEPT_EVENTS, JobHistory
 from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.job_events import broadcast, committed, course
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -142,7 +142,7 @@ def test_a_thousand_rounds_stay_small(planned):
 def test_rounds_whose_events_are_forgotten_come_from_the_stores_records(planned):
     events = course(6)
     records = [
-        ExchangeRecord(k, "train" if k > 1 else "centre", k - 1, 1, 18, 0.5 if k > 1 else None)
+        RoundRecord(k, "train" if k > 1 else "centre", k - 1, 1, 18, 0.5 if k > 1 else None)
         for k in range(1, 8)
     ]
     course_of_it = JobHistory()
@@ -208,7 +208,7 @@ def test_the_view_of_an_entry_of_the_store(planned):
     entry = store.submit_job(job.job, job.canonical(), job.digest())
     facts = JobDetails.of_entry(entry)
     assert (facts.name, facts.id, facts.status) == ("quickstart", entry.id, "queued")
-    assert facts.privacy == planned.privacy and facts.exchanges == 17
+    assert facts.privacy == planned.privacy and facts.all_rounds == 17
     broken = JobDetails.of_entry(replace(entry, canonical=b"{}", name="<b>"))
     view = job_view(broken, [committed(1, 0, 1)])
     assert view["title"] == "<b>" and view["cards"][1] == []
@@ -217,7 +217,7 @@ def test_the_view_of_an_entry_of_the_store(planned):
 
 def test_rmse_follows_from_the_loss_where_the_events_of_a_round_are_forgotten():
     facts = facts_of_plan(compile_job(load_job(JOBS / "diabetes.yaml")))
-    kept = ExchangeRecord(index=3, phase="train", number=1, attempt=1, uploads=5, loss=0.04)
+    kept = RoundRecord(index=3, phase="train", number=1, attempt=1, uploads=5, loss=0.04)
     course_of_it = JobHistory()
     course_of_it.take_records([kept])
     view = job_view(facts, course_of_it)

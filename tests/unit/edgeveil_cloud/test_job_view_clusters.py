@@ -9,7 +9,7 @@ from edgeveil.evaluation.figures import evaluation_text
 from edgeveil.jobs import compile_job, load_job
 from edgeveil_cloud.job_history import JobHistory
 from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_tools.result import RunEvents
 from edgeveil_tools.tracking.feed import metrics_of
 from tests.kits.job_events import committed
@@ -40,8 +40,8 @@ def plan():
     return compile_job(load_job(JOBS / "digits_clustered.yaml"))
 
 
-def summed(exchange, number, **found):
-    event = committed(exchange, number, exchange)
+def summed(round, number, **found):
+    event = committed(round, number, round)
     data = {**event["data"], "phase": "cluster", "figures": None}
     return {**event, "data": {**data, "clusters": {**FOUND, **found}}}
 
@@ -71,7 +71,7 @@ def test_the_page_and_the_report_tell_all_scores_with_their_errors(plan):
 
 def test_a_store_that_forgot_the_event_still_has_the_scores(plan):
     history = JobHistory()
-    record = ExchangeRecord(index=3, phase="cluster", number=2, attempt=1, uploads=50, scores=FOUND)
+    record = RoundRecord(index=3, phase="cluster", number=2, attempt=1, uploads=50, scores=FOUND)
     history.take_records([record])
     assert (history.scores, history.rounds) == ([{**FOUND, "round": 2}], [])
     assert TOLD in record_figure(plan.job.canonical(), record)

@@ -8,7 +8,7 @@ import pytest
 from edgeveil.jobs import compile_job, load_job
 from edgeveil_cloud.job_history import JobHistory
 from edgeveil_cloud.job_view import facts_of_plan, job_view
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_tools.result import RunEvents
 from edgeveil_tools.tracking.feed import metrics_of
 from tests.kits.job_events import committed
@@ -36,8 +36,8 @@ def planned():
     return facts_of_plan(compile_job(load_job(JOBS / "digits_evaluated.yaml")))
 
 
-def evaluation(exchange, number, **found):
-    event = committed(exchange, number, exchange)
+def evaluation(round, number, **found):
+    event = committed(round, number, round)
     data = {**event["data"], "phase": "evaluate", "figures": None}
     return {**event, "data": {**data, "federated": {**FOUND, "round": number, **found}}}
 
@@ -107,9 +107,7 @@ def test_nothing_but_noise_is_said(planned):
 def test_a_store_that_forgot_the_event_still_has_the_figures():
     history = JobHistory()
     scores = {**FOUND, "round": 2}
-    record = ExchangeRecord(
-        index=3, phase="evaluate", number=2, attempt=1, uploads=50, scores=scores
-    )
+    record = RoundRecord(index=3, phase="evaluate", number=2, attempt=1, uploads=50, scores=scores)
     history.take_records([record])
     assert (history.federated, history.scores, history.rounds) == ([scores], [], [])
 

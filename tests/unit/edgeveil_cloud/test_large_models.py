@@ -12,14 +12,14 @@ from edgeveil.crypto.stream import stream_bytes
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.load import parse_plan
 from edgeveil.parts.models.heads import bake
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.sealed import ReleasePackage, encode_package
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast, seal_round
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.round_report import model_card
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_cloud.validate_batch import validate_batch
 from tests.kits.memory_peak import peak_bytes
 
@@ -43,7 +43,7 @@ def round_():
 
 
 def test_a_rounds_package_is_sealed_beside_its_plaintext_alone(round_):
-    state, at = PLAN.cloud.initial_state(), ExchangeId(b"J" * 16, 1, 1)
+    state, at = PLAN.cloud.initial_state(), RoundId(b"J" * 16, 1, 1)
     peak = peak_bytes(lambda: seal_round(round_.context, state, public_keys(5), at, 1, 4096))
     assert peak < 2.4 * MODEL_BYTES  # tensors and plaintext, then plaintext and blob, which grows
 
@@ -74,8 +74,8 @@ def test_no_statement_keeps_a_model_or_a_secret_that_was_stored():
     model, onnx, secret = bytes(range(200)), bytes(range(1, 200)), bytes(range(2, 200))
     before = [sys.getrefcount(one) for one in (model, onnx, secret)]
     store.put_round_key(entry.id, 1, 1, secret)
-    record = ExchangeRecord(1, "train", 1, attempt=1, uploads=20)
-    assert store.commit_exchange(entry.id, record, model)
+    record = RoundRecord(1, "train", 1, attempt=1, uploads=20)
+    assert store.commit_round(entry.id, record, model)
     store.put_release(entry.id, onnx, model)
     gc.collect()
     assert [sys.getrefcount(one) for one in (model, onnx, secret)] == before

@@ -16,7 +16,7 @@ def context(secure):
         selection={"devices": 5},
     )
     plan = compile_job(job)
-    index = next(exchange.index for exchange in plan.planned if exchange.infer)
+    index = next(round.index for round in plan.planned if round.infer)
     return RoundContext.of(plan, index)
 
 

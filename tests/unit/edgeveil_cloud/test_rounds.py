@@ -70,9 +70,9 @@ def test_a_segment_of_another_group_or_altered_is_refused():
 def test_counts_that_no_record_and_no_noise_make_are_refused():
     """Each by itself: of two uploads none is usual, and a sum of the largest would wrap around."""
     plan = compile_job(job(federated_evaluation={"epsilon": 1.0}, round={"min_batch": 1}))
-    here = CloudRound(len(plan.exchanges), plan=plan)
+    here = CloudRound(len(plan.all_rounds), plan=plan)
     (spec,) = here.context.segments
-    assert (here.exchange.phase, spec.dtype, spec.bits) == ("evaluate", "int64", 0)
+    assert (here.round.phase, spec.dtype, spec.bits) == ("evaluate", "int64", 0)
     most = spec.largest or 0
     assert 30 << plan.evaluation.event.grid_bits < most < 2**62
     given = [-most, most, most + 1, -most - 1, 2**63 - 1, -(2**63)]
@@ -89,7 +89,7 @@ def test_a_segment_that_is_not_finite_is_refused(bad):
 
 
 def test_padding_carries_nothing():
-    spec, group = ROUND.plan.segments(ROUND.exchange)[0], ROUND.manifest.groups[0]
+    spec, group = ROUND.plan.segments(ROUND.round)[0], ROUND.manifest.groups[0]
     assert group.padded_bytes > spec.byte_count
     smuggled = ROUND.array(0, 1.0).tobytes().ljust(group.padded_bytes - 1, b"\0") + b"!"
     opened, kept = spoilt(ROUND.segment(0, smuggled))
@@ -157,7 +157,7 @@ def test_counts_that_do_not_fit_the_data_refuse_the_batch(counts):
 
 def test_the_mean_of_the_uploads_moves_the_model():
     state, uploads = aggregate(ROUND.context, ROUND.state, ROUND.opened(HONEST))
-    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.exchange, {HEAD: np.full((5, 3), 2.0)}, 3)
+    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.round, {HEAD: np.full((5, 3), 2.0)}, 3)
     assert uploads == 3
     assert np.array_equal(state["iterate"], expected["iterate"])
     assert not np.array_equal(state["iterate"], ROUND.state["iterate"])
@@ -209,11 +209,11 @@ def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for():
     some = compile_job(job(aggregation=rule, selection={"devices": 9, "over_select": 1.25}))
     for plan in (everybody, some):
         assert len(chosen_of(plan, keys[:12])) <= plan.setting.summed
-        for exchange in plan.planned:
-            for spec in plan.segments(exchange):
+        for round in plan.planned:
+            for spec in plan.segments(round):
                 if spec.bits and spec.name != SOFTMAX:
                     budget = plan.device.budget
-                    largest = budget.largest(exchange.phase, plan.setting.nominal_records)
+                    largest = budget.largest(round.phase, plan.setting.nominal_records)
                     assert plan.setting.summed * largest < 2 ** (spec.bits - 1)
     assert len(chosen_of(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
 
@@ -222,7 +222,7 @@ def test_a_manifest_states_the_jobs_terms_and_a_fresh_key():
     manifest, other = ROUND.manifest, CloudRound().manifest
     plan = ROUND.plan
     assert (manifest.selected, manifest.min_batch, manifest.quorum) == (5, 3, 4)
-    assert manifest.groups == plan.groups(ROUND.exchange)
+    assert manifest.groups == plan.groups(ROUND.round)
     assert manifest.job_digest == plan.job.digest()
     assert manifest.cloud_key == ROUND.secret.opening.public().to_bytes()
     assert manifest.cloud_key != other.cloud_key

@@ -166,14 +166,14 @@ def test_with_the_masks_the_exact_sum_is_committed(desk, index, restart, monkeyp
     assert done.commit.accepted == groups * UPLOADS
     assert desk.kept(index) is None
     assert desk.store.round_key(desk.id, index, 1) is None
-    assert [record.uploads for record in desk.store.exchanges(desk.id)] == [UPLOADS] * index
+    assert [record.uploads for record in desk.store.rounds(desk.id)] == [UPLOADS] * index
 
 
 def test_masks_that_come_twice_commit_once(desk):
     broadcast, _ = desk.asked()
     first = desk.perform(desk.masks(broadcast, [0, 1, 2]))
     assert desk.perform(desk.masks(broadcast, [0, 1, 2])) == first
-    assert len(desk.store.exchanges(desk.id)) == 1
+    assert len(desk.store.rounds(desk.id)) == 1
 
 
 @pytest.mark.parametrize("devices", [[0, 1], [0, 1, 3], [0, 1, 2, 2], []])
@@ -181,7 +181,7 @@ def test_wrong_masks_fail_and_commit_nothing(desk, devices):
     broadcast, _ = desk.asked()
     with pytest.raises(JobFailed, match="do not fit what devices uploaded"):
         desk.perform(desk.masks(broadcast, devices))
-    assert desk.store.exchanges(desk.id) == ()
+    assert desk.store.rounds(desk.id) == ()
 
 
 def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk):
@@ -301,7 +301,7 @@ def same_as_at_once(streaming):
     """Sums, choice and marks are those of a batch in the other form, opened at once."""
     found = streaming.absorb()
     assert chosen_of(found.unmasks[""].chosen, UPLOADS) == [0, 1, 2]
-    kept = streaming.desk.kept(streaming.batch.at.exchange)
+    kept = streaming.desk.kept(streaming.batch.at.round)
     manifest = streaming.broadcast.manifest
     vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
     masks = mask_sums(vectors, [seed(device) for device in range(UPLOADS)])
@@ -466,7 +466,7 @@ def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record():
     assert chosen_of(found.misfits[""].places, 4) == [1]
     done = desk.perform(desk.masks(broadcast, [0, 2, 3]))
     assert done.commit.accepted == 3
-    (record,) = desk.store.exchanges(desk.id)
+    (record,) = desk.store.rounds(desk.id)
     assert record.uploads == 3
 
 

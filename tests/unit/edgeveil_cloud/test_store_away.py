@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import RoundRecord, StoreError
 from tests.kits.postgres_server import postgres_server
 
 
@@ -46,7 +46,7 @@ def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(server, store, c
     server.stop()
     back = threading.Timer(0.5, server.start)
     back.start()
-    assert store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 3), b"one", [("round", {})])
+    assert store.commit_round(job, RoundRecord(1, "train", 1, 1, 3), b"one", [("round", {})])
     back.join()
     last = store.last_commit(job)
     assert last is not None and last.state == b"one"

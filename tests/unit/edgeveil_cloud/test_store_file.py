@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import RoundRecord, StoreError
 
 SECRET = b"\xa5SECRET-ROUND-KEY-0123456789ABCDE"
 
 CRASHING = """
 import os, signal, sys
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 store = Store(sys.argv[1])
 job = store.submit_job("crash", b"c", bytes(32)).id
 store.set_status(job, "running")
 store.put_round_key(job, 1, 1, bytes(32))
-store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 5), b"state one")
+store.commit_round(job, RoundRecord(1, "train", 1, 1, 5), b"state one")
 store.put_round_key(job, 2, 1, bytes(range(32)))
 print(job, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_round_key_is_on_disk_until_the_round_ends_and_nowhere_after(tmp_path,
     store.put_round_key(job, 1, 1, SECRET)
     assert on_disk(tmp_path)
     if end == "commit":
-        store.commit_exchange(job, ExchangeRecord(1, "train", 1, 1, 5), b"")
+        store.commit_round(job, RoundRecord(1, "train", 1, 1, 5), b"")
     else:
         store.set_status(job, "failed")
     assert not on_disk(tmp_path)

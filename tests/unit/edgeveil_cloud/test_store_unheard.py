@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from edgeveil_cloud import database
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreError
+from edgeveil_cloud.store_tables import RoundRecord, StoreError
 
 
 class Unheard(Store):
@@ -56,13 +56,13 @@ def test_a_job_is_resumed_once(store):
     assert types(store, job)[-2:] == ["job_paused", "job_resumed"]
 
 
-def test_an_exchange_is_committed_once(store):
+def test_a_round_is_committed_once(store):
     job = store.submit_job("digits", b"{}", bytes(32)).id
     store.set_status(job, "running")
     store.lost = 1
-    record = ExchangeRecord(1, "train", 1, 1, 3)
-    assert not store.commit_exchange(job, record, b"one", [("round", {})])
-    assert types(store, job)[-1] == "round" and len(store.exchanges(job)) == 1
+    record = RoundRecord(1, "train", 1, 1, 3)
+    assert not store.commit_round(job, record, b"one", [("round", {})])
+    assert types(store, job)[-1] == "round" and len(store.rounds(job)) == 1
 
 
 def test_another_end_is_still_refused(store):

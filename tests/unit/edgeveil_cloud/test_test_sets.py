@@ -64,7 +64,7 @@ def test_a_job_of_another_data_set_of_the_same_shape_is_tested_on_nothing_and_to
     assert "'scans'" in said and "'digits'" in said
     data = {**other, "input_shape": (64,), "nominal_records": 9}
     plan = compile_job(small_job(data=data))
-    context = RoundContext.of(plan, plan.exchanges[-1].index)
+    context = RoundContext.of(plan, plan.all_rounds[-1].index)
     for_digits = Evaluation(HeldTests([DIGITS]))
     assert for_digits.tested(context, plan.graph(), plan.cloud.initial_state()) is None
 

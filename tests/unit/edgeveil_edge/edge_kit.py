@@ -22,7 +22,7 @@ from edgeveil.protocol.device_round import (
     OpenPackage,
     SealedAnswer,
 )
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.compute import Computer
@@ -31,7 +31,7 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.store import DeviceStore
 
 JOB_ID = b"J" * 16
-CENTRE, QUADRATIC, FIRST = 1, 2, 3  # indices of the exchanges; FIRST asks for inferences too
+CENTRE, QUADRATIC, FIRST = 1, 2, 3  # indices of the rounds; FIRST asks for inferences too
 
 
 def job(**changes):
@@ -95,8 +95,8 @@ class Round:
     """One sealed round of a job, and what the cloud can make of the answer."""
 
     def __init__(self, plan, index, keys, *, attempt=1, job_id=JOB_ID):
-        self.plan, self.exchange = plan, plan.exchange(index)
-        at = ExchangeId(job_id, index, attempt)
+        self.plan, self.round = plan, plan.round(index)
+        at = RoundId(job_id, index, attempt)
         sealed = seal_round(
             RoundContext.of(plan, index), trained(plan), keys, at, index * 10 + attempt, 4096
         )
@@ -207,7 +207,7 @@ def sealed_to(plan, keys, package, kind="job", job_id=JOB_ID):
     """A broadcast of the job itself, or of its release."""
     terms = Terms(
         kind=kind,
-        at=ExchangeId(job_id, 0, 1),
+        at=RoundId(job_id, 0, 1),
         sequence=99,
         job_digest=plan.job.digest(),
         phase=kind,

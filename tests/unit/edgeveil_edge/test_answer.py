@@ -16,7 +16,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import Answer
+from edgeveil.parts.round import Answer
 from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.messages import Group
@@ -39,7 +39,7 @@ def device(tmp_path):
 def reason(sealed, package, **changed):
     manifest = msgspec.structs.replace(sealed.manifest, **changed)
     with pytest.raises(ProtocolError) as caught:
-        answers.check_package(RoundContext.of(PLAN, manifest.at.exchange), manifest, package)
+        answers.check_package(RoundContext.of(PLAN, manifest.at.round), manifest, package)
     return caught.value.reason
 
 
@@ -75,7 +75,7 @@ def test_a_smaller_batch_than_the_job_says_is_refused(device):
 
 def released(device, sealed):
     consent(device.site, PLAN, sealed.manifest, device.ledger)
-    event = PLAN.device.price(sealed.exchange)
+    event = PLAN.device.price(sealed.round)
     segments = {"centre": np.arange(4)}
     return answers.release(device.ledger, sealed.manifest, [Answer(segments, event)])
 
@@ -101,7 +101,7 @@ def test_the_ledger_has_committed_before_anything_is_sealed(device, monkeypatch)
 def test_what_is_released_is_what_the_ledger_held_first(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     receipt, payload = released(device, sealed)
-    other = [Answer({"centre": np.arange(4) + 1}, PLAN.device.price(sealed.exchange))]
+    other = [Answer({"centre": np.arange(4) + 1}, PLAN.device.price(sealed.round))]
     assert answers.release(device.ledger, sealed.manifest, other) == (receipt, payload)
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device)
 def test_a_tensor_of_another_shape_or_name_is_never_sealed(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     consent(device.site, PLAN, sealed.manifest, device.ledger)
-    event = PLAN.device.price(sealed.exchange)
+    event = PLAN.device.price(sealed.round)
     longer = Answer({"centre": np.arange(5)}, event)
     receipt, payload = answers.release(device.ledger, sealed.manifest, [longer])
     with pytest.raises(ProtocolError) as caught:
@@ -190,7 +190,7 @@ def told_apart(monkeypatch):
 
 
 def changed_segments(folder, plan, half):
-    """Segments of one exchange of each kind, and whether other records of a half change them.
+    """Segments of one round of each kind, and whether other records of a half change them.
 
     The two devices are copies of each other: noise is the same where the exact sums are.
     """
@@ -200,13 +200,13 @@ def changed_segments(folder, plan, half):
     first.store.close()
     shutil.copytree(box, folder / "copy")
     devices = Device(box).knows(plan), Device(folder / "copy", OtherHalf(half)).knows(plan)
-    kinds = {e.phase: e for e in reversed(plan.exchanges)}
+    kinds = {e.phase: e for e in reversed(plan.all_rounds)}
     found = dict[str, bool]()
-    for exchange in sorted(kinds.values(), key=lambda e: e.index):
-        sealed = Round(plan, exchange.index, devices[0].keys())
+    for round in sorted(kinds.values(), key=lambda e: e.index):
+        sealed = Round(plan, round.index, devices[0].keys())
         ours, theirs = (sealed.tensors(device.answer(sealed)) for device in devices)
         assert list(ours) == list(theirs)
-        for spec in plan.segments(exchange):
+        for spec in plan.segments(round):
             size = spec.byte_count
             found[spec.name] = ours[spec.name][:size] != theirs[spec.name][:size]
     return found

@@ -129,17 +129,17 @@ def records(path, count=40, first=0.5):
 
 def computation(job, index=1, until_s=60.0):
     plan = job.plan
-    exchange, state = plan.exchange(index), plan.cloud.initial_state()
+    round, state = plan.round(index), plan.cloud.initial_state()
     package = RoundPackage(
-        exchange.phase,
-        exchange.number,
-        exchange.infer,
-        pack_tensors(plan.cloud.package(state, exchange)),
-        pack_tensors(plan.cloud.model(state)) if exchange.infer else b"",
+        round.phase,
+        round.number,
+        round.infer,
+        pack_tensors(plan.cloud.package(state, round)),
+        pack_tensors(plan.cloud.model(state)) if round.infer else b"",
     )
     until_s += time.monotonic()
     noise = DerivedRandom(KEY)
-    return Computation(job, exchange, package, {}, True, noise, until_s=until_s, allowed_s=until_s)
+    return Computation(job, round, package, {}, True, noise, until_s=until_s, allowed_s=until_s)
 
 
 @pytest.fixture
@@ -299,13 +299,13 @@ def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path
     path = records(tmp_path / "own.npz")
     job, far = taught(), remote(process, tmp_path, path)
     near = Computer(site(tmp_path, path), SPLIT_KEY)
-    for exchange in job.plan.exchanges:
-        here = near.answer(computation(job, exchange.index))
-        there = far.answer(computation(job, exchange.index))
+    for round in job.plan.all_rounds:
+        here = near.answer(computation(job, round.index))
+        there = far.answer(computation(job, round.index))
         assert tensors(here) == tensors(there)
         assert [part.events for part in here.parts] == [part.events for part in there.parts]
         assert there.without == ""
-        empty = nobody(tmp_path).answer(computation(job, exchange.index))
+        empty = nobody(tmp_path).answer(computation(job, round.index))
         assert tensors(empty) != tensors(there)
 
 
@@ -399,7 +399,7 @@ def test_a_worker_that_was_late_with_a_large_answer_is_asked_again(process, tmp_
 def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeypatch):
     path, index = records(tmp_path / "own.npz"), 3
     job, own = taught(), site(tmp_path, path)
-    assert job.plan.exchange(index).infer
+    assert job.plan.round(index).infer
     sound = Computer(own, SPLIT_KEY).answer(computation(job, index))
     real = softmax_answer
 

@@ -98,7 +98,7 @@ def test_other_records_another_package_or_device_have_other_noise(tmp_path, name
     manifest = msgspec.structs.replace(asked.manifest, package_digest=bytes(32))
     padded = asked.tensors(once_more.host.perform(ComputeAnswer(manifest, opened.package)))
     alien = answers(stranger, [Round(plan, CENTRE, stranger.keys())])[0]
-    segment = plan.segments(plan.exchange(CENTRE))[0]
+    segment = plan.segments(plan.round(CENTRE))[0]
     values = [
         np.frombuffer(one[segment.name][: segment.byte_count], segment.dtype)
         for one in (sent, changed, padded, alien)

@@ -41,7 +41,7 @@ def test_a_backbone_that_the_owner_allows_is_learned_on(tmp_path):
     for index in (QUADRATIC, FIRST):
         sealed = Round(PLAN, index, box.keys())
         found = sealed.tensors(box.answer(sealed))
-        assert set(found) >= {spec.name for spec in PLAN.segments(sealed.exchange)}
+        assert set(found) >= {spec.name for spec in PLAN.segments(sealed.round)}
     assert box.load.reads == 1
     assert isinstance(
         box.restarted(policy=box.site.policy).answer(Round(PLAN, FIRST, box.keys())), SealedAnswer

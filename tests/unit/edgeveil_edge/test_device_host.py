@@ -37,7 +37,7 @@ from edgeveil.protocol.device_round import (
     OutboxPut,
     SealedAnswer,
 )
-from edgeveil.protocol.messages import ExchangeId, Signer, Upload
+from edgeveil.protocol.messages import RoundId, Signer, Upload
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 from edgeveil.protocol.transfer import describe
 from edgeveil.trust.bundle import HeldTrust
@@ -176,11 +176,11 @@ def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tm
     )
 
 
-def test_an_answer_holds_every_segment_of_the_exchange_and_costs_its_price(device):
+def test_an_answer_holds_every_segment_of_the_round_and_costs_its_price(device):
     for index in (CENTRE, QUADRATIC, FIRST):
         sealed = Round(PLAN, index, device.keys())
         tensors = sealed.tensors(device.answer(sealed))
-        assert list(tensors) == [spec.name for spec in PLAN.segments(sealed.exchange)]
+        assert list(tensors) == [spec.name for spec in PLAN.segments(sealed.round)]
         assert device.ledger.spent() == PLAN.spent(index).training == PLAN.quote().training
         assert device.ledger.spent(purpose="infer") == PLAN.quote(index).inference
     assert device.load.reads == 1
@@ -205,7 +205,7 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path):
             keep(sealed.manifest.at)
         return answer
 
-    keep(ExchangeId(JOB_ID, FIRST, 1), dummy=True)
+    keep(RoundId(JOB_ID, FIRST, 1), dummy=True)
     for attempt in (2, 5, 5, 6, 9, 11):  # one of them twice, as after a crash
         assert isinstance(asked(attempt), SealedAnswer)
     device = device.restarted()

@@ -61,7 +61,7 @@ def check(device, sealed, outcome, price):
     """
     if isinstance(outcome, SealedAnswer):
         for name, plain in sealed.tensors(outcome).items():
-            spec = next(s for s in PLAN.segments(sealed.exchange) if s.name == name)
+            spec = next(s for s in PLAN.segments(sealed.round) if s.name == name)
             assert not any(plain[spec.byte_count :])
     else:
         assert isinstance(outcome, NoAnswer | WorkFailed)

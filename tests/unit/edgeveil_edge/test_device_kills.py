@@ -73,7 +73,7 @@ class World:
             return []
         upload = decode_header(message.header)
         assert isinstance(upload, Upload)
-        at = (upload.at.exchange, upload.at.attempt)
+        at = (upload.at.round, upload.at.attempt)
         self._note("offered", at, upload.blob.digest.hex())
         if at != self.at:  # offered again by a new life, and the round is over
             return [PROXY.note(Ack(upload.blob.digest, "closed"))]
@@ -181,22 +181,22 @@ def _check_promise(at, receipts, item, last):
     """What the proxy acknowledged is held, or was about to be when the process was killed."""
     if receipts[at].state == "stored":
         assert item is not None
-        assert (item.at.exchange, item.at.attempt) == at
+        assert (item.at.round, item.at.attempt) == at
         assert (int(last[1]), int(last[2])) == at or last[0] == "next"
 
 
 def _check_outbox(item, receipts, rounds):
-    at = (item.at.exchange, item.at.attempt)
+    at = (item.at.round, item.at.attempt)
     receipt, sealed = receipts[at], rounds[at]
     assert receipt.state == ("held" if item.held else "stored")
     groups = sealed.manifest.groups
     sizes = tuple(groups[g].padded_bytes + SEAL_OVERHEAD_BYTES for g in item.upload.groups)
     tensors = sealed.tensors(SealedAnswer(item.upload.groups, sizes, item.data, item.marks))
     device_ledger = Device(Path(FOLDER)).ledger
-    held = device_ledger.recall(JOB_ID.hex(), item.at.exchange)
+    held = device_ledger.recall(JOB_ID.hex(), item.at.round)
     device_ledger.close()
     assert held is not None
-    for spec in PLAN.segments(sealed.exchange):
+    for spec in PLAN.segments(sealed.round):
         assert tensors[spec.name][: spec.byte_count] in held[1], "other tensors than were priced"
     offset = 0
     assert item.marks == receipt.segment_hashes

@@ -64,9 +64,9 @@ def test_what_a_round_keeps_is_what_the_next_one_gets(tmp_path, monkeypatch):
     one, seen = device(tmp_path), []
     real = answers.training_answer
 
-    def watched(plan, exchange, package, own, *rest):
+    def watched(plan, round, package, own, *rest):
         seen.append({name: array.copy() for name, array in own.items()})
-        return real(plan, exchange, package, own, *rest)
+        return real(plan, round, package, own, *rest)
 
     monkeypatch.setattr("edgeveil_edge.compute.training_answer", watched)
     answered(one, 1)
@@ -118,7 +118,7 @@ def test_it_never_leaves(tmp_path, caplog):
     caplog.set_level("DEBUG")
     one = device(tmp_path)
     sent = answered(one, 1)
-    assert set(sent) == {group.name for group in PLAN.groups(PLAN.exchange(1))}
+    assert set(sent) == {group.name for group in PLAN.groups(PLAN.round(1))}
     assert "stc" not in caplog.text + "".join(one.said)
 
 
@@ -138,10 +138,10 @@ def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path):
 
 
 def test_a_cloud_cannot_put_words_into_the_device_s_memory():
-    weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.exchange(1))
+    weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.round(1))
     tensors = pack_tensors({**weights, "kept/stc": np.ones(15, np.float32)})
     package = RoundPackage("train", 1, False, tensors, b"")
     nobody = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
     with pytest.raises(ProtocolError) as caught:
-        answers.training_answer(PLAN, PLAN.exchange(1), package, {}, nobody, os_random, "cpu")
+        answers.training_answer(PLAN, PLAN.round(1), package, {}, nobody, os_random, "cpu")
     assert caught.value.reason == "bad_package"

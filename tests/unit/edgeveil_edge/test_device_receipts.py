@@ -20,7 +20,7 @@ from edgeveil.protocol.device_round import (
     SealDummies,
     SealedAnswer,
 )
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Signer, Upload
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId, Signer, Upload
 from edgeveil.protocol.sealed import open_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_edge.store import DeviceStore
@@ -34,7 +34,7 @@ PLAN = compile_job(job())
 
 
 def item(number=1, *, dummy=False):
-    at, data = ExchangeId(JOB, number, 1), b"".join(SEGMENTS)
+    at, data = RoundId(JOB, number, 1), b"".join(SEGMENTS)
     upload = Upload(at, (0, 1), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
 
@@ -134,7 +134,7 @@ def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(tmp_path, role, 
     assert isinstance(dummy, SealedAnswer)
     assert dummy.dummy
     answer = device.answer(sealed)
-    if isinstance(answer, SealedAnswer):  # an infer-only device has no answer to every exchange
+    if isinstance(answer, SealedAnswer):  # an infer-only device has no answer to every round
         assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
         assert not answer.dummy
     start = 0

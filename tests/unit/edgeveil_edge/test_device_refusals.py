@@ -152,6 +152,6 @@ def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device):
     device.store.put_job(JOB_ID, canonical, graph.replace(b"Softmax", b"Hardmax"))
     device = device.restarted()
     sealed = Round(PLAN, FIRST, device.keys())
-    assert sealed.exchange.infer
+    assert sealed.round.infer
     assert "Hardmax" in why(device, sealed)
     assert device.load.reads == 0

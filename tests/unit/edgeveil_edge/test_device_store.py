@@ -12,7 +12,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ManifestMark, OutboxDrop, OutboxHeld, OutboxPut
-from edgeveil.protocol.messages import ExchangeId, Signer, Upload, check_signature
+from edgeveil.protocol.messages import RoundId, Signer, Upload, check_signature
 from edgeveil.protocol.transfer import describe
 from edgeveil.storage import StorageError
 from edgeveil_edge.store import DeviceStore
@@ -23,7 +23,7 @@ SIGNER = Signer(KEY.public().fingerprint(), KEY)
 
 
 def outbox(round_=3, data=b"sealed" * 40, job=JOB):
-    at = ExchangeId(job, round_, 1)
+    at = RoundId(job, round_, 1)
     upload = Upload(at, (0, 2), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
 
@@ -61,7 +61,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(path, version):
 
 def test_each_item_is_there_after_a_kill(path):
     store = DeviceStore(path)
-    seen = ManifestMark(ExchangeId(JOB, 3, 2), b"m" * 32)
+    seen = ManifestMark(RoundId(JOB, 3, 2), b"m" * 32)
     store.store(seen)
     assert reopened(path).seen == {JOB: seen}
     store.put_job(JOB, b"canonical", b"graph")
@@ -85,9 +85,9 @@ def test_the_outbox_holds_one_upload_of_each_job(path):
     store.store(outbox(4, b"newer" * 9))
     newer, other = outbox(4, b"newer" * 9), outbox(8, job=OTHER)
     assert reopened(path).uploads == {JOB: newer, OTHER: other}
-    store.store(OutboxHeld(ExchangeId(OTHER, 8, 1)))
+    store.store(OutboxHeld(RoundId(OTHER, 8, 1)))
     assert reopened(path).uploads == {JOB: newer, OTHER: replace(other, held=True)}
-    store.store(OutboxDrop(ExchangeId(JOB, 4, 1), "dropped"))
+    store.store(OutboxDrop(RoundId(JOB, 4, 1), "dropped"))
     assert reopened(path).uploads == {OTHER: replace(other, held=True)}
     store.close()
 
@@ -96,7 +96,7 @@ def test_a_closed_job_is_forgotten_but_for_its_end(path):
     store = DeviceStore(path)
     for job in (JOB, OTHER):
         store.put_job(job, b"canonical", b"graph")
-        store.store(ManifestMark(ExchangeId(job, 1, 1), bytes(32)))
+        store.store(ManifestMark(RoundId(job, 1, 1), bytes(32)))
     store.store(JobClosed(JOB, "completed"))
     memory = reopened(path)
     assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB: None}, {OTHER: None}, {OTHER})

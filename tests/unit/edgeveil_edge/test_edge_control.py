@@ -13,7 +13,7 @@ from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import device, device_round
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
 from edgeveil_edge.identity import DeviceIdentity
@@ -160,7 +160,7 @@ def test_the_owner_is_told_what_was_declined_and_what_will_not_fit_any_more(own,
         request = JobRequest(job.hex(), 1e-5, (softmax_event(10, 0.6 * limit),))
         process.device.ledger.open_job(request, Limits(1, 1, 1e-4, limit))
         for number, cause in ((1, "budget"), (2, "budget"), (3, "conditions")):
-            at = ExchangeId(job, number, 1)
+            at = RoundId(job, number, 1)
             told = {"job": "short", "round": number, "cause": cause, "why": f"reason {number}"}
             process.device.host.report(fx.Report("declined", told, at))
         told = ask(own.state_dir, "status")

@@ -7,8 +7,8 @@ import pytest
 from edge_kit import Device, Round
 
 from edgeveil.jobs import Job, compile_job
-from edgeveil.parts.exchange import Answer
 from edgeveil.parts.methods.noise_only import NOISE
+from edgeveil.parts.round import Answer
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
@@ -36,7 +36,7 @@ class FromAnotherProcess:
     """Answers as a computing process does: with arrays that lie in its message."""
 
     def answer(self, one):
-        (spec,) = one.job.plan.cloud.segments(one.exchange)
+        (spec,) = one.job.plan.cloud.segments(one.round)
         packed = pack_tensors({NOISE: np.ones(spec.shape, spec.dtype)})
         return ComputedAnswer((Answer(tensor_views(packed), ()),))
 

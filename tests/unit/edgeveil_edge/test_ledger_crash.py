@@ -74,7 +74,7 @@ def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path, point):
     centre = again.tensors(device.answer(again))["centre"]
     held = device.ledger.recall(HEX, CENTRE)
     assert held is not None
-    assert centre[: PLAN.segments(again.exchange)[0].byte_count] in held[1]
+    assert centre[: PLAN.segments(again.round)[0].byte_count] in held[1]
     assert device.ledger.spent(HEX) == PLAN.quote().training
     assert held[1] == drawn  # committed or not: the same question has the same noise
     assert device.load.reads == (not committed)  # what was paid for is not computed anew

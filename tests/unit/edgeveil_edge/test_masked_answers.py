@@ -145,7 +145,7 @@ def test_another_attempt_brings_the_same_numbers_under_other_masks(device):
 
 @pytest.mark.parametrize("other", [b"n" * 16, b""], ids=["put back", "of an earlier version"])
 def test_a_job_that_was_answered_goes_to_no_other_memory_of_the_proxy(device, other):
-    """Not the same exchange once more, and nothing that follows it; after a restart either."""
+    """Not the same round once more, and nothing that follows it; after a restart either."""
     assert isinstance(answered(device, Round(PLAN, FIRST, device.keys())), SealedAnswer)
     again = Round(PLAN, FIRST, device.keys(), attempt=2)
     for one in (device, device.restarted()):
@@ -242,21 +242,21 @@ def test_a_device_that_only_infers_has_no_seed_to_send(tmp_path):
 
 
 def test_what_many_records_sum_up_to_is_cut_before_the_noise_and_noised_never():
-    exchange, device = PLAN.exchange(CENTRE), PLAN.device
+    round, device = PLAN.round(CENTRE), PLAN.device
     budget = device.budget
     nominal = PLAN.setting.nominal_records
-    room = budget.room(exchange.phase, nominal)
+    room = budget.room(round.phase, nominal)
     pixels = np.zeros((3 * nominal, 4), np.float32)
     pixels[:, 2] = 1e6  # all of a record's length in one feature
     many = Records(pixels, np.zeros(len(pixels), np.int64))
-    total = device.sums(exchange, {}, many)
+    total = device.sums(round, {}, many)
     assert np.abs(total).max() == room
     half = Records(pixels[: nominal // 2], many.y[: nominal // 2])
-    few = device.sums(exchange, {}, half)
+    few = device.sums(round, {}, half)
     assert 0.4 * room < np.abs(few).max() <= 0.5 * room
     huge = np.array([2**62, -(2**62), room, 5])
-    (numbers,) = device.finish(exchange, {}, huge).values()
+    (numbers,) = device.finish(round, {}, huge).values()
     assert numbers.tolist() == huge.tolist()
-    largest = budget.largest(exchange.phase, nominal)
-    (spec,) = PLAN.segments(exchange)
+    largest = budget.largest(round.phase, nominal)
+    (spec,) = PLAN.segments(round)
     assert 5 * largest < 2 ** (spec.bits - 1)

@@ -71,7 +71,7 @@ def test_wherever_the_budget_is_placed_one_record_more_decides_nothing(
          {"evaluate"}),
     ],
 )  # fmt: skip
-def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
+def test_every_kind_of_round_is_tried_on_as_many_records_as_the_owner_allows(
     tmp_path, monkeypatch, changes, trains, wanted
 ):
     """Whatever the job says of how many there are, and how they fall into halves."""
@@ -114,11 +114,11 @@ def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
     job = taught(nominal=2, federated_evaluation={"epsilon": 1})
     site = kit.site(tmp_path, policy={"max_records": most})
     computer = Computer(site, KEY, kit.Loader())
-    exchange = next(e for e in job.plan.exchanges if e.phase == "evaluate")
+    round = next(e for e in job.plan.all_rounds if e.phase == "evaluate")
     model = pack_tensors(job.plan.cloud.model(job.plan.cloud.initial_state()))
-    package = RoundPackage(exchange.phase, exchange.number, False, pack_tensors({}), model)
+    package = RoundPackage(round.phase, round.number, False, pack_tensors({}), model)
     noise = DerivedRandom(KEY)
-    one = compute.Computation(job, exchange, package, {}, trains, noise, allowed_s=8.0)
+    one = compute.Computation(job, round, package, {}, trains, noise, allowed_s=8.0)
     computer.answer(one)  # here, where no process ends what is slow, as in a simulation
     assert set(found) == {math.inf}
     found.clear()

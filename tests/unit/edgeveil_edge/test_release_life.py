@@ -24,9 +24,9 @@ from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import (
     HEALTH,
     REPORT_BYTES,
-    ExchangeId,
     ReleaseOutcome,
     ReleaseStatement,
+    RoundId,
 )
 from edgeveil.protocol.sealed import (
     ReleasePackage,
@@ -53,7 +53,7 @@ class SealingCloud:
     def seal(self, keys, package, sequence):
         terms = Terms(
             kind="release",
-            at=ExchangeId(JOB_ID, 0, sequence),
+            at=RoundId(JOB_ID, 0, sequence),
             sequence=sequence,
             job_digest=PLAN.job.digest(),
             phase="release",

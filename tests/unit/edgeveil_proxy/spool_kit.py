@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.messages import Batch, Blob, Commit, ExchangeId, Group, Manifest, Signer
+from edgeveil.protocol.messages import Batch, Blob, Commit, Group, Manifest, RoundId, Signer
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
 from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
@@ -19,11 +19,11 @@ CLOUD, PROXY = Signer("cloud", CLOUD_KEY), Signer("proxy", SigningKey.generate()
 DEVICES = tuple(f"{n:016x}" for n in range(3))
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
-    return ExchangeId(job, round_, attempt)
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> RoundId:
+    return RoundId(job, round_, attempt)
 
 
-def manifest(kind: str, where: ExchangeId, data: bytes, data_set: bytes = b"") -> Manifest:
+def manifest(kind: str, where: RoundId, data: bytes, data_set: bytes = b"") -> Manifest:
     return Manifest(
         kind=kind,  # type: ignore[arg-type]
         at=where,
@@ -59,17 +59,17 @@ def put(spool: Spool, header: Manifest | Commit, data: bytes) -> pr.KeptBroadcas
 def keep(
     spool: Spool,
     kind: str = "round",
-    where: ExchangeId | None = None,
+    where: RoundId | None = None,
     data: bytes = b"model",
     data_set: bytes = b"",
 ) -> pr.KeptBroadcast:
     where = where or at()
-    data += bytes((where.exchange, where.attempt)) + where.job_id + kind.encode()
+    data += bytes((where.round, where.attempt)) + where.job_id + kind.encode()
     return put(spool, manifest(kind, where, data, data_set), data)
 
 
-def keep_commit(spool: Spool, where: ExchangeId) -> pr.KeptBroadcast:
-    data = b"h" * 32 + where.exchange.to_bytes(2, "big")
+def keep_commit(spool: Spool, where: RoundId) -> pr.KeptBroadcast:
+    data = b"h" * 32 + where.round.to_bytes(2, "big")
     return put(spool, Commit(where, 1, describe(data, 1024)), data)
 
 
@@ -77,7 +77,7 @@ SEGMENT_BYTES = 12_000
 
 
 def upload(
-    spool: Spool, slot: int, where: ExchangeId | None = None, data: bytes = b"sealed"
+    spool: Spool, slot: int, where: RoundId | None = None, data: bytes = b"sealed"
 ) -> pr.UploadKept:
     """Device `slot` uploads one segment, in two parts."""
     where = where or at()
@@ -95,13 +95,13 @@ def in_order(_places: list[int]) -> None:
     """No shuffle at all."""
 
 
-def shuffled(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> pr.ShuffledBatch:
+def shuffled(spool: Spool, slots: int = 3, where: RoundId | None = None) -> pr.ShuffledBatch:
     uploads = tuple((slot, (0,)) for slot in range(slots))
     task = pr.ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
     return spool.shuffled(task, in_order)
 
 
-def batch(spool: Spool, slots: int = 3, where: ExchangeId | None = None) -> pr.BatchKept:
+def batch(spool: Spool, slots: int = 3, where: RoundId | None = None) -> pr.BatchKept:
     """The round's batch is made and kept."""
     done = shuffled(spool, slots, where)
     header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
@@ -130,4 +130,4 @@ def names(path: Path) -> set[str]:
 
 def kinds(memory: pr.ProxyMemory) -> list[tuple[bytes, str, int]]:
     headers = [item.header for item in memory.kept.values()]
-    return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.exchange) for h in headers]
+    return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.round) for h in headers]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import ShuffledBatch, ShuffleRound
 from edgeveil_proxy import shuffle
 from edgeveil_proxy.shuffle import shuffle_round
 
-AT = ExchangeId(b"J" * 16, 1, 1)
+AT = RoundId(b"J" * 16, 1, 1)
 SIZES = (3, 5)
 SLOT = sum(SIZES)
 

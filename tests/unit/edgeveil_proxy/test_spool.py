@@ -254,7 +254,7 @@ def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> No
     spool.close()
 
 
-def test_a_second_choice_for_an_exchange_ends_the_work_and_the_first_one_stays(path: Path) -> None:
+def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path: Path) -> None:
     spool, first = Spool(path), pr.RoundUnmasked(sk.at(), b"first")
     for _ in range(2):  # the same again, after a crash
         spool.store(first)

@@ -38,7 +38,7 @@ PACKET_BYTES = 4096
 PART_BYTES = PACKET_BYTES - 512
 SEALED_BYTES = (5000, 2000)
 DEVICES = 120
-AT = m.ExchangeId(b"J" * 16, 1, 1)
+AT = m.RoundId(b"J" * 16, 1, 1)
 KILLS = 12
 
 

@@ -25,7 +25,7 @@ from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil_cloud.commit_round import Told, tell_round
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure, row_of
-from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
+from edgeveil_cloud.store_tables import JobEntry, JobGlimpse, RoundRecord
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_tools.cli import main
 from edgeveil_tools.display import RunDisplay
@@ -42,7 +42,7 @@ BESIDE = "always the largest class 0.866, and the model is worse; balanced 0.500
 JOB, RUN = local_job(Path(__file__).parents[2] / "kits" / "quickstart.yaml", Overrides())
 PLAN = compile_job(JOB)
 ROUND = committed(1, 1, 1, accuracy=REACHED, figures=FIGURES)
-RECORD = ExchangeRecord(1, "train", 1, 1, 9, REACHED, {GUESSING: FIGURES})
+RECORD = RoundRecord(1, "train", 1, 1, 9, REACHED, {GUESSING: FIGURES})
 ENTRY = JobEntry("j-1", "small", JOB.canonical(), b"", "running", "", 0.0, 1.0, None)
 GLIMPSE = JobGlimpse(ENTRY, RECORD, REACHED, None, RECORD.scores, None)
 

@@ -16,7 +16,7 @@ from edgeveil.jobs import Job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
 from edgeveil_cloud.http_guard import proof
-from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_tools.cli import jobs, main
 from edgeveil_tools.cloud_client import Cloud
 from tests.kits.backbone_files import small_backbone
@@ -47,9 +47,9 @@ def cloud(tmp_path):
 def finish(store, job, status="completed"):
     store.set_status(job, "running")
     scores = {"score": 0.25}
-    record = ExchangeRecord(1, "train", 1, 1, 20, 0.875, scores, 1.5, {"up": 1200})
-    store.commit_exchange(job, ExchangeRecord(1, "centre", 0, 1, 19), b"")
-    store.commit_exchange(job, ExchangeRecord(**{**record.__dict__, "index": 2}), b"")
+    record = RoundRecord(1, "train", 1, 1, 20, 0.875, scores, 1.5, {"up": 1200})
+    store.commit_round(job, RoundRecord(1, "centre", 0, 1, 19), b"")
+    store.commit_round(job, RoundRecord(**{**record.__dict__, "index": 2}), b"")
     store.set_status(job, status, "" if status == "completed" else "too few uploads in round 1")
 
 

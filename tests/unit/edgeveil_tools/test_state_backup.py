@@ -19,7 +19,7 @@ from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.ledger_chain import spent
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, RoundUnmasked, UploadKept
 from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.transport.process import OwnFolder, make_signing_key
@@ -303,7 +303,7 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(
 ):
     site = proxy
     Registry(site.state_dir / "registry.sqlite").close()
-    spool, at, seed = Spool(site.state_dir / SPOOL_FILE), ExchangeId(b"J" * 16, 1, 1), b"s" * 32
+    spool, at, seed = Spool(site.state_dir / SPOOL_FILE), RoundId(b"J" * 16, 1, 1), b"s" * 32
     spool.store(UploadPart(at, 0, b"sealed"))
     held = HeldUpload((0,), b"", 0, MaskSeed(seed))
     spool.store(UploadKept(at, "box", held))

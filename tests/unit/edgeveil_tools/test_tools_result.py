@@ -75,7 +75,7 @@ def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
     assert failed["privacy"]["training"]["epsilon"] == 8.0
 
 
-def test_an_exchange_that_was_asked_for_counts_before_it_is_committed():
+def test_a_round_that_was_asked_for_counts_before_it_is_committed():
     record = course()
     assert record.asked == 0
     record.take(broadcast("round 3", 4))

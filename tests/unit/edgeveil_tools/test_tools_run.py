@@ -161,7 +161,7 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
 
 
 def test_shared_noise_has_both_epsilons_in_each_line():
-    view = RunProgress(exchanges=17, rounds=15, devices=20)
+    view = RunProgress(all_rounds=17, rounds=15, devices=20)
     view.training_epsilon, view.inference_epsilon = 0.974, 0.0
     view.collusion_epsilon = 4.4436
     one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"

@@ -161,7 +161,7 @@ def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
-    four = {"devices": 4, "min_devices": 4}  # of five, each of which answers some exchanges
+    four = {"devices": 4, "min_devices": 4}  # of five, each of which answers some rounds
     (tmp_path / "owner.yaml").write_text("policy: {min_devices: 4}")
     run = {**SMALL["local_run"], "policy": str(tmp_path / "owner.yaml")}
     path = job_file(tmp_path, selection=four, local_run=run, round={"min_batch": 4})

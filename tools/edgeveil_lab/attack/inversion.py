@@ -18,10 +18,10 @@ from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
 from edgeveil.errors import UsageError
-from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.methods.fm_sums import FmParameters, shrunk
+from edgeveil.parts.round import Tensors
 from edgeveil.privacy.grid import GRID_BITS
 from edgeveil_lab.attack.recording import Recording, exact_linear, noised_linear
 
@@ -218,21 +218,21 @@ def why_no_pictures(recording: Recording) -> str:
 
 def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -> Inversion:
     """Attack the first training round; `advance` is called after each of `attacks(recording)`."""
-    exchange, device = recording.rounds[0], recording.device
-    broadcast = recording.broadcast(exchange)
+    round, device = recording.rounds[0], recording.device
+    broadcast = recording.broadcast(round)
     target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))
     own = target.at(np.arange(min(LADDER[-1], len(target))))
-    exact = exact_linear(device, exchange, broadcast, target)
-    sigma = math.sqrt(device.budget.noise_variance(exchange.phase))
-    uploads = noised_linear(device, broadcast, recording.uploads(exchange))
-    sums = [exact_linear(device, exchange, broadcast, other) for other in recording.devices]
+    exact = exact_linear(device, round, broadcast, target)
+    sigma = math.sqrt(device.budget.noise_variance(round.phase))
+    uploads = noised_linear(device, broadcast, recording.uploads(round))
+    sums = [exact_linear(device, round, broadcast, other) for other in recording.devices]
     chances = whose(uploads, exact, sums, sigma)
     noise = uploads[int(chances.argmax())] - exact
     head = head_of(recording)
     results = []
     for count in sorted({min(count, len(own)) for count in LADDER}):
         some = own.at(np.arange(count))
-        clean = exact_linear(device, exchange, broadcast, some)
+        clean = exact_linear(device, round, broadcast, some)
         originals = shown(some.x.reshape(count, -1).astype(np.float64))
         for seen, noisy in ((clean, False), (clean + noise, True)):
             for name, method in METHODS.items():

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters, noised
 from edgeveil.parts.models.heads import head_probabilities
+from edgeveil.parts.round import TRAIN, PlannedRound, Tensors
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -85,7 +85,7 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
     both = _joined([members, recording.test])
     phi, count = recording.plan.features(both.x), len(members)
     free = list(_rehearsed(recording, members, None))
-    seen = [recording.model(exchange) for exchange in recording.rounds]
+    seen = [recording.model(round) for round in recording.rounds]
     rounds: list[tuple[float, float]] = []
     final: dict[bool, Float64] = {}
     for models in zip(seen, free, strict=True):
@@ -113,14 +113,14 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     """Score ⟨seen − known, g⟩/σ² for a record's part g, of fresh noise by the device's mechanism.
     Blind: a device's first upload, nothing else known. Informed: all other records known, of one
     upload or of the whole job."""
-    device, exchanges = recording.device, recording.plan.of_method
-    first = len(exchanges) - len(recording.rounds)
+    device, rounds = recording.device, recording.plan.of_method
+    first = len(rounds) - len(recording.rounds)
     rng = np.random.default_rng(0)
     largest = max(event_variances(event).size for event in device.budget.events.values())
     most = max(1, min(CANDIDATES, MOST_VALUES // largest))
     inside = members.at(rng.permutation(len(members))[:most])
     outside = recording.test.at(rng.permutation(len(recording.test))[:most])
-    heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in exchanges]
+    heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in rounds]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
         informed("knows all but the record, one upload", heard[first : first + 1]),
@@ -130,7 +130,7 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """Of one exchange: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
+    """Of one round: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
 
     size_in: Float64
     size_out: Float64
@@ -139,14 +139,14 @@ class CandidateScores:
 
 
 def _heard(
-    device: FmDevice, exchange: Exchange, sent: Tensors, inside: Records, outside: Records
+    device: FmDevice, round: PlannedRound, sent: Tensors, inside: Records, outside: Records
 ) -> CandidateScores:
-    """Fresh noise for one exchange, and what it leaves of each candidate's part."""
-    event = device.budget.events[exchange.phase]
+    """Fresh noise for one round, and what it leaves of each candidate's part."""
+    event = device.budget.events[round.phase]
     variance = event_variances(event)
     zero = np.zeros(variance.shape, np.int64)
     noise = np.stack([noised(zero, event, os_random) for _ in range(DRAWS)]) / variance
-    g_in, g_out = (_parts(device, exchange, sent, records) for records in (inside, outside))
+    g_in, g_out = (_parts(device, round, sent, records) for records in (inside, outside))
     size_in, size_out = ((np.square(g) / variance).sum(axis=1) for g in (g_in, g_out))
     return CandidateScores(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
 
@@ -160,25 +160,25 @@ def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
     return roc(name, True, members.ravel(), others.ravel())
 
 
-def _parts(device: FmDevice, exchange: Exchange, sent: Tensors, records: Records) -> Float64:
+def _parts(device: FmDevice, round: PlannedRound, sent: Tensors, records: Records) -> Float64:
     """What each record alone adds to the sum (n, values), in steps."""
-    rows = [device.sums(exchange, sent, records.at(np.array([i]))) for i in range(len(records))]
+    rows = [device.sums(round, sent, records.at(np.array([i]))) for i in range(len(records))]
     return np.stack([row.ravel().astype(np.float64) for row in rows])
 
 
 def _blind(recording: Recording, noise: bool) -> RocCurve:
     """The first upload of each device against its own records and as many of nobody's."""
-    device, exchange = recording.device, recording.rounds[0]
-    event, sent = device.budget.events[exchange.phase], recording.broadcast(exchange)
+    device, round = recording.device, recording.rounds[0]
+    event, sent = device.budget.events[round.phase], recording.broadcast(round)
     test = recording.test
     rng = np.random.default_rng(1)
     scores: tuple[list[Float64], list[Float64]] = ([], [])
     for own in recording.devices[:CANDIDATES]:
-        total = device.sums(exchange, sent, own)
+        total = device.sums(round, sent, own)
         seen = (noised(total, event, os_random) if noise else total).ravel().astype(np.float64)
         strange = test.at(rng.choice(len(test), min(len(own), len(test)), replace=False))
         for records, found in zip((own, strange), scores, strict=True):
-            parts = _parts(device, exchange, sent, records)
+            parts = _parts(device, round, sent, records)
             found.append(parts @ seen / np.maximum(np.linalg.norm(parts, axis=1), 1.0))
     members, others = (np.concatenate(found) for found in scores)
     return roc("knows nothing else, one upload", noise, members, others)
@@ -240,16 +240,16 @@ def trained(
     `rng` the mean carries the noise of so many devices, one normal variable."""
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()
-    for exchange in cloud.plan():
-        tensors = cloud.package(state, exchange)
-        mean = device.sums(exchange, tensors, records) / setting.devices
+    for round in cloud.plan():
+        tensors = cloud.package(state, round)
+        mean = device.sums(round, tensors, records) / setting.devices
         if rng is not None:
-            event = device.budget.events[exchange.phase]
+            event = device.budget.events[round.phase]
             spread = np.sqrt(event_variances(event) / setting.devices)
             mean = mean + (rng.normal(size=spread.shape) * spread).reshape(mean.shape)
-        segments = device.finish(exchange, tensors, mean)
-        state = cloud.absorb(state, exchange, segments, setting.devices)
-        if exchange.phase == TRAIN:
+        segments = device.finish(round, tensors, mean)
+        state = cloud.absorb(state, round, segments, setting.devices)
+        if round.phase == TRAIN:
             yield cloud.model(state)
 
 

@@ -16,11 +16,11 @@ from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
 from edgeveil.parts.methods.fm import HEAD, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters, head_shape, symmetric
 from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.round import TRAIN, Array, PlannedRound, Tensors
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.round_report import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
@@ -74,8 +74,8 @@ class Recording:
         return FmDevice(self.parameters, self.plan.setting)
 
     @property
-    def rounds(self) -> tuple[Exchange, ...]:
-        return tuple(e for e in self.plan.exchanges if e.phase == TRAIN)
+    def rounds(self) -> tuple[PlannedRound, ...]:
+        return tuple(e for e in self.plan.all_rounds if e.phase == TRAIN)
 
     @cached_property
     def devices(self) -> list[Records]:
@@ -88,21 +88,21 @@ class Recording:
         """Records that no device holds."""
         return held(self.job, self.run)
 
-    def broadcast(self, exchange: Exchange) -> Tensors:
+    def broadcast(self, round: PlannedRound) -> Tensors:
         """What the selected devices were sent."""
-        return self._tensors(exchange, "broadcast")
+        return self._tensors(round, "broadcast")
 
-    def model(self, exchange: Exchange) -> Tensors:
-        return self._tensors(exchange, "model")
+    def model(self, round: PlannedRound) -> Tensors:
+        return self._tensors(round, "model")
 
-    def uploads(self, exchange: Exchange) -> list[Array]:
-        """The method's segments of this exchange, in the batch's order, which says nothing."""
-        name = HEAD if exchange.phase == TRAIN else exchange.phase
-        found = self._tensors(exchange, "uploads")
+    def uploads(self, round: PlannedRound) -> list[Array]:
+        """The method's segments of this round, in the batch's order, which says nothing."""
+        name = HEAD if round.phase == TRAIN else round.phase
+        found = self._tensors(round, "uploads")
         return [found[key] for key in sorted(found) if key.rpartition("/")[0] == name]
 
-    def _tensors(self, exchange: Exchange, kind: str) -> dict[str, Any]:
-        path = self.folder / file_name(exchange, kind)
+    def _tensors(self, round: PlannedRound, kind: str) -> dict[str, Any]:
+        path = self.folder / file_name(round, kind)
         try:
             return dict(unpack_tensors(path.read_bytes()))
         except (OSError, EdgeVeilError) as error:
@@ -145,7 +145,9 @@ def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]
     return [np.asarray(undo @ change.astype(np.float64)) for change in changes]
 
 
-def exact_linear(device: FmDevice, exchange: Exchange, broadcast: Tensors, own: Records) -> Float64:
+def exact_linear(
+    device: FmDevice, round: PlannedRound, broadcast: Tensors, own: Records
+) -> Float64:
     """The same sum without noise, which no cloud sees."""
-    steps = device.sums(exchange, broadcast, own).astype(np.float64)
-    return np.asarray(steps * 2.0 ** -device.budget.grid_bits(exchange.phase))
+    steps = device.sums(round, broadcast, own).astype(np.float64)
+    return np.asarray(steps * 2.0 ** -device.budget.grid_bits(round.phase))

@@ -111,7 +111,7 @@ class TimedDevice:
         self._device = build(site, link=self._join, say=self._said.append, compute=compute)
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
-        self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
+        self._rounds = (round for round in self._plan.all_rounds if round.infer)
         self._sequence = 0
 
     def _join(self, device: DeviceRole) -> Runtime:
@@ -155,11 +155,11 @@ class TimedDevice:
             own = self._device.identity.opening
             manifest, blob, self._keys = announced(self._plan, package, own, PACKET_BYTES)
             await self._hear(manifest, blob)
-        exchange = next(self._rounds)
+        round = next(self._rounds)
         self._sequence += 1
         state = self._plan.cloud.initial_state()
-        at, keys = messages.ExchangeId(JOB_ID, exchange.index, 1), self._keys
-        context = RoundContext.of(self._plan, exchange.index)
+        at, keys = messages.RoundId(JOB_ID, round.index, 1), self._keys
+        context = RoundContext.of(self._plan, round.index)
         manifest, blob, _ = seal_round(context, state, keys, at, self._sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
         begun_s = time.perf_counter()

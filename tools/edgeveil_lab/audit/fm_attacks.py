@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edgeveil.data.anomaly import UNLABELLED
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
-from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
@@ -34,6 +33,7 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
 )
 from edgeveil.parts.methods.fm_sums import GAUSSIAN_BITS, FmParameters, Shares, upper
+from edgeveil.parts.round import PlannedRound, Tensors
 from edgeveil.privacy.accountant import epsilon, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
@@ -112,25 +112,25 @@ class HostileCloud:
         device = made(scene)
         cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.setting)
         state = cloud.initial_state()
-        self.exchanges = cloud.plan()
-        self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.exchanges]
-        self.events: list[Event] = [device.price(exchange)[0] for exchange in self.exchanges]
-        self.steps = [2.0 ** -device.budget.grid_bits(e.phase) for e in self.exchanges]
+        self.rounds = cloud.plan()
+        self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.rounds]
+        self.events: list[Event] = [device.price(round)[0] for round in self.rounds]
+        self.steps = [2.0 ** -device.budget.grid_bits(e.phase) for e in self.rounds]
         self.bases, self.gaps = [], []
-        for exchange, tensors in zip(self.exchanges, self.broadcasts, strict=True):
-            base = device.sums(exchange, tensors, scene.without).ravel().astype(np.float64)
-            full = device.sums(exchange, tensors, scene.present).ravel().astype(np.float64)
+        for round, tensors in zip(self.rounds, self.broadcasts, strict=True):
+            base = device.sums(round, tensors, scene.without).ravel().astype(np.float64)
+            full = device.sums(round, tensors, scene.present).ravel().astype(np.float64)
             self.bases.append(base)
             self.gaps.append(full - base)
 
     def hear(self, device: SummingDevice, records: Records) -> list[Float64]:
         """One job's noised sums, without what the other records give, in steps."""
-        return [self.hear_one(k, device, records) for k in range(len(self.exchanges))]
+        return [self.hear_one(k, device, records) for k in range(len(self.rounds))]
 
     def hear_one(self, k: int, device: SummingDevice, records: Records) -> Float64:
-        """The same of exchange `k` alone, from 0."""
-        exchange = self.exchanges[k]
-        answer = device.answer(exchange, self.broadcasts[k], records, fresh_noise(), "cpu")
+        """The same of round `k` alone, from 0."""
+        round = self.rounds[k]
+        answer = device.answer(round, self.broadcasts[k], records, fresh_noise(), "cpu")
         values = next(iter(answer.segments.values())).astype(np.float64).ravel()
         if HEAD in answer.segments:  # unit curvature: a step is the noised sum, negated
             values = values / -self.steps[k]
@@ -181,7 +181,7 @@ def ratio_attack(
     *,
     colluding: bool = False,
 ) -> Attack:
-    """Each of the exchanges `attacked` (None: all) along what the record changes, and all of them
+    """Each of the rounds `attacked` (None: all) along what the record changes, and all of them
     as one likelihood ratio.
 
     The noise that the attacker expects is that of the event as `seen`. The claim is the printed ε;
@@ -200,7 +200,7 @@ def ratio_attack(
     for group in groups:
         edge, delta = gaussian_threshold(math.sqrt(sum(laws[k].mu ** 2 for k in group)), runs)
         edges.append(edge)
-        label = hostile.exchanges[attacked[group[0]]].label
+        label = hostile.rounds[attacked[group[0]]].label
         name = label if len(group) == 1 else "the whole job"
         found = epsilon([events[k] for k in group], delta)
         claimed = found.collusion_epsilon if colluding else found.epsilon
@@ -242,14 +242,14 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
         return hits
 
     claims = [
-        Claim(exchange.label, float(event.epsilon))
-        for exchange, event in zip(listener.exchanges, events, strict=True)
+        Claim(round.label, float(event.epsilon))
+        for round, event in zip(listener.rounds, events, strict=True)
     ]
     claims.append(Claim("the whole job", float(pure_epsilon(events))))
     return Attack("fm", "with Laplace noise", tuple(claims), play, runs)
 
 
-def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
+def _hurtful(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
     """The broadcast with centre and weights under which the added record counts most. With unit
     curvature what is sent is the noised sum itself."""
     chosen: dict[str, NDArray[np.generic]] = dict(tensors)
@@ -329,15 +329,15 @@ def fm_paper_attack(runs: int) -> Attack:
     output = np.zeros((WIDTH, 2), np.float32)
     output[0] = small, -small
     broadcast = {HIDDEN: np.zeros((1, WIDTH), np.float32), OUTPUT: output}
-    exchange = FmPaperCloud(parameters, setting).plan()[0]
+    round = FmPaperCloud(parameters, setting).plan()[0]
     # A record moves the slope by ½ in either class; W₂ adds the two up.
     others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
 
     device = FmPaperDevice(parameters, setting)
 
     def heard(present: bool) -> float:
-        answer = device.answer(exchange, broadcast, scene.records(present))
+        answer = device.answer(round, broadcast, scene.records(present))
         return float(answer.segments[HIDDEN][0, 0]) / (-LEARNING_RATE * small * steps) - 2 * others
 
-    claim = Claim("the mean of the steps", _claimed(device.price(exchange)[0]), proven=False)
+    claim = Claim("the mean of the steps", _claimed(device.price(round)[0]), proven=False)
     return past("fm_paper", f"one round of {steps} steps", runs, each(heard), 0.5, claim)

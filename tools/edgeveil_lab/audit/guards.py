@@ -13,7 +13,7 @@ from typing import Any
 from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.jobs.plan import Plan
-from edgeveil.protocol.messages import ExchangeId, Manifest
+from edgeveil.protocol.messages import Manifest, RoundId
 from edgeveil.protocol.sealed import Plaintext, Terms, seal_broadcast
 
 
@@ -79,7 +79,7 @@ def announced(
     """The announcement of a job to a device among four others, and the public keys of all."""
     keys = [own.public(), *(OpeningKey.generate().public() for _ in range(4))]
     recipients = [key.to_bytes() for key in keys]
-    terms = Terms("job", ExchangeId(JOB_ID, 0, 1), 0, plan.job.digest(), "job")
+    terms = Terms("job", RoundId(JOB_ID, 0, 1), 0, plan.job.digest(), "job")
     sealing = [SealingKey(raw) for raw in recipients]
     manifest, blob, _ = seal_broadcast(terms, package, sealing, part_bytes)
     return manifest, blob, recipients

@@ -36,11 +36,11 @@ from edgeveil.evaluation.cluster_sums import ONE, STEP_BITS, ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_plan
 from edgeveil.parts import own_records as device
-from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS, Shares
 from edgeveil.parts.partitions.dealing import disturbed, partition
+from edgeveil.parts.round import TRAIN, PlannedRound, Tensors
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triangle
@@ -167,7 +167,7 @@ class FleetRelease:
     """What a fleet's devices hold and would release before any noise."""
 
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
-    sums: tuple[tuple[Int64, ...], ...]  # by exchange and device, in steps
+    sums: tuple[tuple[Int64, ...], ...]  # by round and device, in steps
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
     clusters: tuple[Int64, ...]  # sums by cluster of each device, in steps
 
@@ -216,8 +216,8 @@ class DealtFleet:
                 held.update(
                     (index, name, x.tobytes(), int(y)) for x, y in zip(half.x, half.y, strict=True)
                 )
-            for found, (exchange, tensors) in zip(sums, self._asked, strict=True):
-                found.append(self._fm.sums(exchange, tensors, training))
+            for found, (round, tensors) in zip(sums, self._asked, strict=True):
+                found.append(self._fm.sums(round, tensors, training))
             slots = sample_slots(evaluation.x, 4, key)
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
             outputs = self._session.single_outputs(evaluation.x, self._weights, CLASSES)
@@ -229,8 +229,8 @@ class DealtFleet:
         Devices add their noise independently, so their squared L2 norms add up, as do L1 norms."""
         events: list[Event] = []
         pure = 0.0
-        for (exchange, _), before, after in zip(self._asked, one.sums, other.sums, strict=True):
-            event = self._fm.budget.events[exchange.phase]
+        for (round, _), before, after in zip(self._asked, one.sums, other.sums, strict=True):
+            event = self._fm.budget.events[round.phase]
             moved = [[int(v) for v in (a - b).ravel()] for a, b in zip(before, after, strict=True)]
             if isinstance(event, GaussianEvent):
                 squared = sum(_squared(change, event) for change in moved)
@@ -253,17 +253,17 @@ class DealtFleet:
         rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
         return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
-    def _questions(self) -> Iterator[tuple[Exchange, Tensors]]:
-        """Each exchange and its package, as if devices had answered with noise alone."""
+    def _questions(self) -> Iterator[tuple[PlannedRound, Tensors]]:
+        """Each round and its package, as if devices had answered with noise alone."""
         chance, cloud = np.random.default_rng(SEED), self.plan.cloud
         state = cloud.initial_state()
-        for exchange in self.plan.exchanges:
-            tensors = cloud.package(state, exchange)
-            yield exchange, tensors
-            (spec,) = cloud.segments(exchange)
-            spread = 1.0 if exchange.phase == TRAIN else 2.0**24
+        for round in self.plan.all_rounds:
+            tensors = cloud.package(state, round)
+            yield round, tensors
+            (spec,) = cloud.segments(round)
+            spread = 1.0 if round.phase == TRAIN else 2.0**24
             answer = (chance.normal(size=spec.shape) * spread).astype(np.float32)
-            state = cloud.absorb(state, exchange, {spec.name: answer}, DEVICES)
+            state = cloud.absorb(state, round, {spec.name: answer}, DEVICES)
         self._weights = {
             name: chance.normal(0, 60, value.shape).astype(value.dtype)
             for name, value in cloud.model(state).items()

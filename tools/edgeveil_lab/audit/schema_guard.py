@@ -26,7 +26,7 @@ from edgeveil.parts.sources import tables
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import device_round
 from edgeveil.protocol.device import InstallJob
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.sealed import JobPackage
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.host import DeviceHost
@@ -133,7 +133,7 @@ def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str
         host, job = DeviceHost(site, identity, store, ledger), plan.job
         said, _, keys = announced(plan, b"", identity.opening, _FRAME_BYTES)
         host.perform(InstallJob(said, JobPackage(job.canonical(), plan.graph())))
-        state_of, at = plan.cloud.initial_state(), ExchangeId(JOB_ID, 1, 1)
+        state_of, at = plan.cloud.initial_state(), RoundId(JOB_ID, 1, 1)
         context = RoundContext.of(plan, 1)
         manifest, blob, _ = seal_round(context, state_of, keys, at, 1, _FRAME_BYTES)
         opened = host.perform(device_round.OpenPackage(manifest, blob))

@@ -24,10 +24,10 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
+from edgeveil.parts.round import TRAIN, Array, PlannedRound
 from edgeveil.parts.stage import Task, flat, shaped
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.privacy.accountant import epsilon
@@ -38,7 +38,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds, sealed
-from edgeveil.protocol.messages import Batch, ExchangeId, PeerKeys, Signer, Unmask
+from edgeveil.protocol.messages import Batch, PeerKeys, RoundId, Signer, Unmask
 from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.sealing import Masks
@@ -83,7 +83,7 @@ NORMAL_JOB = JOB.replace(
     "method: pca_residual, rounds: 2",
 )
 ALL_HONEST = JOB.replace("honest_share: 0.5", "honest_share: 1")  # each adds the least noise
-CENTRE, FIRST, SECOND = 0, 2, 3  # exchanges: one to attack, and two of one size
+CENTRE, FIRST, SECOND = 0, 2, 3  # rounds: one to attack, and two of one size
 VICTIM = "attacked"
 
 
@@ -96,14 +96,14 @@ class MaskedUpload:
     seed: bytes
 
 
-class MaskedExchange:
-    """One exchange of a job with secure sums, with what its parties hold."""
+class MaskedRound:
+    """One round of a job with secure sums, with what its parties hold."""
 
-    def __init__(self, plan: Plan, exchange: Exchange) -> None:
+    def __init__(self, plan: Plan, round: PlannedRound) -> None:
         keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
         context, at = (
-            RoundContext.of(plan, exchange.index),
-            ExchangeId(bytes(16), exchange.index, 1),
+            RoundContext.of(plan, round.index),
+            RoundId(bytes(16), round.index, 1),
         )
         state, recipients = plan.cloud.initial_state(), [key.to_bytes() for key in keys]
         said, _, secret = seal_round(context, state, recipients, at, 1, 1 << 16, checked=True)
@@ -155,12 +155,12 @@ class SharedNoiseJob:
         self.honest = honest or math.ceil(job.privacy.honest_share * self.uploads)
         self.scene = fm_attacks.NeighbouringJob.of(parameters, plan.setting)
         self.hostile = fm_attacks.HostileCloud(self.scene)
-        if parameters.method == "fm" and len(self.hostile.exchanges) > SECOND:
+        if parameters.method == "fm" and len(self.hostile.rounds) > SECOND:
             self._turn_second_round()
         self.device = fm_attacks.made(self.scene)
-        self.exchanges = [MaskedExchange(plan, exchange) for exchange in self.hostile.exchanges]
+        self.rounds = [MaskedRound(plan, round) for round in self.hostile.rounds]
         names = [f"liar {number}" for number in range(self.uploads - self.honest)]
-        self.liars = [[one.nothing(name) for name in names] for one in self.exchanges]
+        self.liars = [[one.nothing(name) for name in names] for one in self.rounds]
         self.events = self.hostile.events
 
     def _turn_second_round(self) -> None:
@@ -169,7 +169,7 @@ class SharedNoiseJob:
         tensors = dict(hostile.broadcasts[SECOND])
         tensors["iterate"] = -tensors["iterate"].astype(np.int32)
         hostile.broadcasts[SECOND] = tensors
-        said = hostile.exchanges[SECOND], tensors
+        said = hostile.rounds[SECOND], tensors
         without, present = (
             device.sums(*said, records).ravel().astype(np.float64)
             for records in (self.scene.without, self.scene.present)
@@ -177,28 +177,28 @@ class SharedNoiseJob:
         hostile.bases[SECOND], hostile.gaps[SECOND] = without, present - without
 
     def segments(self, k: int, records: Records) -> Mapping[str, Array]:
-        """A device's answer to exchange `k`, from 0, with noise that was never drawn before."""
-        said = self.hostile.exchanges[k], self.hostile.broadcasts[k]
+        """A device's answer to round `k`, from 0, with noise that was never drawn before."""
+        said = self.hostile.rounds[k], self.hostile.broadcasts[k]
         return self.device.answer(*said, records, fresh_noise(), "cpu").segments
 
     def attacked(self, k: int, records: Records) -> MaskedUpload:
-        return self.exchanges[k].upload(VICTIM, self.segments(k, records))
+        return self.rounds[k].upload(VICTIM, self.segments(k, records))
 
     def others(self, k: int) -> list[MaskedUpload]:
         """The other uploads of a sum: those of honest devices, and the attacker's."""
-        known, one = self.scene.without, self.exchanges[k]
+        known, one = self.scene.without, self.rounds[k]
         honest = (f"honest {number}" for number in range(1, self.honest))
         return [*(one.upload(name, self.segments(k, known)) for name in honest), *self.liars[k]]
 
     def hear_sum(self, k: int, records: Records) -> Float64:
-        """The sum of exchange `k`, without what is known."""
+        """The sum of round `k`, without what is known."""
         uploads = [self.attacked(k, records), *self.others(k)]
-        return self.exchanges[k].sum_of(uploads) - self.honest * self.hostile.bases[k]
+        return self.rounds[k].sum_of(uploads) - self.honest * self.hostile.bases[k]
 
     def hear_one(self, k: int, records: Records) -> Float64:
         """One device's own numbers, as cloud and proxy together see them."""
         upload = self.attacked(k, records)
-        return self.exchanges[k].sum_of([upload]) - self.hostile.bases[k]
+        return self.rounds[k].sum_of([upload]) - self.hostile.bases[k]
 
 
 def shared_attacks(runs: int) -> tuple[Attack, ...]:
@@ -256,9 +256,9 @@ class TurnedUpdate:
 
     def heard(self, turned: bool) -> Float64:
         """One upload's integers, with noise that was never drawn before, beside those before."""
-        exchange, norm = Exchange(1, TRAIN, 1), self.stage.parameters.clip_norm
+        round, norm = PlannedRound(1, TRAIN, 1), self.stage.parameters.clip_norm
         noise, network = fresh_noise(), network_of(_SUMMED)
-        task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
+        task = Task(round, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
         update = shaped(_WEIGHTS, self._updates[turned])
         return self.stage.steps(task, update).astype(np.float64) - self._base
 
@@ -361,9 +361,9 @@ def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
-    """Ask a proxy for two sets of one exchange that differ by the attacked device."""
+    """Ask a proxy for two sets of one round that differ by the attacked device."""
     job, refused = SharedNoiseJob(text=ALL_HONEST), 0
-    one, extra = job.exchanges[CENTRE], job.exchanges[CENTRE].nothing("one liar more")
+    one, extra = job.rounds[CENTRE], job.rounds[CENTRE].nothing("one liar more")
 
     def hear(k: int, records: Records) -> Float64:
         nonlocal refused
@@ -388,7 +388,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
 def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
     """Take an own device's numbers under masks away from those of the attacked one."""
     job = SharedNoiseJob(text=ALL_HONEST)
-    one = job.exchanges[CENTRE]
+    one = job.rounds[CENTRE]
 
     def hear(k: int, records: Records) -> Float64:
         with _one_seed() if flawed else nullcontext():
@@ -407,8 +407,8 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
     def hear(k: int, records: Records) -> Float64:
         with _one_seed(), unbound if flawed else nullcontext():
             uploads = [job.attacked(at, records) for at in (k, SECOND)]
-        seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
-        return job.exchanges[k].apart(*seen) - bases
+        seen = (job.rounds[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
+        return job.rounds[k].apart(*seen) - bases
 
     return _single(_runs(1000 if quick else 6000, flawed), job, hear, [FIRST])
 
@@ -420,9 +420,9 @@ def _one_seed() -> AbstractContextManager[object]:
 class AskedProxy:
     """The proxy's own machine for sums of masks, at the moment when it has handed a batch over."""
 
-    def __init__(self, exchange: MaskedExchange, uploads: Iterable[MaskedUpload]) -> None:
-        manifest = exchange.manifest
-        seeds = tuple(exchange.seed(upload) for upload in uploads)
+    def __init__(self, round: MaskedRound, uploads: Iterable[MaskedUpload]) -> None:
+        manifest = round.manifest
+        seeds = tuple(round.seed(upload) for upload in uploads)
         self._cloud = Signer("cloud", SigningKey.generate())
         own, self.memory = Signer("proxy", SigningKey.generate()), proxy_rounds.ProxyMemory()
         keys = PeerKeys.pinned(cloud=self._cloud.key.public())
@@ -481,7 +481,7 @@ SHARED_GUARDS = (
     ),
     Guard(
         MECHANISM,
-        "an exchange is unmasked for one set",
+        "a round is unmasked for one set",
         "a proxy that forgets what it has unmasked",
         two_sets,
     ),

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.dp_sgd import (
     DpSgd,
@@ -37,6 +36,7 @@ from edgeveil.parts.methods.sgd import (
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import BaseStage, Task, flat, shaped
 from edgeveil.parts.stages.noise import (
     GradientGaussian,
@@ -77,7 +77,7 @@ SETTING = replace(
 DP_SGD = DpSgdParameters(rounds=1, local_steps=2, sampling_rate=0.5, learning_rate=1e-9)
 # Of all records: the sample, which these draw as `dp_sgd` does, is attacked there.
 _ONE_STEP = {**DP_SGD.model_dump(exclude={"method"}), "sampling_rate": 1.0}
-_ROUND = Exchange(1, TRAIN, 1)
+_ROUND = PlannedRound(1, TRAIN, 1)
 _WITHOUT = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
 _PRESENT = Records(np.full((1, 1), LARGE, np.float32), np.zeros(1, np.int64))
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.transfer import place_of
 
 # --- durations in logarithmic buckets: merged without loss, 2 % wide, a few KiB however many ---
@@ -116,23 +116,23 @@ class UploadCounters:
     _committed: dict[RoundKey, set[int]] = field(default_factory=dict)  # pieces that were read
     _accepted: dict[RoundKey, set[bytes]] = field(default_factory=dict)  # of the newest rounds
 
-    def round(self, at: ExchangeId) -> RoundCounters:
-        return self.rounds.setdefault((at.exchange, at.attempt), RoundCounters())
+    def round(self, at: RoundId) -> RoundCounters:
+        return self.rounds.setdefault((at.round, at.attempt), RoundCounters())
 
     def offer(
-        self, at: ExchangeId, blob: bytes, hashes: tuple[bytes, ...], now_s: float, total: float = 0
+        self, at: RoundId, blob: bytes, hashes: tuple[bytes, ...], now_s: float, total: float = 0
     ) -> None:
         """An upload is offered for the first time; `total` is the sum of its values."""
         row = self.round(at)
         row.offered += 1
         row.first_offer_s = row.first_offer_s or now_s
         self.offered += 1
-        sent = self._sent.setdefault((at.exchange, at.attempt), {})
+        sent = self._sent.setdefault((at.round, at.attempt), {})
         sent[blob] = OfferedUpload(hashes, now_s, total)
 
-    def ack(self, at: ExchangeId, blob: bytes, status: str, reason: str, now_s: float) -> None:
+    def ack(self, at: RoundId, blob: bytes, status: str, reason: str, now_s: float) -> None:
         """Note the proxy's answer to an upload; a different second one to a held one is a fault."""
-        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
+        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
         if sent is None:
             return
         if sent.said:
@@ -148,16 +148,16 @@ class UploadCounters:
         self.acknowledged += 1
         self.ack_s.add(now_s - sent.offered_s)
 
-    def away(self, at: ExchangeId, blob: bytes, *, away: bool = True) -> None:
+    def away(self, at: RoundId, blob: bytes, *, away: bool = True) -> None:
         """The upload's device is gone, or back: whether it can get an answer."""
-        sent = self._sent.get((at.exchange, at.attempt), {}).get(blob)
+        sent = self._sent.get((at.round, at.attempt), {}).get(blob)
         if sent is not None and not sent.said:
             sent.away = away
 
-    def commit(self, at: ExchangeId, hashes: bytes, place: int = 0, places: int = 1) -> None:
+    def commit(self, at: RoundId, hashes: bytes, place: int = 0, places: int = 1) -> None:
         """A round's commit record, or one of so many pieces: which of its uploads were counted,
         each once."""
-        key = (at.exchange, at.attempt)
+        key = (at.round, at.attempt)
         read = self._committed.setdefault(key, set())
         if place in read:
             return

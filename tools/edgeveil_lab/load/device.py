@@ -235,10 +235,10 @@ class NoiseWorker:
         self, manifest: messages.Manifest, membership: bytes, round_key: bytes, *, dummy: bool
     ) -> device_round.SealedAnswer:
         plan = self._shared.plan(manifest)
-        exchange = plan.exchange(manifest.at.exchange)
-        if manifest.groups != plan.groups(exchange) or manifest.masked != plan.masked(exchange):
+        round = plan.round(manifest.at.round)
+        if manifest.groups != plan.groups(round) or manifest.masked != plan.masked(round):
             raise ProtocolError("wrong_groups")
-        values = [self._shared.noise(4 * spec.count) for spec in plan.segments(exchange)]
+        values = [self._shared.noise(4 * spec.count) for spec in plan.segments(round)]
         sealed_seed = b""
         if manifest.masked:
             noise, sealed_seed = self._mask(manifest, values, membership, round_key)
@@ -288,7 +288,7 @@ _STEADY_S = 5.0
 class _Upload:
     """The newest real one. `offered_s` is in seconds since 1970."""
 
-    at: messages.ExchangeId
+    at: messages.RoundId
     blob: bytes
     offered_s: float
 
@@ -503,7 +503,7 @@ class LoadDevice:
 
     def _counted(self, number: object) -> None:
         """This device read that its upload in this round was counted."""
-        if self._upload is not None and self._upload.at.exchange == number:
+        if self._upload is not None and self._upload.at.round == number:
             self._shared.counters.counted_s.add(time.time() - self._upload.offered_s)
 
     def _fire(self, name: str) -> None:

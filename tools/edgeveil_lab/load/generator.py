@@ -15,7 +15,7 @@ from typing import Any
 from edgeveil.config.addresses import BrokerAddress
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol.device_round import ComputeAnswer
-from edgeveil.protocol.messages import ExchangeId, PeerKeys
+from edgeveil.protocol.messages import PeerKeys, RoundId
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import Topics
 from edgeveil_lab.load.counters import GeneratorLoad
@@ -161,21 +161,21 @@ class Generator:
         else:
             self._turns.add(device, task)
 
-    def _wait_s(self, at: ExchangeId) -> float:
+    def _wait_s(self, at: RoundId) -> float:
         """How long this round's answers wait, so that rounds keep their interval."""
-        now_s, key = asyncio.get_running_loop().time(), (at.exchange, at.attempt)
+        now_s, key = asyncio.get_running_loop().time(), (at.round, at.attempt)
         if key not in self._starts:
             start_s = max(now_s, self._last_start_s + self.options.interval_s)
             self._starts = {key: start_s}
             self._last_start_s = start_s
         return self._starts[key] - now_s
 
-    def _trouble(self, device: LoadDevice, at: ExchangeId, wait_s: float) -> None:
+    def _trouble(self, device: LoadDevice, at: RoundId, wait_s: float) -> None:
         """Some devices drop; in a storm all do, once half of them are at work."""
         loop, chance = asyncio.get_running_loop(), self.shared.chance
         if chance.random() < self.options.drop:
             loop.call_later(wait_s + chance.uniform(0, _AWAY_S), device.cut)
-        key = (at.exchange, at.attempt)
+        key = (at.round, at.attempt)
         self._begun = {key: self._begun.get(key, 0) + 1}
         if self.options.reconnect_storm and self._begun[key] == max(1, len(self.devices) // 2):
             for one in self.devices:

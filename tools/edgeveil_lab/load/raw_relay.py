@@ -25,8 +25,8 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, JobFailed
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
-    ExchangeId,
     Offer,
+    RoundId,
     Signer,
     Upload,
     encode,
@@ -215,7 +215,7 @@ def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
     data = os.urandom(padded(payload_bytes) + SEAL_OVERHEAD_BYTES)
     blob = describe(data, part_bytes(packet_bytes))
     key = SigningKey.generate()
-    at = ExchangeId(os.urandom(16), 1, 1)
+    at = RoundId(os.urandom(16), 1, 1)
     signed = Signer(key.public().fingerprint(), key).header(Upload(at, (0,), blob))
     if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
         return [encode(Offer(signed, data))]

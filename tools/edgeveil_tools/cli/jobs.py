@@ -245,7 +245,7 @@ def _waiting(data: Mapping[str, Any]) -> str:
 
 
 def _round_line(record: Mapping[str, Any]) -> str:
-    from edgeveil.parts.exchange import short_label
+    from edgeveil.parts.round import short_label
 
     loss, score = record["loss"], (record["scores"] or {}).get("score")
     cells = (

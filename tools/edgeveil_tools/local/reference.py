@@ -15,7 +15,6 @@ from edgeveil.data.target import TargetRange
 from edgeveil.evaluation.figures import anomaly_figures, regression_figures
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.fm import FmDevice
@@ -32,6 +31,7 @@ from edgeveil.parts.models.heads import (
     residual_scores,
 )
 from edgeveil.parts.own_records import halves
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
@@ -49,10 +49,10 @@ def train(
     job: Job,
     run: LocalRun,
     plan: SitePlan,
-    before: Callable[[Exchange], object] = lambda _exchange: None,
+    before: Callable[[PlannedRound], object] = lambda _round: None,
 ) -> list[float]:
     """What leads the test's figures after each round without noise; empty for a method without a
-    reference. `before` is called ahead of each exchange; what it raises ends the training."""
+    reference. `before` is called ahead of each round; what it raises ends the training."""
     if not isinstance(job.train, FmParameters | PcaResidualParameters):
         return []
     test = held(job, run)
@@ -73,11 +73,11 @@ def noise_free_reference(
     setting: MethodContext,
     train: Records,
     test: Records,
-    before: Callable[[Exchange], object] = lambda _exchange: None,
+    before: Callable[[PlannedRound], object] = lambda _round: None,
     target: TargetRange | None = None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; with a `target` RMSE, else AUC of
-    anomalies. `train` pools all devices' records; `before` is called ahead of each exchange.
+    anomalies. `train` pools all devices' records; `before` is called ahead of each round.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. A PCA is that of the
@@ -96,13 +96,13 @@ def noise_free_reference(
     state = cloud.initial_state()
     phi = setting.features(test.x)
     found: list[float] = []
-    for exchange in cloud.plan():
-        before(exchange)
-        tensors = cloud.package(state, exchange)
-        mean = device.sums(exchange, tensors, train) / setting.devices
-        segments = device.finish(exchange, tensors, mean)
-        state = cloud.absorb(state, exchange, segments, setting.devices)
-        if exchange.phase == TRAIN:
+    for round in cloud.plan():
+        before(round)
+        tensors = cloud.package(state, round)
+        mean = device.sums(round, tensors, train) / setting.devices
+        segments = device.finish(round, tensors, mean)
+        state = cloud.absorb(state, round, segments, setting.devices)
+        if round.phase == TRAIN:
             model = cloud.model(state)
             if setting.anomaly:
                 scores = residual_scores(phi, {**no_threshold(), **model})

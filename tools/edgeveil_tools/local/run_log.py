@@ -22,7 +22,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
-from edgeveil.parts.exchange import EVALUATIONS
+from edgeveil.parts.round import EVALUATIONS
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
@@ -39,12 +39,12 @@ class RunProgress:
     ε are by plan so far, one training and one inference, None where nothing is proven, each for
     one of its unit; `inference_record_epsilon` is that of one record where the unit is a device.
     `collusion_epsilon` is training's if all others collude, None unless noise is shared. `kind`
-    says why this was told: `doing` for the next step, `committed` for an exchange, `note` for a
+    says why this was told: `doing` for the next step, `committed` for a round, `note` for a
     line that should stay, `look` some times a second between them; `line` is what a person reads
     then.
     """
 
-    exchanges: int
+    all_rounds: int
     rounds: int
     devices: int
     doing: str = "starting"
@@ -65,7 +65,7 @@ class RunProgress:
     inference_unit: str = "record"
     inference_record_epsilon: float | None = None
     collusion_epsilon: float | None = None
-    evaluating: bool = False  # whether that was the newest exchange
+    evaluating: bool = False  # whether that was the newest round
     memory_bytes: int = 0
     elapsed_s: float = 0.0
     kind: Literal["doing", "committed", "note", "look"] = "doing"
@@ -119,7 +119,7 @@ class RunLog:
         self.plan, self.record = compile_job(job), RunEvents()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
-        self.view = RunProgress(len(self.plan.exchanges), self.plan.rounds, run.devices)
+        self.view = RunProgress(len(self.plan.all_rounds), self.plan.rounds, run.devices)
         self._hear, self._started_s = hear, time.monotonic()
         self._stop = stop or threading.Event()
         self.tracking: Tracking | None = None

@@ -20,9 +20,9 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
-from edgeveil.parts.exchange import Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import dealt_records, halves, origin_of
+from edgeveil.parts.round import Array, Tensors
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import check_job
 from edgeveil.privacy.sampler import SeededRandom
@@ -75,7 +75,7 @@ class _Device:
     noise: SeededRandom
     computer: Computer
     answered: list[int] = field(default_factory=list)
-    released: dict[int, bytes] = field(default_factory=dict)  # of what later exchanges build on
+    released: dict[int, bytes] = field(default_factory=dict)  # of what later rounds build on
     kept: Tensors = field(default_factory=dict)
 
 
@@ -92,8 +92,8 @@ class SimulatedDevices:
         self._sites: dict[Role, EdgeSite] = {one.role: one for one in sites}
         self._seeds, self._inference = SimulationSeeds(site.seed), SharedSession()
         self._devices: dict[int, _Device] = {}
-        exchanges = self._plan.exchanges
-        recalled = (self._plan.recalled(exchange) for exchange in exchanges)
+        rounds = self._plan.all_rounds
+        recalled = (self._plan.recalled(round) for round in rounds)
         self._built_on = {earlier.index for some in recalled for earlier in some}
         self._shelf = Shelf()
         self._round: tuple[RoundContext, RoundPackage, int]
@@ -102,10 +102,10 @@ class SimulatedDevices:
         self._requests = {r: request(name, trains=r == "train") for r in self._sites}
         self._price = lru_cache(maxsize=1024)(self._price_of)
 
-    def begin(self, exchange: int, package: RoundPackage, selected: int) -> None:
+    def begin(self, round: int, package: RoundPackage, selected: int) -> None:
         """A round begins, in which so many devices are selected; the one before is forgotten."""
         self._shelf.clear()
-        self._round = RoundContext.of(self._plan, exchange), package, selected
+        self._round = RoundContext.of(self._plan, round), package, selected
 
     def answer(self, numbers: Sequence[int]) -> list[DeviceAnswer]:
         """The round's answers of these devices; their arrays stay here."""
@@ -125,12 +125,12 @@ class SimulatedDevices:
     def _answer(self, number: int) -> DeviceAnswer:
         context, package, selected = self._round
         device = self._device(number)
-        index = context.exchange.index
+        index = context.round.index
         try:
             self._consent(device, context, selected)
             trains = device.role == "train"
             own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
-            asked = context.exchange, package, own if trains else {}, trains, device.noise
+            asked = context.round, package, own if trains else {}, trains, device.noise
             found = device.computer.answer(Computation(self._job, *asked))
             check_price(context.price(trains=trains), found.parts)
             kept = kept_of(found.parts, self._sites[device.role].limits.memory_bytes)
@@ -138,7 +138,7 @@ class SimulatedDevices:
             return DeviceAnswer(number, declined=str(error), cause=decline_cause(error))
         segments = {name: array for part in found.parts for name, array in part.segments.items()}
         device.answered.append(index)
-        if not context.exchange.evaluates:
+        if not context.round.evaluates:
             device.kept = kept
         if index in self._built_on:
             device.released[index] = pack_tensors(segments)
@@ -182,7 +182,7 @@ class SimulatedDevices:
         if refused is not None:
             raise refused
         spent = [event for index in device.answered for event in self._price(device.role, index)]
-        new = self._price(device.role, context.exchange.index)
+        new = self._price(device.role, context.round.index)
         self._requests[device.role].admit(spent, new)
 
     def _refused_of(self, role: Role, selected: int) -> PrivacyError | None:
@@ -196,8 +196,8 @@ class SimulatedDevices:
             return error
         return None
 
-    def _price_of(self, role: Role, exchange: int) -> tuple[Event, ...]:
-        return RoundContext.of(self._plan, exchange).price(trains=role == "train")
+    def _price_of(self, role: Role, round: int) -> tuple[Event, ...]:
+        return RoundContext.of(self._plan, round).price(trains=role == "train")
 
 
 class Shelf:

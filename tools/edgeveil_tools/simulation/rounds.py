@@ -22,11 +22,11 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
-from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.heads import bake
 from edgeveil.parts.own_records import held_records
+from edgeveil.parts.round import Array
 from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
-from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
+from edgeveil.protocol.messages import DECLINE_CAUSES, RoundId
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
@@ -57,7 +57,7 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 
 
 class SimulatedRounds:
-    """One job from its first exchange to its model. `play` may be called once.
+    """One job from its first round to its model. `play` may be called once.
 
     Args:
         tell: gets the job's events as the cloud would store them.
@@ -94,25 +94,25 @@ class SimulatedRounds:
         accuracy, federated, state = None, None, plan.cloud.initial_state()
         self._tell("job_submitted", {"name": plan.job.job})
         self._tell("job_running", {})
-        started = {"job_id": wire_id(plan.job.job).hex(), "rounds": len(plan.exchanges)}
+        started = {"job_id": wire_id(plan.job.job).hex(), "rounds": len(plan.all_rounds)}
         self._tell("job_started", started)
         self._tell("broadcast", {"kind": "job", "selected": devices, "round": "job"})
-        for exchange in plan.exchanges:
-            context = RoundContext.of(plan, exchange.index)
-            asked = exchange.index - 1
+        for round in plan.all_rounds:
+            context = RoundContext.of(plan, round.index)
+            asked = round.index - 1
             try:
                 selected = self._selected()
-                label = {"kind": "round", "selected": len(selected), "round": exchange.label}
+                label = {"kind": "round", "selected": len(selected), "round": round.label}
                 self._tell("broadcast", label)
                 asked += 1
                 state, event = self._round(context, state, selected)
             except _AllDeclined as error:
-                ends = error.answers.ends_job(exchange.index) and not exchange.evaluates
+                ends = error.answers.ends_job(round.index) and not round.evaluates
                 if ends:
-                    why = {"round": exchange.index, "declined": error.answers.declined}
+                    why = {"round": round.index, "declined": error.answers.declined}
                     self._tell("all_declined", {**why, "causes": dict(error.answers.causes)})
                 how = "failed" if ends else "paused"
-                self._end(how, str(error), exchange.index - 1, accuracy)
+                self._end(how, str(error), round.index - 1, accuracy)
                 return None
             except (TooFewDevices, TooManyDevices) as error:
                 self._end("paused", str(error), asked, accuracy)
@@ -123,7 +123,7 @@ class SimulatedRounds:
         onnx = bake(self._graph, weights, model_card(plan, federated))
         model = onnx, weights_file(plan, weights)
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
-        self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
+        self._tell("job_completed", summary_of(plan, len(plan.all_rounds), accuracy))
         return model
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
@@ -157,7 +157,7 @@ class SimulatedRounds:
         floor = max(context.min_batch, self._site.min_batch_floor, 1)
         if len(gave) < floor:
             raise TooFewDevices(f"{told}: below the minimum")
-        self._tell("batch", {"round": context.exchange.index, "uploads": len(gave)})
+        self._tell("batch", {"round": context.round.index, "uploads": len(gave)})
         batch = _Batch(context, gave, floor, self._seeds.shuffle)
         valid = batch.validated(partial(HeldArrays, self))
         try:
@@ -166,7 +166,7 @@ class SimulatedRounds:
             what = f"{error.what} ({replace(told, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
         if self._recorder is not None:
-            sent = plan.package(state, context.exchange)
+            sent = plan.package(state, context.round)
             weights = self._evaluation.weights(plan, after)
             self._recorder.keep(context, sent, valid.arrays, weights)
         seal, sealed, answered = times_s
@@ -184,7 +184,7 @@ class SimulatedRounds:
         self, context: RoundContext, package: Any, selected: Sequence[int]
     ) -> list[DeviceAnswer]:
         """Of all who are asked, in the order of their numbers."""
-        begin: Call = ("begin", (context.exchange.index, package, len(selected)))
+        begin: Call = ("begin", (context.round.index, package, len(selected)))
         calls: list[list[Call]] = [
             [begin, *(("answer", (of[at : at + CHUNK],)) for at in range(0, len(of), CHUNK))]
             for of in self._of_workers(selected)
@@ -195,7 +195,7 @@ class SimulatedRounds:
                 found.append(one)
                 self.uploads += bool(one.groups)
                 self.declined += bool(one.declined)
-                declined = f"round {context.exchange.index} declined: {one.declined}"
+                declined = f"round {context.round.index} declined: {one.declined}"
                 for line in (*[declined] * bool(one.declined), *one.told):
                     self._say(one.number, line)
         return sorted(found, key=lambda one: one.number)
@@ -316,7 +316,7 @@ class _Batch:
         """`gave`: who answered, in the order in which they came."""
         sizes, masked = context.segment_bytes, frozenset(one.group for one in context.masked)
         task = ShuffleRound(
-            ExchangeId(bytes(16), context.exchange.index, 1),
+            RoundId(bytes(16), context.round.index, 1),
             sizes,
             max(1, sum(sizes)),
             floor,

@@ -126,7 +126,7 @@ class Tracking:
 
 
 def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a committed exchange; unknown ones are left out."""
+    """The figures of a committed round; unknown ones are left out."""
     federated, clusters = data.get("federated") or {}, data.get("clusters") or {}
     score = {"cluster_score": clusters.get("score")}
     if data["phase"] == "cluster":

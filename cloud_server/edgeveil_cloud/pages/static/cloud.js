@@ -14,7 +14,7 @@
   cloud.progressText = function (row) {
     if (!row.exchanges) return row.status === "queued" ? "not begun" : "";
     if (row.round) return `round ${row.round} of ${row.rounds}`;
-    return row.exchange ? `preparing, ${row.exchange} of ${row.exchanges} exchanges` : "not begun";
+    return row.exchange ? `preparing, ${row.exchange} of ${row.exchanges} rounds` : "not begun";
   };
 
   cloud.progress = (row) => [

@@ -8,7 +8,7 @@ from edgeveil.config.base import ImpossibleMixError
 from edgeveil.jobs import Job, buffered_rounds, compile_job
 from edgeveil.jobs.buffered_rounds import (
     closing_uploads,
-    late_exchanges,
+    late_rounds,
     own_budget_s,
     staleness_weight,
 )
@@ -37,10 +37,10 @@ def test_the_weight_is_fedbuffs():
 def test_only_rounds_that_are_not_too_old_are_taken_up(monkeypatch):
     monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 3)
     plan = plan_of()
-    assert [e.index for e in late_exchanges(plan, 6)] == [5, 4, 3]
-    assert [e.index for e in late_exchanges(plan, 2)] == [1]
-    assert not list(late_exchanges(plan, 1))
-    assert not list(late_exchanges(plan_of(round={"min_batch": 3}), 6))
+    assert [e.index for e in late_rounds(plan, 6)] == [5, 4, 3]
+    assert [e.index for e in late_rounds(plan, 2)] == [1]
+    assert not list(late_rounds(plan, 1))
+    assert not list(late_rounds(plan_of(round={"min_batch": 3}), 6))
 
 
 @pytest.mark.parametrize(

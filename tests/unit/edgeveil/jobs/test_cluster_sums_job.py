@@ -14,7 +14,7 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import CLUSTER, EVALUATE
+from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
@@ -42,14 +42,14 @@ def asking(**changes: Any) -> dict[str, Any]:
 
 
 def at(plan: Plan, phase: str) -> list[int]:
-    return [e.number for e in plan.exchanges if e.phase == phase]
+    return [e.number for e in plan.all_rounds if e.phase == phase]
 
 
 def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it() -> None:
     plan = plan_of()
     assert at(plan, CLUSTER) == [2, 4, 6]
     assert at(plan_of(**asking(every_rounds=4)), CLUSTER) == [4]
-    assert not any(e.infer for e in plan.exchanges)
+    assert not any(e.infer for e in plan.all_rounds)
     assert (plan.rounds, len(plan.of_method)) == (6, 8)
     assert at(plan_of(**asking(every_rounds=0)), CLUSTER) == []
     assert at(plan_of(**asking(eval_type="NOT_EVAL")), CLUSTER) == []
@@ -57,10 +57,10 @@ def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it() -> N
 
 def test_both_kinds_of_evaluation_stand_after_one_round_counts_last() -> None:
     plan = plan_of(**BOTH)
-    assert [(e.phase, e.number) for e in plan.exchanges if e.evaluates] == [
+    assert [(e.phase, e.number) for e in plan.all_rounds if e.evaluates] == [
         *((CLUSTER, 2), (CLUSTER, 4), (EVALUATE, 4), (CLUSTER, 6), (EVALUATE, 6))
     ]
-    assert [e.index for e in plan.exchanges] == list(range(1, len(plan.exchanges) + 1))
+    assert [e.index for e in plan.all_rounds] == list(range(1, len(plan.all_rounds) + 1))
     together = plan.quote().inference
     assert 1 < together.epsilon < 2  # of the same records: one guarantee, by its Gaussian law
     assert together.unit == "record"
@@ -92,8 +92,8 @@ def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> N
     """16,000 devices with local noise each: the most that a job may sum."""
     changes = {**SECURE, "selection": {"devices": devices}, **asking(epsilon=epsilon)}
     plan = plan_of(**changes)
-    exchange = next(e for e in plan.exchanges if e.phase == CLUSTER)
-    (group,) = plan.masked(exchange)
+    round = next(e for e in plan.all_rounds if e.phase == CLUSTER)
+    (group,) = plan.masked(round)
     assert group.count == plan.cluster_sums.counts.cells
     assert price([plan.cluster_sums.event] * 3, 1e-5).inference.epsilon <= epsilon
     counts = np.full(group.count, 10**15)
@@ -103,8 +103,8 @@ def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> N
 
 def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums() -> None:
     plan = plan_of(**asking(epsilon=30))
-    first, second = [e for e in plan.exchanges if e.phase == CLUSTER][:2]
-    train = next(e for e in plan.exchanges if e.number == 3 and not e.evaluates)
+    first, second = [e for e in plan.all_rounds if e.phase == CLUSTER][:2]
+    train = next(e for e in plan.all_rounds if e.number == 3 and not e.evaluates)
     state = plan.cloud.initial_state()
     corners = plan.package(state, first)[CENTROIDS]
     assert np.array_equal(corners, np.eye(3) * ONE)

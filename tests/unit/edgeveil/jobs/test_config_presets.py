@@ -28,7 +28,7 @@ def problems(name: str, more: str = "", head: str = HEAD) -> list[str]:
 @pytest.mark.parametrize("name", PRESETS.names())
 def test_a_preset_is_a_whole_job_but_for_its_data(name):
     plan = compile_job(job(name))
-    events = [event for exchange in plan.planned for event in plan.device.price(exchange)]
+    events = [event for round in plan.planned for event in plan.device.price(round)]
     found = "proven"
     if any(isinstance(event, ClaimedEvent) for event in events):
         found = "claimed"

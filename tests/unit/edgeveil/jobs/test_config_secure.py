@@ -60,7 +60,7 @@ def test_what_fits_loads_and_travels(changes: dict[str, object]) -> None:
     assert made.aggregation.secure
     assert Job.from_canonical(made.canonical()) == made
     plan = compile_job(made)
-    assert all(len(plan.masked(exchange)) == 1 for exchange in plan.planned)
+    assert all(len(plan.masked(round)) == 1 for round in plan.planned)
 
 
 BATCH = "round: {min_batch: 20}"
@@ -175,12 +175,12 @@ def test_the_most_that_is_summed_is_what_is_selected() -> None:
 
 def test_laplace_noise_of_sums_has_the_room_that_a_job_needs() -> None:
     plan = compile_job(job(train="{method: fm, noise: laplace}", epsilon=8))
-    for exchange in plan.planned:
-        (event,), (spec,) = plan.device.price(exchange), plan.segments(exchange)
+    for round in plan.planned:
+        (event,), (spec,) = plan.device.price(round), plan.segments(round)
         assert isinstance(event, LaplaceEvent)
         assert 20 * noise_room(event) < 2 ** (spec.bits - 1)
-        records = plan.device.budget.room(exchange.phase, 64)  # type: ignore[attr-defined]
-        largest = plan.device.budget.largest(exchange.phase, 64)  # type: ignore[attr-defined]
+        records = plan.device.budget.room(round.phase, 64)  # type: ignore[attr-defined]
+        largest = plan.device.budget.largest(round.phase, 64)  # type: ignore[attr-defined]
         assert largest == records + noise_room(event)
 
 
@@ -196,13 +196,13 @@ def evaluated(asked: str = "", encrypt: str = "20", **changes: object) -> Job:
 
 def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
     plan = compile_job(evaluated())
-    inferring = [exchange for exchange in plan.planned if exchange.infer]
+    inferring = [round for round in plan.planned if round.infer]
     assert inferring
-    for exchange in inferring:
-        spec = plan.segments(exchange)[-1]
+    for round in inferring:
+        spec = plan.segments(round)[-1]
         assert (spec.name, spec.dtype, spec.shape) == (SOFTMAX, "int64", (10,))
         assert 20 * largest_softmax(plan.softmax_event()) < 2 ** (spec.bits - 1)
-        assert len(plan.masked(exchange)) == len(plan.segments(exchange))
+        assert len(plan.masked(round)) == len(plan.segments(round))
     (sight,) = [one for one in who_sees(plan) if one.what == "inferences"]
     assert "no single upload" in sight.cloud
     assert "seeds of masks" in sight.proxy

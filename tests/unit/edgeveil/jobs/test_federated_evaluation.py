@@ -13,10 +13,10 @@ from edgeveil.data.target import TargetRange
 from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
 from edgeveil.jobs import Job, buffered_rounds, compile_job
-from edgeveil.jobs.buffered_rounds import late_exchanges
+from edgeveil.jobs.buffered_rounds import late_rounds
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import EVALUATE
+from edgeveil.parts.round import EVALUATE
 from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
 from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.policy import Limits, check_job, price
@@ -49,15 +49,15 @@ def plan_of(**changes: Any) -> Plan:
 
 
 def evaluated(plan: Plan) -> list[int]:
-    return [e.number for e in plan.exchanges if e.phase == EVALUATE]
+    return [e.number for e in plan.all_rounds if e.phase == EVALUATE]
 
 
 def test_each_evaluation_follows_its_round_and_indices_count_on() -> None:
     plan = plan_of()
-    assert [e.label for e in plan.exchanges[:6]] == [
+    assert [e.label for e in plan.all_rounds[:6]] == [
         *("centre", "quadratic", "round 1", "round 2", "evaluation of round 2", "round 3")
     ]
-    assert [e.index for e in plan.exchanges] == list(range(1, len(plan.exchanges) + 1))
+    assert [e.index for e in plan.all_rounds] == list(range(1, len(plan.all_rounds) + 1))
     assert evaluated(plan) == [2, 4, 6]
     assert (plan.rounds, len(plan.of_method)) == (6, 8)
 
@@ -103,7 +103,7 @@ def test_shared_noise_is_shared_by_all_of_one_sum() -> None:
     assert found.epsilon <= 1 < (found.if_colluding or 0)
     groups = {"name": "trimmed_mean", "secure": True, "groups": 5}
     of_groups = plan_of(**{**SHARED, "aggregation": groups})
-    dealt = RoundContext.of(of_groups, of_groups.exchanges[-1].index)
+    dealt = RoundContext.of(of_groups, of_groups.all_rounds[-1].index)
     assert (dealt.sets, of_groups.evaluation.event.honest) == (1, 8)  # type: ignore[union-attr]
 
 
@@ -155,12 +155,12 @@ def test_the_noise_of_one_count_is_what_the_accountant_asks_for() -> None:
 def test_late_updates_pass_an_evaluation_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 3)
     plan = plan_of(**BUFFERED)
-    by_label = {e.label: e.index for e in plan.exchanges}
-    assert not list(late_exchanges(plan, by_label["evaluation of round 4"]))
-    late = [e.number for e in late_exchanges(plan, by_label["round 5"])]
+    by_label = {e.label: e.index for e in plan.all_rounds}
+    assert not list(late_rounds(plan, by_label["evaluation of round 4"]))
+    late = [e.number for e in late_rounds(plan, by_label["round 5"])]
     assert late == [4, 3, 2]  # three rounds late at most, whatever stands between them
-    assert RoundContext.of(plan, by_label["evaluation of round 4"]).round.mode == "sync"
-    assert RoundContext.of(plan, by_label["round 5"]).round.mode == "buffered"
+    assert RoundContext.of(plan, by_label["evaluation of round 4"]).closing.mode == "sync"
+    assert RoundContext.of(plan, by_label["round 5"]).closing.mode == "buffered"
 
 
 def test_the_owners_limits_count_evaluations() -> None:

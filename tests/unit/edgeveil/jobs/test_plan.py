@@ -1,4 +1,4 @@
-"""A job's plan: exchanges, public sizes and the whole price, from the job alone."""
+"""A job's plan: rounds, public sizes and the whole price, from the job alone."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def job(**changes: Any) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
-def test_the_preparatory_exchanges_come_first_and_indices_count_on() -> None:
+def test_the_preparation_rounds_come_first_and_indices_count_on() -> None:
     plan = compile_job(job())
-    assert [e.index for e in plan.exchanges] == list(range(1, ROUNDS + 3))
-    assert [e.phase for e in plan.exchanges[:3]] == ["centre", "quadratic", "train"]
-    assert [e.number for e in plan.exchanges] == [0, 0, *range(1, ROUNDS + 1)]
-    assert [e.number for e in plan.exchanges if e.infer] == [2, 4, 6]
-    assert (plan.exchanges[0].label, plan.exchanges[-1].label) == ("centre", "round 6")
+    assert [e.index for e in plan.all_rounds] == list(range(1, ROUNDS + 3))
+    assert [e.phase for e in plan.all_rounds[:3]] == ["centre", "quadratic", "train"]
+    assert [e.number for e in plan.all_rounds] == [0, 0, *range(1, ROUNDS + 1)]
+    assert [e.number for e in plan.all_rounds if e.infer] == [2, 4, 6]
+    assert (plan.all_rounds[0].label, plan.all_rounds[-1].label) == ("centre", "round 6")
 
 
 @pytest.mark.parametrize("index", [0, -1, ROUNDS + 3, 2**31])
 def test_a_round_outside_the_plan_is_unknown(index: int) -> None:
     with pytest.raises(ProtocolError) as caught:
-        compile_job(job()).exchange(index)
+        compile_job(job()).round(index)
     assert caught.value.reason == "unknown_round"
 
 
 def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
     plan = compile_job(job())
-    assert plan.groups(plan.exchange(1)) == (Group("centre", 64),)  # 5 × 4 bytes
-    assert plan.groups(plan.exchange(2)) == (Group("quadratic", 128),)  # 21 × 4 bytes
-    assert plan.groups(plan.exchange(3)) == (Group("head.weight", 128),)  # 18 × 4 bytes
-    assert plan.groups(plan.exchange(4)) == (Group("head.weight", 128), Group(SOFTMAX, 64))
-    assert plan.segments(plan.exchange(4))[-1].shape == (3,)
+    assert plan.groups(plan.round(1)) == (Group("centre", 64),)  # 5 × 4 bytes
+    assert plan.groups(plan.round(2)) == (Group("quadratic", 128),)  # 21 × 4 bytes
+    assert plan.groups(plan.round(3)) == (Group("head.weight", 128),)  # 18 × 4 bytes
+    assert plan.groups(plan.round(4)) == (Group("head.weight", 128), Group(SOFTMAX, 64))
+    assert plan.segments(plan.round(4))[-1].shape == (3,)
 
 
 def test_the_whole_price_is_what_the_job_says() -> None:
@@ -83,7 +83,7 @@ def test_an_early_end_of_pure_noise_has_spent_what_was_released() -> None:
     assert plan.spent(2).training.epsilon < plan.quote().training.epsilon
 
 
-def test_the_price_by_plan_grows_with_the_exchanges_from_nothing_to_the_whole() -> None:
+def test_the_price_by_plan_grows_with_the_rounds_from_nothing_to_the_whole() -> None:
     plan = compile_job(job())
     spent = [plan.quote(until) for until in range(ROUNDS + 3)]
     training = [quote.training.epsilon for quote in spent]

@@ -12,7 +12,7 @@ from edgeveil.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job, load_job, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.rehearsal import rehearse_device, training_kinds
-from edgeveil.parts.exchange import KEPT, TRAIN
+from edgeveil.parts.round import KEPT, TRAIN
 
 JOBS = Path("configs/jobs")
 
@@ -49,18 +49,18 @@ def test_scales_that_the_graph_can_hold_are_played_without_a_warning(name, key, 
     assert f"{key}.input_scale: must be" in str(caught.value)
 
 
-def test_each_kind_of_exchange_is_answered_once(monkeypatch):
+def test_each_kind_of_round_is_answered_once(monkeypatch):
     plan = plan_of("digits_pca.yaml")
     asked = []
     real = plan.device.answer
 
-    def answer(exchange, tensors, records, *rest):
-        asked.append((exchange.phase, len(records)))
-        return real(exchange, tensors, records, *rest)
+    def answer(round, tensors, records, *rest):
+        asked.append((round.phase, len(records)))
+        return real(round, tensors, records, *rest)
 
     monkeypatch.setattr(plan.device, "answer", answer)
     rehearsed(plan)
-    phases = [exchange.phase for exchange in plan.exchanges if exchange.phase != TRAIN]
+    phases = [round.phase for round in plan.all_rounds if round.phase != TRAIN]
     assert phases
     assert asked == [(phase, 12) for phase in [*phases, TRAIN]]
 
@@ -70,9 +70,9 @@ def test_what_a_device_keeps_reaches_its_second_round(monkeypatch):
     given = []
     real = plan.device.answer
 
-    def answer(exchange, tensors, *rest):
+    def answer(round, tensors, *rest):
         given.append({name for name in tensors if name.startswith(KEPT)})
-        return real(exchange, tensors, *rest)
+        return real(round, tensors, *rest)
 
     monkeypatch.setattr(plan.device, "answer", answer)
     rehearsed(plan)

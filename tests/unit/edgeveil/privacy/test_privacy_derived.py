@@ -45,7 +45,7 @@ def stream(question=QUESTION):
     [
         replace(QUESTION, dataset="pictures2"),
         replace(QUESTION, job_id="4b" * 16),
-        replace(QUESTION, exchange=4),
+        replace(QUESTION, round=4),
         replace(QUESTION, package_digest=bytes(31) + b"\1"),
         Question("picture", "s" + "4a" * 16, 3, bytes(32)),
     ],

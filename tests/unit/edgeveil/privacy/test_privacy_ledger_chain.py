@@ -67,7 +67,7 @@ MAC = "(SELECT mac FROM links WHERE number = 1)"
 EDITS = {
     "cheaper events": (4, "UPDATE links SET body = replace(body, '16777216', '16') WHERE number=4"),
     "another data set": (1, "UPDATE links SET dataset = 'other' WHERE job = 'j1'"),
-    "another exchange": (3, "UPDATE links SET exchange = 9 WHERE number = 3"),
+    "another round": (3, "UPDATE links SET exchange = 9 WHERE number = 3"),
     "another job": (6, "UPDATE links SET job = 'j1', exchange = 7 WHERE number = 6"),
     "closed in place of released": (6, "UPDATE links SET kind = 'closed' WHERE number = 6"),
     "opened again": (5, "UPDATE links SET kind = 'opened' WHERE number = 5"),
@@ -272,8 +272,8 @@ import sys
 from test_privacy_ledger_chain import LINEAR, WIDE, Ledger, JobRequest
 ledger = Ledger(sys.argv[1], "digits")
 ledger.open_job(JobRequest(sys.argv[2], 1e-5, (LINEAR,) * 20), WIDE)
-for exchange in range(20):
-    ledger.commit(sys.argv[2], exchange, [LINEAR], sys.argv[2].encode())
+for round in range(20):
+    ledger.commit(sys.argv[2], round, [LINEAR], sys.argv[2].encode())
 """
 
 

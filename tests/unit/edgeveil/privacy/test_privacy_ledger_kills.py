@@ -92,15 +92,15 @@ def check_and_go_on(ledger: Ledger, stands: list[str]) -> None:
     if "open" not in stands:
         with pytest.raises(PrivacyError, match="not open"):
             ledger.admit("j", [LINEAR])
-    for exchange, name in enumerate(("first", "second"), 1):
+    for round, name in enumerate(("first", "second"), 1):
         if "close" in stands:
             with pytest.raises(PrivacyError, match="forgotten"):
-                ledger.recall("j", exchange)
+                ledger.recall("j", round)
         elif name in stands:
-            receipt, payload = ledger.recall("j", exchange)
+            receipt, payload = ledger.recall("j", round)
             assert (payload, receipt.covers(payload)) == (name.encode(), True)
         else:
-            assert ledger.recall("j", exchange) is None
+            assert ledger.recall("j", round) is None
     for name, act in STEPS.items():
         if name not in stands:
             act(ledger)

@@ -10,11 +10,11 @@ import protocol_kit as kit
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
+from edgeveil.protocol.messages import Ack, Batch, Manifest, Message, PeerKeys, RoundId
 from edgeveil.protocol.transfer import describe
 
 OTHER = b"K" * 16
-START = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1)
+START = cj.StartJob(kit.JOB, 1, 1, rounds=2, retries=1)
 
 
 def cloud(**settings: Any) -> CloudMachine:
@@ -54,11 +54,11 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
     data = repr(task).encode().ljust(size, b".")
     match task:
         case cj.SealRound(job_id, round_, attempt):
-            return kit.manifest(data, ExchangeId(job_id, round_, attempt)), data
+            return kit.manifest(data, RoundId(job_id, round_, attempt)), data
         case cj.SealRelease(job_id):
-            return kit.manifest(data, ExchangeId(job_id, 0, 1), kind="release"), data
+            return kit.manifest(data, RoundId(job_id, 0, 1), kind="release"), data
         case cj.SealJob(job_id):
-            return kit.manifest(data, ExchangeId(job_id, 0, 0), kind="job"), data
+            return kit.manifest(data, RoundId(job_id, 0, 0), kind="job"), data
     raise TypeError(task)
 
 
@@ -72,9 +72,7 @@ def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
     return receive(machine, ack(seal(machine, task)[0]))
 
 
-def batch(
-    where: ExchangeId | None = None, fill: bytes = b"a", size: int = 90
-) -> tuple[Batch, bytes]:
+def batch(where: RoundId | None = None, fill: bytes = b"a", size: int = 90) -> tuple[Batch, bytes]:
     data = fill * size
     return Batch(where or kit.at(), 3, 0, (3,), describe(data, kit.PART_BYTES)), data
 
@@ -84,7 +82,7 @@ def waiting(machine: CloudMachine | None = None, what: cj.StartJob = START) -> C
     machine = machine or cloud()
     start(machine, what)
     broadcast(machine, cj.SealJob(kit.JOB))
-    broadcast(machine, cj.SealRound(kit.JOB, what.exchange, what.attempt))
+    broadcast(machine, cj.SealRound(kit.JOB, what.round, what.attempt))
     return machine
 
 
@@ -92,7 +90,7 @@ def both_waiting(**settings: Any) -> CloudMachine:
     """Two jobs that wait for their first batches."""
     machine = cloud(**settings)
     for job in (kit.JOB, OTHER):
-        start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
+        start(machine, cj.StartJob(job, 1, 1, rounds=1, retries=1))
         broadcast(machine, cj.SealJob(job))
         broadcast(machine, cj.SealRound(job, 1, 1))
     return machine
@@ -105,17 +103,17 @@ def selecting(machine: CloudMachine, devices: int) -> None:
     of_it.manifest = msgspec.structs.replace(of_it.manifest, selected=devices)
 
 
-def hand_over(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
+def hand_over(machine: CloudMachine, where: RoundId | None = None) -> list[fx.Effect]:
     header, data = batch(where)
     return receive(machine, kit.offer(header, data, kit.PROXY))
 
 
-def absorbing(where: ExchangeId | None = None) -> cj.Absorb:
+def absorbing(where: RoundId | None = None) -> cj.Absorb:
     """The task that a batch leads to."""
     return cj.Absorb({"": batch(where)[0]})
 
 
-def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
+def absorb(machine: CloudMachine, where: RoundId | None = None) -> list[fx.Effect]:
     """The batch arrives and is committed."""
     where = where or kit.at()
     hand_over(machine, where)

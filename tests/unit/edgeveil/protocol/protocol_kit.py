@@ -74,11 +74,11 @@ class FakeRegistry:
         return list(self.members)
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> m.ExchangeId:
-    return m.ExchangeId(job, round_, attempt)
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> m.RoundId:
+    return m.RoundId(job, round_, attempt)
 
 
-def manifest(data: bytes, where: m.ExchangeId | None = None, **changes: Any) -> m.Manifest:
+def manifest(data: bytes, where: m.RoundId | None = None, **changes: Any) -> m.Manifest:
     """A round's manifest for `data`, with any field changed."""
     values: dict[str, Any] = {
         "kind": "round",
@@ -110,14 +110,14 @@ def parts_of(header: Any, data: bytes) -> list[m.BlobPart]:
     return list(parts(header.blob, data))
 
 
-def commit_of(where: m.ExchangeId, ciphertexts: Iterable[bytes]) -> tuple[m.Commit, bytes]:
+def commit_of(where: m.RoundId, ciphertexts: Iterable[bytes]) -> tuple[m.Commit, bytes]:
     """The commit record that counts these ciphertexts, and its blob."""
     hashes = b"".join(sorted(hashlib.sha256(text).digest() for text in ciphertexts))
     return m.Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
 
 
 def upload_of(
-    where: m.ExchangeId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
+    where: m.RoundId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[m.Upload, bytes]:
     """A well-formed upload: every segment filled with bytes that name device and group."""
     data = b"".join(bytes((fill, g)) * (SEALED_BYTES[g] // 2) for g in groups)

@@ -1,4 +1,4 @@
-"""The cloud: one exchange after the other, each committed once."""
+"""The cloud: one round after the other, each committed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol_kit import at
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine
-from edgeveil.protocol.messages import Ack, Close, ExchangeId, Need, Shortfall, Signer
+from edgeveil.protocol.messages import Ack, Close, Need, RoundId, Shortfall, Signer
 from edgeveil.protocol.transfer import NEED_LIMIT
 
 
@@ -94,7 +94,7 @@ def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(agai
 
 def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 3, 1, exchanges=2, retries=1))
+    cb.start(machine, cj.StartJob(kit.JOB, 3, 1, rounds=2, retries=1))
     assert kit.tasks(cb.broadcast(machine, cj.SealJob(kit.JOB))) == [cj.SealRelease(kit.JOB)]
     out = cb.broadcast(machine, cj.SealRelease(kit.JOB))
     assert kit.stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(kit.JOB, "completed")]
@@ -189,8 +189,8 @@ THIRD = b"L" * 16
 JOBS = (kit.JOB, cb.OTHER, THIRD)
 
 
-def where(job: bytes, attempt: int = 1) -> ExchangeId:
-    return ExchangeId(job, 1, attempt)
+def where(job: bytes, attempt: int = 1) -> RoundId:
+    return RoundId(job, 1, attempt)
 
 
 def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there():
@@ -222,7 +222,7 @@ def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:
     at = where(job, attempt)
     match step:
         case 0:
-            return cb.start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=2))
+            return cb.start(machine, cj.StartJob(job, 1, 1, rounds=1, retries=2))
         case 1:
             return cb.broadcast(machine, cj.SealJob(job))
         case 2:

@@ -18,7 +18,7 @@ CELLS = (NORTH, SOUTH)
 PROXIES = {cell: m.Signer("proxy", kit.signing_key(50 + n)) for n, cell in enumerate(CELLS)}
 ANNOUNCE = cj.SealJob(kit.JOB, CELLS)
 ROUND = cj.SealRound(kit.JOB, 1, 1)
-ONCE = cj.StartJob(kit.JOB, 1, 1, exchanges=1, retries=1)
+ONCE = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
 
 
 def cells_cloud(**settings: Any) -> CloudMachine:
@@ -52,7 +52,7 @@ def seal(
         _, data = sealed(task)
         data = data + (cell.encode() if isinstance(task, cj.SealRound) else b"")
         kind = {cj.SealJob: "job", cj.SealRelease: "release"}.get(type(task), "round")
-        where = kit.at(task.exchange, task.attempt) if kind == "round" else kit.at(0, 1)
+        where = kit.at(task.round, task.attempt) if kind == "round" else kit.at(0, 1)
         made[cell] = cj.Broadcast(kit.manifest(data, where, kind=kind, **changes), data)
     manifests = {cell: one.manifest for cell, one in made.items()}
     return manifests, done(machine, task, cj.CellBroadcasts(made))
@@ -114,7 +114,7 @@ def test_a_silent_cell_costs_its_own_devices_only():
 
 
 def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
-    machine = waiting(cj.StartJob(kit.JOB, 1, 1, exchanges=3, retries=1))
+    machine = waiting(cj.StartJob(kit.JOB, 1, 1, rounds=3, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
     absorbed, (record, data) = (

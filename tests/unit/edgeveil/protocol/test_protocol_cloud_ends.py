@@ -59,7 +59,7 @@ def _sealed(task):
 
 
 def finish_round(machine):
-    machine.courses[kit.JOB].start = cj.StartJob(kit.JOB, 1, 1, exchanges=1, retries=1)
+    machine.courses[kit.JOB].start = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
     record, data = kit.commit_of(kit.at(), [b"x"])
     return cb.done(machine, cj.TakeMasks(kit.at(), {"": b"masks"}), cj.RoundCommit(record, data))
 
@@ -104,7 +104,7 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
 
 
 @pytest.mark.parametrize(
-    ("exchange", "causes", "ends"),
+    ("round", "causes", "ends"),
     [
         (1, (0, 0, 0, 5), True),  # nothing is lost
         (1, (0, 0, 5, 0), False),  # they have time later
@@ -117,18 +117,18 @@ def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
         (2, (4, 0, 0, 0), False),  # one of an earlier version names no cause
     ],
 )
-def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange, causes, ends):
-    machine = cb.waiting(what=cj.StartJob(kit.JOB, exchange, 1, 3, 1))
-    out = cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(exchange), 0, 5, causes)))
+def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(round, causes, ends):
+    machine = cb.waiting(what=cj.StartJob(kit.JOB, round, 1, 3, 1))
+    out = cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(round), 0, 5, causes)))
     if ends:
         assert kit.stored(out)[0].status == "failed"
         return
     assert kit.tasks(out) == [
-        cj.SealRound(kit.JOB, exchange, 2)
+        cj.SealRound(kit.JOB, round, 2)
     ] and "all_declined" not in kit.reports(out)
-    cb.broadcast(machine, cj.SealRound(kit.JOB, exchange, 2))
+    cb.broadcast(machine, cj.SealRound(kit.JOB, round, 2))
     (left,) = kit.stored(
-        cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(exchange, 2), 0, 5, causes)))
+        cb.receive(machine, kit.PROXY.note(m.Shortfall(kit.at(round, 2), 0, 5, causes)))
     )
     assert left.status == "paused" and "5 declined" in left.reason
 
@@ -176,7 +176,7 @@ def test_an_older_roster_cannot_bring_a_revoked_device_back():
 
 
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
-TWICE = cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=1)
+TWICE = cj.StartJob(kit.JOB, 1, 1, rounds=2, retries=1)
 
 
 def lose_own(machine):
@@ -257,7 +257,7 @@ def test_an_attempt_with_an_outage_that_is_over_takes_no_retry(lose, back, link,
 
 
 def test_a_proxy_that_was_silent_is_to_say_something_first():
-    machine = cb.waiting(what=cj.StartJob(kit.JOB, 1, 1, exchanges=2, retries=0))
+    machine = cb.waiting(what=cj.StartJob(kit.JOB, 1, 1, rounds=2, retries=0))
     assert kit.stored(by_silence(machine))[-1].reason == why.SILENT
     assert machine.unreached == [""]
     edge_is_back(machine)
@@ -406,7 +406,7 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
 
 def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
     machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 1, 3, exchanges=2, retries=1))
+    cb.start(machine, cj.StartJob(kit.JOB, 1, 3, rounds=2, retries=1))
     cb.broadcast(machine, cj.SealJob(kit.JOB))
     out = cb.done(machine, cj.SealRound(kit.JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
     assert asked(out) == [CHOSEN]
@@ -421,7 +421,7 @@ def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
 def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> None:
     """A cloud that started again has not looked into its store yet."""
     machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 1, 2, exchanges=2, retries=1))
+    cb.start(machine, cj.StartJob(kit.JOB, 1, 2, rounds=2, retries=1))
     if steps:
         header, data = cb.sealed(cj.SealJob(kit.JOB))
         cb.done(machine, cj.SealJob(kit.JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)}))

@@ -100,7 +100,7 @@ def test_a_newer_round_takes_the_place_of_the_one_at_work():
 
 def release(sequence, job=kit.JOB):
     return kit.manifest(
-        b"final %d" % sequence, m.ExchangeId(job, 0, 0), kind="release", sequence=sequence
+        b"final %d" % sequence, m.RoundId(job, 0, 0), kind="release", sequence=sequence
     )
 
 
@@ -201,7 +201,7 @@ def job_id(number: int) -> bytes:
 def announced(number: int, data: bytes | None = None, **changes: Any) -> tuple[m.Manifest, bytes]:
     """A job's manifest and its sealed package."""
     data = data or b"sealed job %d" % number
-    where = m.ExchangeId(job_id(number), 0, 0)
+    where = m.RoundId(job_id(number), 0, 0)
     return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
@@ -278,7 +278,7 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     """Its rounds are looked into as those of any other one where the device is not selected."""
     machine = db.device(dr.DeviceMemory())
     header, data = announced(7)
-    round_ = kit.manifest(db.MODEL, m.ExchangeId(job_id(7), 1, 1))
+    round_ = kit.manifest(db.MODEL, m.RoundId(job_id(7), 1, 1))
     db.receive(machine, kit.offer(round_, db.MODEL))
     db.receive(machine, kit.offer(header, data))
     assert kit.tasks(db.done(machine, dr.OpenPackage(header, data), outcome)) == [
@@ -286,7 +286,7 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     ]
     assert db.done(machine, dr.OpenPackage(round_, db.MODEL), dr.OpenedPackage(None)) == []
     assert db.receive(machine, kit.offer(header, data)) == []
-    later = kit.manifest(db.MODEL, m.ExchangeId(job_id(7), 2, 1))
+    later = kit.manifest(db.MODEL, m.RoundId(job_id(7), 2, 1))
     assert kit.tasks(db.receive(machine, kit.offer(later, db.MODEL))) == [
         dr.OpenPackage(later, db.MODEL)
     ]

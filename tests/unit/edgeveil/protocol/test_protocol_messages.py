@@ -25,7 +25,7 @@ names = st.text("abcdefghijklmnopqrstuvwxyz0123456789_.-", min_size=1, max_size=
 seconds = st.floats(0, 864000)
 device_ids = st.text("0123456789abcdef", min_size=16, max_size=16)
 blobs = st.builds(m.Blob, digests, st.integers(0, 2**40), st.integers(1, 2**28))
-wheres = st.builds(m.ExchangeId, st.binary(min_size=16, max_size=16), counts, counts)
+wheres = st.builds(m.RoundId, st.binary(min_size=16, max_size=16), counts, counts)
 signed = st.builds(
     m.Envelope,
     st.one_of(st.sampled_from(["cloud", "proxy"]), device_ids),
@@ -177,7 +177,7 @@ OUT_OF_RANGE = [
     {"groups": tuple(m.Group("g", 1) for _ in range(1025))},
     {"groups": (m.Group("g\n", 1),)},
     {"groups": (m.Group("g", -1),)},
-    {"at": m.ExchangeId(b"J" * 15, 1, 0)},
+    {"at": m.RoundId(b"J" * 15, 1, 0)},
     {"blob": m.Blob(b"x" * 32, -1, 1)},
     {"blob": m.Blob(b"x" * 32, 1, 0)},
     {"blob": m.Blob(b"x" * 32, 2**40 + 1, 1)},

@@ -93,7 +93,7 @@ def test_a_second_manifest_for_an_attempt_is_refused():
         (kit.manifest(pb.MODEL, kit.at(1, 2)), "replayed_round"),
         (kit.manifest(pb.MODEL, kit.at(1, 3), selected=2), "selected_below_floor"),
         (kit.manifest(pb.MODEL, kit.at(1, 3), selected=4, min_batch=5), "selected_below_floor"),
-        (kit.manifest(pb.MODEL, m.ExchangeId(b"E" * 16, 1, 0)), "closed_job"),
+        (kit.manifest(pb.MODEL, m.RoundId(b"E" * 16, 1, 0)), "closed_job"),
     ],
 )
 def test_a_round_that_may_not_open_is_refused(header, reason):
@@ -110,13 +110,13 @@ def test_a_round_that_may_not_open_is_refused(header, reason):
 
 
 def _later(where):
-    return m.ExchangeId(where.job_id, where.exchange + 1, 1)
+    return m.RoundId(where.job_id, where.round + 1, 1)
 
 
 def test_an_older_release_cannot_replace_a_newer_one():
     machine = pb.proxy()
-    new = kit.manifest(b"new", m.ExchangeId(b"N" * 16, 0, 2), kind="release", sequence=9)
-    old = kit.manifest(b"old", m.ExchangeId(b"O" * 16, 0, 1), kind="release", sequence=8)
+    new = kit.manifest(b"new", m.RoundId(b"N" * 16, 0, 2), kind="release", sequence=9)
+    old = kit.manifest(b"old", m.RoundId(b"O" * 16, 0, 1), kind="release", sequence=8)
     pb.cloud_says(machine, kit.offer(new, b"new"))
     out = pb.cloud_says(machine, kit.offer(old, b"old"))
     assert kit.refused(out) == ["replayed_release"]
@@ -218,7 +218,7 @@ def job_of(sequence=1_000_000, signer=kit.CLOUD, **changes):
 
 
 def released(sequence, data_set=b""):
-    where = m.ExchangeId(b"R" * 16, 0, 1)
+    where = m.RoundId(b"R" * 16, 0, 1)
     return kit.manifest(b"release", where, kind="release", sequence=sequence, data_set=data_set)
 
 
@@ -301,7 +301,7 @@ def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
     kept = KeptBroadcast(kit.CLOUD.header(far), far, b"release")
     machine.memory.kept[far.blob.digest] = kept
     machine.memory.statement = stated(2**62)
-    again = msgspec.structs.replace(released(7), at=m.ExchangeId(b"S" * 16, 0, 1))
+    again = msgspec.structs.replace(released(7), at=m.RoundId(b"S" * 16, 0, 1))
     assert kit.refused(pb.cloud_says(machine, stated(2**61))) == ["far_sequence"]
     assert kit.refused(pb.cloud_says(machine, stated(3))) == []
     assert kit.refused(pb.cloud_says(machine, kit.offer(job_of(4), b"job"))) == []
@@ -389,13 +389,13 @@ def test_what_is_checked_when_its_job_ends_is_not_kept():
 def test_the_cache_has_a_bound_and_says_so():
     machine = pb.proxy(cache_bytes=3 * len(LONG))
     for job in (b"1", b"2"):
-        header = kit.manifest(LONG + job, m.ExchangeId(job * 16, 0, 0), kind="job")
+        header = kit.manifest(LONG + job, m.RoundId(job * 16, 0, 0), kind="job")
         pb.cloud_says(machine, kit.offer(header))
         for piece in kit.parts_of(header, LONG + job):
             out = pb.cloud_says(machine, piece)
         assert kit.acks(out) == [("held", "")]
     used = machine.broadcasts.cached_bytes
-    third = kit.manifest(LONG, m.ExchangeId(b"3" * 16, 0, 0), kind="job")
+    third = kit.manifest(LONG, m.RoundId(b"3" * 16, 0, 0), kind="job")
     out = pb.cloud_says(machine, kit.offer(third))
     assert kit.refused(out) == ["cache_full"] and kit.acks(out) == [("refused", "cache_full")]
     assert machine.broadcasts.cached_bytes == used and machine.broadcasts.arriving == {}

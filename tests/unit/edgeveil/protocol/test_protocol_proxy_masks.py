@@ -42,7 +42,7 @@ def machine(tmp_path: Path) -> RealProxy:
     return RealProxy(tmp_path)
 
 
-def masked_round(where: m.ExchangeId | None = None, **changes: Any) -> m.Manifest:
+def masked_round(where: m.RoundId | None = None, **changes: Any) -> m.Manifest:
     plain = {"selected": UPLOADS, "quorum": UPLOADS, "masked": MASKED}
     return kit.manifest(MODEL + repr(where or kit.at()).encode(), where, **(plain | changes))
 
@@ -52,13 +52,13 @@ def begin(machine: ProxyMachine, header: m.Manifest | None = None) -> list[fx.Ef
     return cloud_says(machine, kit.offer(header, MODEL + repr(header.at).encode()))
 
 
-def key_of(machine: ProxyMachine, where: m.ExchangeId) -> bytes:
+def key_of(machine: ProxyMachine, where: m.RoundId) -> bytes:
     """The round's key."""
     key = machine.masks._context.memory.round_key(where)
     return key.public().to_bytes() if key else b""
 
 
-def told_key(machine: ProxyMachine, where: m.ExchangeId | None = None) -> bytes:
+def told_key(machine: ProxyMachine, where: m.RoundId | None = None) -> bytes:
     """The round's key, as a device that says hello is told it."""
     out = hello(machine, FLEET[5])
     keys = {body.at: body.key for body in kit.bodies(out, m.RoundKey)}
@@ -126,7 +126,7 @@ def why_not(effects: list[fx.Effect]) -> str:
     return told.reason
 
 
-def expected(chosen: Iterable[int], where: m.ExchangeId | None = None) -> bytes:
+def expected(chosen: Iterable[int], where: m.RoundId | None = None) -> bytes:
     """The sums for these places of a batch, whose shuffle turned the devices round."""
     vectors = masked_vectors(where or kit.at(), kit.GROUPS, MASKED)
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
@@ -250,7 +250,7 @@ def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None
     assert len(kit.stored(effects)) == 1
 
 
-def test_no_other_attempt_of_an_unmasked_exchange_is_opened(machine: RealProxy) -> None:
+def test_no_other_attempt_of_an_unmasked_round_is_opened(machine: RealProxy) -> None:
     batch = handed_over(machine)
     ask(machine, question(batch, (0, 1, 2)))
     for one in (machine, machine.restarted()):

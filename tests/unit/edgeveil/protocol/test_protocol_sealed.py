@@ -19,7 +19,7 @@ from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol import sealed as sl
 from edgeveil.protocol import tensors as tn
-from edgeveil.protocol.messages import SEALED_SEED_BYTES, ExchangeId, Group, Manifest, MaskedGroup
+from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, Manifest, MaskedGroup, RoundId
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
 CLOUD = OpeningKey.generate()
@@ -27,7 +27,7 @@ GROUP = Group("head.weight", 128)
 PACKAGE = b"the global model" * 50
 TERMS = sl.Terms(
     kind="round",
-    at=ExchangeId(b"J" * 16, 4, 2),
+    at=RoundId(b"J" * 16, 4, 2),
     sequence=9,
     job_digest=b"d" * 32,
     phase="train",

@@ -239,7 +239,7 @@ def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(he
 @pytest.mark.parametrize(
     "body",
     [arrived(2, at=kit.at(2)), arrived(2, at=kit.at(1, 2))],
-    ids=["another exchange", "another attempt"],
+    ids=["another round", "another attempt"],
 )
 def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
     assert say(waiting(), body) == []

@@ -12,7 +12,7 @@ import pytest
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil.transport.runtime import Runtime
 
 LOG = logging.getLogger("edgeveil.test")
@@ -30,12 +30,12 @@ def _restored():
 class Course:
     """Is told by command where it is; reports, works, and ends on None."""
 
-    at: ExchangeId | None = None
+    at: RoundId | None = None
 
     def handle(self, event, now_s):
         match event:
             case fx.Command(what=int(number)):
-                self.at = ExchangeId(JOB, number, 1)
+                self.at = RoundId(JOB, number, 1)
                 return [fx.Report("begun"), fx.Work("task")]
             case fx.Command():
                 self.at = None

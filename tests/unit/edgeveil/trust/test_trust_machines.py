@@ -16,13 +16,13 @@ from edgeveil.protocol.device import CloudEpoch, DeviceMachine
 from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import (
     Blob,
-    ExchangeId,
     Hello,
     Manifest,
     Note,
     PeerKeys,
     ReleaseStatement,
     Roster,
+    RoundId,
     Signer,
     TrustMetadata,
     decode_body,
@@ -40,11 +40,11 @@ DEVICE_ID = DEVICE.public().fingerprint()
 CLOUD = fx.CloudAddress()
 
 
-def manifest(sequence: int, kind: str = "release", exchange: int = 0) -> Manifest:
+def manifest(sequence: int, kind: str = "release", round: int = 0) -> Manifest:
     data = b"sealed"
     return Manifest(
         kind=kind,
-        at=ExchangeId(JOB, exchange, 1),
+        at=RoundId(JOB, round, 1),
         sequence=sequence,
         job_digest=bytes(32),
         phase=kind,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from edgeveil.errors import UsageError
-from edgeveil.parts.exchange import TRAIN
+from edgeveil.parts.round import TRAIN
 from edgeveil_lab.attack import inversion as attack_inversion
 from edgeveil_lab.attack import membership as attack_membership
 from edgeveil_lab.attack.inversion import METHODS, invert, likely_labels, ssim, whose
@@ -53,8 +53,8 @@ def recording(folder: Path) -> Recording:
 # --- the recording ----------------------------------------------------------------------------
 
 
-def test_a_recording_has_every_exchange_and_the_devices_records(recording: Recording) -> None:
-    assert [len(recording.uploads(e)) for e in recording.plan.exchanges] == [DEVICES] * 4
+def test_a_recording_has_every_round_and_the_devices_records(recording: Recording) -> None:
+    assert [len(recording.uploads(e)) for e in recording.plan.all_rounds] == [DEVICES] * 4
     assert len(recording.devices) == DEVICES
     assert sum(map(len, recording.devices)) == 97
     assert {e.phase for e in recording.rounds} == {TRAIN}
@@ -63,20 +63,20 @@ def test_a_recording_has_every_exchange_and_the_devices_records(recording: Recor
 
 
 def test_local_steps_are_undone_exactly(recording: Recording) -> None:
-    exchange, device = recording.rounds[1], recording.device
-    sent = recording.broadcast(exchange)
-    exact = exact_linear(device, exchange, sent, recording.devices[0])
-    total = device.sums(exchange, sent, recording.devices[0])
-    change = device.finish(exchange, sent, total, "cpu")["head.weight"]
+    round, device = recording.rounds[1], recording.device
+    sent = recording.broadcast(round)
+    exact = exact_linear(device, round, sent, recording.devices[0])
+    total = device.sums(round, sent, recording.devices[0])
+    change = device.finish(round, sent, total, "cpu")["head.weight"]
     (seen,) = noised_linear(device, sent, [change])
     assert np.allclose(seen, exact, atol=1e-4 * np.abs(exact).max())
 
 
 def test_uploads_are_the_exact_sums_with_the_noise_that_was_priced(recording: Recording) -> None:
-    exchange, device = recording.rounds[0], recording.device
-    sent = recording.broadcast(exchange)
-    seen = sum(noised_linear(device, sent, recording.uploads(exchange)))
-    exact = sum(exact_linear(device, exchange, sent, own) for own in recording.devices)
+    round, device = recording.rounds[0], recording.device
+    sent = recording.broadcast(round)
+    seen = sum(noised_linear(device, sent, recording.uploads(round)))
+    exact = sum(exact_linear(device, round, sent, own) for own in recording.devices)
     spread = device.budget.noise_variance(TRAIN) * DEVICES
     # 640 squares of one normal variable: mean 1, standard deviation 0.056.
     assert np.square(seen - exact).mean() / spread == pytest.approx(1.0, abs=0.4)
@@ -107,10 +107,10 @@ def test_what_cannot_be_attacked_is_said(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_a_single_record_is_rebuilt(recording: Recording, name: str) -> None:
-    exchange, device = recording.rounds[0], recording.device
+    round, device = recording.rounds[0], recording.device
     own = recording.devices[0]
     one = own.at(np.array([0]))
-    exact = exact_linear(device, exchange, recording.broadcast(exchange), one)
+    exact = exact_linear(device, round, recording.broadcast(round), one)
     assert likely_labels(exact, 1) == one.y.tolist()
     head = attack_inversion.head_of(recording)
     found = attack_inversion.shown(METHODS[name](head, exact, 1, 0)).reshape(8, 8)

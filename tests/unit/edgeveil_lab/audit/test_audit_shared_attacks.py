@@ -42,7 +42,7 @@ def verdicts(attack):
 
 
 def test_what_is_attacked_is_what_devices_send(job):
-    one, known = job.exchanges[CENTRE], job.scene.without
+    one, known = job.rounds[CENTRE], job.scene.without
     segments = job.segments(CENTRE, known)
     upload = one.upload("any", segments)
     (numbers,) = segments.values()
@@ -163,7 +163,7 @@ def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monk
 
 
 def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
-    one = job.exchanges[CENTRE]
+    one = job.rounds[CENTRE]
     uploads = [one.nothing(f"device {number}") for number in range(UPLOADS + 1)]
     proxy = AskedProxy(one, uploads)
     every = range(UPLOADS + 1)
@@ -174,7 +174,7 @@ def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
     assert proxy.masks_of(every) == b""
 
 
-FAST = ("an exchange is unmasked for one set", "an upload has masks that nobody else knows")
+FAST = ("a round is unmasked for one set", "an upload has masks that nobody else knows")
 
 
 @pytest.mark.parametrize(

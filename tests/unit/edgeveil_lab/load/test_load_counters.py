@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil_lab.load.counters import DurationHistogram, UploadCounters
 from edgeveil_lab.load.leader import FleetTotals
 from edgeveil_lab.load.run_log import LoadRunLog, losses, sum_matches
 
-AT, AGAIN = ExchangeId(b"j" * 16, 1, 1), ExchangeId(b"j" * 16, 2, 1)
+AT, AGAIN = RoundId(b"j" * 16, 1, 1), RoundId(b"j" * 16, 2, 1)
 
 
 def name(text: str) -> bytes:
@@ -147,7 +147,7 @@ def test_several_generators_add_up_and_a_repetition_that_all_of_them_read_is_one
 
 def test_rounds_long_over_are_told_once_more_and_forgotten(counters):
     for number in range(2, 40):
-        counters.round(ExchangeId(b"j" * 16, number, 1))
+        counters.round(RoundId(b"j" * 16, number, 1))
     assert len(counters.snapshot()["rounds"]) == 39
     assert list(counters.snapshot()["rounds"]) == [(number, 1) for number in range(32, 40)]
     assert counters.waiting == 0

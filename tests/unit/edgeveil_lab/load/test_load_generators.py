@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edgeveil.protocol.device_round import ComputeAnswer
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import RoundId
 from edgeveil_lab.load.counters import GeneratorLoad, UploadCounters
 from edgeveil_lab.load.generator import GeneratorReport, Turns
 from edgeveil_lab.load.leader import Leader
@@ -16,7 +16,7 @@ from edgeveil_lab.load.run_log import SampleSeries
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
-AT = ExchangeId(b"j" * 16, 1, 1)
+AT = RoundId(b"j" * 16, 1, 1)
 
 
 @pytest.mark.parametrize(

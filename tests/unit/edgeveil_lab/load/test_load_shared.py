@@ -10,11 +10,11 @@ import pytest
 from edgeveil.crypto.keys import SigningKey, sign, verify
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import Commit, ExchangeId, Signer, encode
+from edgeveil.protocol.messages import Commit, RoundId, Signer, encode
 from edgeveil.protocol.transfer import describe, parts, sends
 from edgeveil_lab.load.device import SharedVerifyKey, SharedWork
 
-AT = ExchangeId(b"j" * 16, 1, 1)
+AT = RoundId(b"j" * 16, 1, 1)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from edgeveil.parts.aggregation.choosing import (
     sign_changes,
 )
 from edgeveil.parts.aggregation.rule import ChoosingParameters
-from edgeveil.parts.exchange import Aim
+from edgeveil.parts.round import Aim
 from edgeveil.privacy.sampler import SeededRandom
 
 WEIGHTS = np.array([1.0, -1.0, 0.0, 2.0], np.float32)

@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as hnp
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import QUADRATIC, FmParameters, head_shape, noised, wishart
+from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
@@ -39,7 +39,7 @@ def halves(projection=None, epsilon=8.0, **options):
 
 
 def phases(cloud):
-    return [exchange.phase for exchange in cloud.plan() if exchange.phase != TRAIN]
+    return [round.phase for round in cloud.plan() if round.phase != TRAIN]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,7 @@ def phases(cloud):
         ({}, LOCAL, ["centre", "quadratic"]),
     ],
 )
-def test_what_is_not_asked_for_has_no_exchange_and_the_indices_count_on(
-    options, projection, expected
-):
+def test_what_is_not_asked_for_has_no_round_and_the_indices_count_on(options, projection, expected):
     device, cloud = halves(projection, **options)
     plan = cloud.plan()
     assert phases(cloud) == expected
@@ -72,7 +70,7 @@ def test_what_is_not_asked_for_has_no_exchange_and_the_indices_count_on(
 def test_the_whole_job_costs_what_was_asked_whatever_the_options(options, projection):
     for asked in (0.5, 4.0):
         device, cloud = halves(projection, epsilon=asked, **options)
-        events = [event for exchange in cloud.plan() for event in device.price(exchange)]
+        events = [event for round in cloud.plan() for event in device.price(round)]
         assert sorted(events, key=repr) == sorted(device.job_events(), key=repr)
         parts = [
             epsilon([e for e in events if isinstance(e, kind)], 1e-5).epsilon
@@ -174,7 +172,7 @@ def numbers(y):
 
 
 class Bench:
-    """One device, and the exchanges of its job up to the first training round."""
+    """One device, and the rounds of its job up to the first training round."""
 
     def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
         options, projection = VARIANTS[variant]
@@ -195,10 +193,10 @@ class Bench:
         plan = FmCloud(chosen, setting).plan()
         self.phases = plan[: len(plan) - chosen.rounds + 1]
 
-    def sums(self, exchange, package, records):
+    def sums(self, round, package, records):
         if self.device.setting.regression:
             records = Records(records.x, numbers(records.y))
-        return self.device.sums(exchange, package, records)
+        return self.device.sums(round, package, records)
 
     def package(self, seed=0, reach=0, centre=None):
         """A broadcast of any content, as a cloud could make it up."""
@@ -229,14 +227,14 @@ def records(draw, least=0, most=70):
     return Records(x, y)
 
 
-def within(event, exchange, before, after, factor=1.0):
+def within(event, round, before, after, factor=1.0):
     """Whether the change keeps to `factor` times the event's sensitivity, in its own norm."""
     difference = (after - before).astype(object)
     bound = event.sensitivity_steps * factor
     if not isinstance(event, GaussianEvent):
         return int(np.abs(difference).sum()) <= bound
     weights = np.ones(len(difference), object) if difference.ndim == 1 else 1
-    if exchange.phase in ("quadratic", "covariance"):
+    if round.phase in ("quadratic", "covariance"):
         k = int((2 * len(difference)) ** 0.5)
         rows, columns = np.triu_indices(k)
         weights = np.where(rows == columns, 1, 2).astype(object)
@@ -258,11 +256,11 @@ def test_one_record_changes_no_sum_by_more_than_its_event_says(
     bench = Bench(variant, clip=clip)
     package = bench.any_package(data)
     extended = Records(np.concatenate([x, others.x]), np.append(label, others.y))
-    for exchange in bench.phases:
-        (event,) = bench.device.price(exchange)
-        before = bench.sums(exchange, package, others)
-        after = bench.sums(exchange, package, extended)
-        assert within(event, exchange, before, after)
+    for round in bench.phases:
+        (event,) = bench.device.price(round)
+        before = bench.sums(round, package, others)
+        after = bench.sums(round, package, extended)
+        assert within(event, round, before, after)
 
 
 @variants
@@ -275,14 +273,14 @@ def test_the_stated_sensitivity_is_nearly_reached_and_not_passed(variant):
     if variant == "pca":  # its basis is any rotation: the axis that it keeps first
         x = np.linalg.eigh(_matrix(package["covariance"]))[1][:, -1:].T.astype(np.float32)
     one = Records(x, np.array([0]))
-    for exchange in bench.phases:
-        (event,) = bench.device.price(exchange)
-        before, after = (bench.sums(exchange, package, r) for r in (none, one))
-        assert within(event, exchange, before, after)
-        assert not within(event, exchange, before, after, factor=0.99 * attainable(bench, exchange))
+    for round in bench.phases:
+        (event,) = bench.device.price(round)
+        before, after = (bench.sums(round, package, r) for r in (none, one))
+        assert within(event, round, before, after)
+        assert not within(event, round, before, after, factor=0.99 * attainable(bench, round))
 
 
-def attainable(bench, exchange):
+def attainable(bench, round):
     """The largest part of the stated sensitivity that a record can reach.
 
     Laplace bounds hold for ‖z′‖₁ ≤ √(d + 1), whatever the intercept i; ‖z′‖₁ = √(1 - i²)·√d + i is
@@ -291,10 +289,10 @@ def attainable(bench, exchange):
     device, d = bench.device, bench.d
     i = device.intercept / 4096
     laplace = device.parameters.noise == "laplace" and not device.setting.regression
-    if not i or not laplace or exchange.phase not in (QUADRATIC, TRAIN):
+    if not i or not laplace or round.phase not in (QUADRATIC, TRAIN):
         return 1.0
     widest = math.sqrt(1 - i * i) * math.sqrt(d) + i
-    if exchange.phase == QUADRATIC:
+    if round.phase == QUADRATIC:
         return (widest**2 + 1) / (d + 2)
     return widest / math.sqrt(d + 1)
 
@@ -313,8 +311,8 @@ def _matrix(triangle):
 def test_an_invalid_record_contributes_nothing(variant, x, y):
     bench = Bench(variant)
     bad = Records(np.array([x], np.float32), np.array([y]))
-    for exchange in bench.phases:
-        assert not bench.sums(exchange, bench.package(), bad).any()
+    for round in bench.phases:
+        assert not bench.sums(round, bench.package(), bad).any()
 
 
 def test_what_is_kept_of_records_is_never_used_for_others_or_another_broadcast():
@@ -325,8 +323,8 @@ def test_what_is_kept_of_records_is_never_used_for_others_or_another_broadcast()
         bench.package(seed, reach, rng.normal(size=D).astype(np.float32) / 4)
         for seed, reach in ((1, 0), (2, 100), (3, 100))
     ]
-    for exchange in bench.phases:
+    for round in bench.phases:
         for records_ in (one, two, one):
             for package in (*packages, packages[0]):
-                fresh = Bench("fpca").sums(exchange, package, Records(records_.x, records_.y))
-                np.testing.assert_array_equal(bench.sums(exchange, package, records_), fresh)
+                fresh = Bench("fpca").sums(round, package, Records(records_.x, records_.y))
+                np.testing.assert_array_equal(bench.sums(round, package, records_), fresh)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.method_context import MethodContext
@@ -17,10 +16,11 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
     noise_scale,
 )
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
 
-ROUND = Exchange(1, TRAIN, 1)
+ROUND = PlannedRound(1, TRAIN, 1)
 QUIET = 1e12  # an ε at which the noise is below 1e-9
 
 

@@ -82,16 +82,16 @@ def test_the_whole_job_costs_what_was_asked(noise, projection):
     chosen = of_numbers(epsilon=2.0, projection=projection, input_shape=(6,), nominal_records=50)
     parameters = FmParameters(noise=noise)
     device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
-    events = [event for exchange in cloud.plan() for event in device.price(exchange)]
+    events = [event for round in cloud.plan() for event in device.price(round)]
     gaussian = [event for event in events if not isinstance(event, LaplaceEvent)]
     pure = [event for event in events if isinstance(event, LaplaceEvent)]
     cost = sum(epsilon(part, 1e-5).epsilon for part in (gaussian, pure) if part)
     assert 0.98 * 2 < cost <= 2
-    for exchange in cloud.plan():
-        spec = cloud.segments(exchange)[0]
+    for round in cloud.plan():
+        spec = cloud.segments(round)[0]
         records = Records(np.ones((3, 6), np.float32), np.array([0, 4096, 8192]))
         answer = device.answer(
-            exchange, cloud.package(cloud.initial_state(), exchange), records
+            round, cloud.package(cloud.initial_state(), round), records
         ).segments[spec.name]
         assert answer.shape == spec.shape
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import local_steps
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
 from edgeveil.parts.methods.fm_sums import Bounded, Features, FmParameters, linear_sum, projected
 from edgeveil.parts.methods.local_steps import minimise_quadratic
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.grid import LARGEST_DIMENSION
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference
 
-LAST = Exchange(5, TRAIN, 3)
+LAST = PlannedRound(5, TRAIN, 3)
 
 
 def test_one_record_by_hand():
@@ -66,7 +66,7 @@ def test_a_clip_scales_the_residual_before_it_is_rounded():
     record = Records(np.array([[1, 0]], np.float32), np.array([1]))
     package = {"centre": np.zeros(2, np.float32), "iterate": np.zeros((2, 2), np.int32)}
     # z = (4095, 0) by rounding toward zero; 0.3/√2 / ‖z‖ = 0.21218 = 869.1 steps
-    total = device.sums(Exchange(3, TRAIN, 1), package, record)
+    total = device.sums(PlannedRound(3, TRAIN, 1), package, record)
     np.testing.assert_array_equal(total, 16 * np.array([[4095 * 869, -4095 * 869], [0, 0]]))
 
 
@@ -74,8 +74,8 @@ def test_the_tail_average_starts_after_its_share_of_the_rounds():
     parameters = FmParameters(rounds=4, average_from=0.5, intercept=False)
     cloud = FmCloud(parameters, setting())
     state = cloud.initial_state()
-    for exchange in cloud.plan()[2:]:
-        state = cloud.absorb(state, exchange, {"head.weight": np.ones((2, 2))}, 1)
+    for round in cloud.plan()[2:]:
+        state = cloud.absorb(state, round, {"head.weight": np.ones((2, 2))}, 1)
     np.testing.assert_array_equal(cloud.model(state)["weight"], np.full((2, 2), 3.5))
 
 
@@ -88,9 +88,9 @@ def test_a_step_that_is_not_finite_or_too_large_is_bounded():
 
 def test_the_ridge_comes_from_the_noise_not_from_the_data():
     cloud = FmCloud(FmParameters(intercept=False), setting())
-    exchange = cloud.plan()[1]
+    round = cloud.plan()[1]
     for values in ([0, 0, 0], [-(2**28), 0, -(2**28)]):
-        state = cloud.absorb(cloud.initial_state(), exchange, {"quadratic": np.array(values)}, 4)
+        state = cloud.absorb(cloud.initial_state(), round, {"quadratic": np.array(values)}, 4)
         ridge = np.float32(cloud.ridge_level(4))
         np.testing.assert_allclose(state["curvature"], [ridge, 0, ridge], rtol=1e-6, atol=1e-9)
     assert cloud.ridge_level(4) == pytest.approx(cloud.ridge_level(1) / 2)
@@ -215,11 +215,11 @@ BARE = {"rounds": 1, "centre": False, "quadratic": "never", "radius": 1.0}
 def package(parameters, chosen, value):
     """The first training round's broadcast with one weight of `value` steps."""
     cloud = FmCloud(parameters, chosen)
-    exchange = cloud.plan()[-1]
-    tensors = cloud.package(cloud.initial_state(), exchange)
+    round = cloud.plan()[-1]
+    tensors = cloud.package(cloud.initial_state(), round)
     tensors["iterate"] = tensors["iterate"].copy()
     tensors["iterate"][0, 0] = value
-    return exchange, tensors
+    return round, tensors
 
 
 def record(spread):
@@ -233,23 +233,23 @@ def record(spread):
 @pytest.mark.parametrize("value", [-(2**31), 2**31 - 1, 2**22 + 1, -(2**22) - 1])
 def test_weights_beyond_their_limit_are_refused_whatever_the_record_is(value, spread):
     parameters, chosen = FmParameters(**BARE), setting(input_shape=(1100, 1100), nominal_records=10)
-    exchange, tensors = package(parameters, chosen, value)
+    round, tensors = package(parameters, chosen, value)
     with pytest.raises(ProtocolError, match="'iterate' goes beyond 4194304 steps"):
-        FmDevice(parameters, chosen).answer(exchange, tensors, record(spread))
+        FmDevice(parameters, chosen).answer(round, tensors, record(spread))
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_weights_of_an_honest_cloud_are_taken_up_to_the_limit(sign):
     parameters, chosen = FmParameters(**BARE), setting(nominal_records=10)
     cloud = FmCloud(parameters, chosen)
-    exchange = cloud.plan()[-1]
-    (segment,) = cloud.segments(exchange)
+    round = cloud.plan()[-1]
+    (segment,) = cloud.segments(round)
     mean = {segment.name: np.full(segment.shape, sign * 1e9)}
-    state = cloud.absorb(cloud.initial_state(), exchange, mean, 1)
+    state = cloud.absorb(cloud.initial_state(), round, mean, 1)
     assert abs(state["iterate"]).min() == 1024 * 4096
     one = Records(np.ones((1, 2), np.float32), np.zeros(1, np.int64))
     device = FmDevice(parameters, chosen)
-    answer = device.answer(exchange, cloud.package(state, exchange), one, SeededRandom(0))
+    answer = device.answer(round, cloud.package(state, round), one, SeededRandom(0))
     assert np.isfinite(answer.segments["head.weight"]).all()
 
 

@@ -55,26 +55,26 @@ def of(labels: list[int], x: np.ndarray = CORNERS) -> Records:
 def played(p: PateParameters, setting: MethodContext, fleet: list[Records]) -> dict[str, Any]:
     cloud, random = PateCloud(p, setting), SeededRandom(3)
     state = cloud.initial_state()
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
+    for round in cloud.plan():
+        package = cloud.package(state, round)
         sent = [
-            PateDevice(p, setting).answer(exchange, package, one, random).segments[VOTES]
+            PateDevice(p, setting).answer(round, package, one, random).segments[VOTES]
             for one in fleet
         ]
-        state = cloud.absorb(state, exchange, {VOTES: np.mean(sent, axis=0)}, len(sent))
+        state = cloud.absorb(state, round, {VOTES: np.mean(sent, axis=0)}, len(sent))
     return state
 
 
 def test_three_teachers_by_hand() -> None:
     """Two know the corners and one has their labels turned: 2 votes of 3 for each true class."""
     p = told(CORNERS * 0.75)
-    exchange = PateCloud(p, SETTING).plan()[0]
+    round = PateCloud(p, SETTING).plan()[0]
     device = PateDevice(p, SETTING)
     fleet = [of([0, 1, 2]), of([0, 1, 2]), of([1, 2, 0])]
-    votes = sum(device.votes(exchange, one) for one in fleet)
+    votes = sum(device.votes(round, one) for one in fleet)
     assert votes.tolist() == [[2, 1, 0], [0, 2, 1], [1, 0, 2]]
     cloud = PateCloud(p, SETTING)
-    state = cloud.absorb(cloud.initial_state(), exchange, {VOTES: votes / 3}, 3)
+    state = cloud.absorb(cloud.initial_state(), round, {VOTES: votes / 3}, 3)
     assert state["labels"].tolist() == [0, 1, 2]
     head = cloud.model(state)
     assert head["weight"].shape == (2, 3)
@@ -85,7 +85,7 @@ def test_three_teachers_by_hand() -> None:
 def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None:
     rng = np.random.default_rng(0)
     p = told(rng.normal(size=(12, 2)).astype(np.float32))
-    exchange, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
+    round, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
     event = vote_event(p, SETTING)
     assert isinstance(event, GaussianEvent)
     assert event.sensitivity_steps >= math.sqrt(24) * 2**VOTE_BITS
@@ -95,8 +95,7 @@ def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None
             x = rng.normal(size=(count + 1, 2)).astype(np.float32) * 9
             y = rng.integers(0, 3, count + 1)
             one, other = (
-                device.votes(exchange, Records(x[:k], y[:k])) << VOTE_BITS
-                for k in (count, count + 1)
+                device.votes(round, Records(x[:k], y[:k])) << VOTE_BITS for k in (count, count + 1)
             )
             assert int(((one - other) ** 2).sum()) <= event.sensitivity_steps**2
 
@@ -104,10 +103,10 @@ def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None
 def test_two_data_sets_of_a_device_reach_the_bound() -> None:
     """So no smaller one is true of a whole device; without records there is no vote at all."""
     p = told(CORNERS)
-    exchange, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
-    one, other = (device.votes(exchange, of(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
+    round, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
+    one, other = (device.votes(round, of(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
     assert int(((one - other) ** 2).sum()) == 2 * 3
-    assert not device.votes(exchange, of([])).any()
+    assert not device.votes(round, of([])).any()
 
 
 def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once() -> None:
@@ -134,10 +133,10 @@ def test_a_sum_of_noised_votes_keeps_to_its_room() -> None:
     p, setting = told(CORNERS), replace(SETTING, summed=40, honest=30)
     (spec,) = PateCloud(p, setting).segments(PateCloud(p, setting).plan()[0])
     cloud, random = PateCloud(p, setting), SeededRandom(0)
-    exchange = cloud.plan()[0]
-    package = cloud.package(cloud.initial_state(), exchange)
+    round = cloud.plan()[0]
+    package = cloud.package(cloud.initial_state(), round)
     total = sum(
-        PateDevice(p, setting).answer(exchange, package, of([0, 1, 2]), random).segments[VOTES]
+        PateDevice(p, setting).answer(round, package, of([0, 1, 2]), random).segments[VOTES]
         for _ in range(40)
     )
     assert np.abs(total).max() < 1 << spec.bits - 1

@@ -10,7 +10,6 @@ from edgeveil.data.records import Records
 from edgeveil.evaluation.figures import anomaly_figures
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
-from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm_sums import CENTRE, symmetric
 from edgeveil.parts.methods.pca_residual import (
@@ -21,6 +20,7 @@ from edgeveil.parts.methods.pca_residual import (
     PcaResidualParameters,
 )
 from edgeveil.parts.models.heads import bake, no_threshold, residual_graph, residual_scores
+from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_single, as_summed
 from edgeveil.privacy.sampler import SeededRandom
@@ -68,11 +68,11 @@ def test_one_record_moves_a_sum_by_no_more_than_its_event_says(seed, summed):
     rng, records = np.random.default_rng(seed), odd_records(seed)
     left = records.at(np.delete(np.arange(len(records)), rng.integers(len(records))))
     centre = rng.normal(size=3).astype(np.float32) * 10.0 ** rng.integers(-2, 3)
-    for exchange in cloud.plan():
-        tensors = {CENTRE: centre} if exchange.phase == TRAIN else {}
-        change = device.sums(exchange, tensors, records) - device.sums(exchange, tensors, left)
-        event = as_single(device.budget.events[exchange.phase])
-        matrix = symmetric(change, 3) if exchange.phase == TRAIN else change.astype(np.float64)
+    for round in cloud.plan():
+        tensors = {CENTRE: centre} if round.phase == TRAIN else {}
+        change = device.sums(round, tensors, records) - device.sums(round, tensors, left)
+        event = as_single(device.budget.events[round.phase])
+        matrix = symmetric(change, 3) if round.phase == TRAIN else change.astype(np.float64)
         assert math.sqrt(float(np.square(matrix).sum())) <= event.sensitivity_steps
 
 
@@ -83,9 +83,9 @@ def test_anomalous_records_are_in_no_sum_and_those_without_a_label_are():
     x[5] = np.nan
     every = Records(x, np.array([0, -1, 1, 4, -2, 0]))
     learned = Records(x[:2], np.array([0, 0]))
-    for exchange in cloud.plan():
+    for round in cloud.plan():
         tensors = {CENTRE: np.zeros(3, np.float32)}
-        found, wanted = (device.sums(exchange, tensors, one) for one in (every, learned))
+        found, wanted = (device.sums(round, tensors, one) for one in (every, learned))
         np.testing.assert_array_equal(found, wanted)
     none = Records(x[:0], np.zeros(0, np.int64))
     assert device.sums(cloud.plan()[1], {CENTRE: np.zeros(3, np.float32)}, none).tolist() == [0] * 6
@@ -98,14 +98,14 @@ def test_the_whole_job_costs_what_was_asked(rounds):
     events = device.budget.job_events()
     assert len(events) == 1 + min(rounds, 2)
     assert 0.98 * 2 < epsilon([as_summed(event) for event in events], 1e-5).epsilon <= 2
-    assert [exchange.number for exchange in cloud.plan()] == [0, *range(1, rounds + 1)]
+    assert [round.number for round in cloud.plan()] == [0, *range(1, rounds + 1)]
     records = Records(np.ones((3, 2), np.float32), np.zeros(3, np.int64))
-    for exchange in cloud.plan():
-        package = cloud.package(cloud.initial_state(), exchange)
-        answer = device.answer(exchange, package, records, SeededRandom(0))
-        (spec,) = cloud.segments(exchange)
+    for round in cloud.plan():
+        package = cloud.package(cloud.initial_state(), round)
+        answer = device.answer(round, package, records, SeededRandom(0))
+        (spec,) = cloud.segments(round)
         assert answer.segments[spec.name].shape == spec.shape
-        assert answer.events == device.price(exchange)
+        assert answer.events == device.price(round)
 
 
 def fleet(parameters, devices=10, noise=True, **changes):
@@ -117,18 +117,18 @@ def fleet(parameters, devices=10, noise=True, **changes):
     y = np.array([codes.get(one, -1) for one in labels])
     x = np.clip(x / 2, -1, 1).astype(np.float32)
     state = cloud.initial_state()
-    for exchange in cloud.plan():
+    for round in cloud.plan():
         total = {}
         for k in range(devices):
             part = Records(x[k * 200 : (k + 1) * 200], y[k * 200 : (k + 1) * 200])
-            package = cloud.package(state, exchange)
+            package = cloud.package(state, round)
             if noise:
-                sent = device.answer(exchange, package, part, SeededRandom(k)).segments
+                sent = device.answer(round, package, part, SeededRandom(k)).segments
             else:
-                sent = device.finish(exchange, package, device.sums(exchange, package, part))
+                sent = device.finish(round, package, device.sums(round, package, part))
             for name, value in sent.items():
                 total[name] = total.get(name, 0) + value.astype(np.float64) / devices
-        state = cloud.absorb(state, exchange, total, devices)
+        state = cloud.absorb(state, round, total, devices)
     model = cloud.model(state)
     test = x[devices * 200 :]
     scores = residual_scores(BOUNDED(test), {**no_threshold(), **model})

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import (
     RECORD_BITS,
@@ -20,6 +19,7 @@ from edgeveil.parts.methods.dp_sgd import (
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
@@ -30,7 +30,7 @@ NETWORK = build_network(NetworkParameters(hidden=()), (1,), 2)
 SETTING = context(
     max_participations=3, classes=2, input_shape=(1,), nominal_records=8, devices=2, network=NETWORK
 )
-ROUND = Exchange(1, TRAIN, 1)
+ROUND = PlannedRound(1, TRAIN, 1)
 ZERO = {"output.weight": np.zeros((1, 2), np.float32), "output.bias": np.zeros(2, np.float32)}
 ONE = Records(np.ones((1, 1), np.float32), np.array([0]))
 NONE = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))

@@ -109,22 +109,22 @@ def test_a_batch_may_do_what_a_record_cannot(tmp_path):
 def test_a_device_makes_the_module_before_gradients_of_records_are_taken(tmp_path, method):
     """A device has the job from the wire: its first use of the code is the training itself."""
     plan = plan_of(tmp_path, "Sound", method)
-    start = plan.cloud.package(plan.cloud.initial_state(), plan.exchanges[0])
+    start = plan.cloud.package(plan.cloud.initial_state(), plan.all_rounds[0])
     records = Records(np.ones((8, 8), np.float32), np.arange(8) % 3)
     python_model.loaded.cache_clear()
-    answer = plan.device.answer(plan.exchanges[0], start, records, SeededRandom(1), "cpu")
+    answer = plan.device.answer(plan.all_rounds[0], start, records, SeededRandom(1), "cpu")
     assert set(answer.segments) == set(start)
 
 
 def test_devices_that_train_side_by_side_do_not_meet_in_the_module(tmp_path):
     plan = plan_of(tmp_path, "Sound")
-    exchange = plan.exchanges[0]
-    start = plan.cloud.package(plan.cloud.initial_state(), exchange)
+    round = plan.all_rounds[0]
+    start = plan.cloud.package(plan.cloud.initial_state(), round)
 
     def trained(seed):
         chance = np.random.default_rng(seed)
         records = Records(chance.random((200, 8), np.float32), chance.integers(0, 3, 200))
-        return plan.device.answer(exchange, start, records, SeededRandom(seed), "cpu").segments
+        return plan.device.answer(round, start, records, SeededRandom(seed), "cpu").segments
 
     alone = [trained(seed) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:

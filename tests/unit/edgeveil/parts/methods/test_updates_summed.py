@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import USUAL_GRID, FixedPoint
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import WHOLE, Pipeline, UpdateCloud
@@ -128,7 +128,7 @@ def test_the_noise_of_parts_has_the_variance_that_was_promised():
     device = entry.device(entry.made(rounds=2), setting)
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
     drawn = [
-        device.answer(Exchange(1, TRAIN, 1), ZERO, nobody, SeededRandom(k), "cpu").segments
+        device.answer(PlannedRound(1, TRAIN, 1), ZERO, nobody, SeededRandom(k), "cpu").segments
         for k in range(600)
     ]
     values = np.array([row(one) for one in drawn])

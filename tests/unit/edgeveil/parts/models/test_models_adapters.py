@@ -11,17 +11,17 @@ from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import RECORD_BITS, RecordSums, record_gradients
 from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.models.heads import bake
 from edgeveil.parts.models.network import AdapterParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
 SHA = "0" * 64
-FIRST = Exchange(1, TRAIN, 1)
+FIRST = PlannedRound(1, TRAIN, 1)
 
 
 def saved(base, seed=3):

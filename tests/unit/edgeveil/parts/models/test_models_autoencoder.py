@@ -7,13 +7,13 @@ import torch
 from edgeveil.data.records import Records
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
-from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, no_threshold
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
@@ -115,7 +115,7 @@ def trained(method, given, **changes):
     )
     part = METHODS[method]
     device = part.device(part.made(rounds=3, **changes), setting)
-    answer = device.answer(Exchange(1, TRAIN, 1), net.initial(), given, SeededRandom(3), "cpu")
+    answer = device.answer(PlannedRound(1, TRAIN, 1), net.initial(), given, SeededRandom(3), "cpu")
     return net, answer
 
 

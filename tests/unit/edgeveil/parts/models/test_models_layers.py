@@ -53,10 +53,10 @@ def job_file(tmp_path, one, method):
 
 def trained(plan, records):
     """The weights after a round of one device."""
-    exchange, state = plan.exchanges[0], plan.cloud.initial_state()
-    package = plan.cloud.package(state, exchange)
-    answer = plan.device.answer(exchange, package, records, processor="cpu")
-    after = plan.cloud.absorb(state, exchange, answer.segments, 1)
+    round, state = plan.all_rounds[0], plan.cloud.initial_state()
+    package = plan.cloud.package(state, round)
+    answer = plan.device.answer(round, package, records, processor="cpu")
+    after = plan.cloud.absorb(state, round, answer.segments, 1)
     assert any(not np.array_equal(after[name], state[name]) for name in after)
     return plan.cloud.model(after)
 

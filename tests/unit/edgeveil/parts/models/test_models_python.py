@@ -105,7 +105,7 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
     job = Job.from_canonical(raw)
     plan = compile_job(job)
     assert plan.request("j").events
-    assert plan.groups(plan.exchanges[0])[0].name == "module.x.weight"
+    assert plan.groups(plan.all_rounds[0])[0].name == "module.x.weight"
     with pytest.raises(DataError, match="ran"):
         plan.graph()
 
@@ -138,13 +138,13 @@ def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
 
 def test_a_device_trains_it(tmp_path):
     plan = compile_job(job_of(tmp_path))
-    exchange = plan.exchanges[0]
-    tensors = plan.cloud.package(plan.cloud.initial_state(), exchange)
+    round = plan.all_rounds[0]
+    tensors = plan.cloud.package(plan.cloud.initial_state(), round)
     chance = np.random.default_rng(1)
     records = Records(
         chance.uniform(0, 4, (8, 1, 6, 6)).astype(np.float32), chance.integers(0, 3, 8)
     )
-    answer = plan.device.answer(exchange, tensors, records, SeededRandom(1), "cpu")
+    answer = plan.device.answer(round, tensors, records, SeededRandom(1), "cpu")
     assert set(answer.segments) == set(tensors)
     assert all(np.abs(change).max() > 0 for change in answer.segments.values())
 

@@ -39,14 +39,14 @@ CAST = {"name": "cast"}
 
 
 def answer(made):
-    exchange = made.exchanges[0]
+    round = made.all_rounds[0]
     setting, train = made.setting, made.job.train
     device = METHODS[train.method].device(train, setting)
     cloud = METHODS[train.method].cloud(train, setting)
-    package = cloud.package(cloud.initial_state(), exchange)
+    package = cloud.package(cloud.initial_state(), round)
     rng = np.random.default_rng(1)
     records = Records(rng.random((30, 64), np.float32), rng.integers(0, 10, 30))
-    return device.answer(exchange, package, records, SeededRandom(1), "cpu").segments["update"]
+    return device.answer(round, package, records, SeededRandom(1), "cpu").segments["update"]
 
 
 def test_an_upload_has_half_the_bytes_and_the_rounded_values():
@@ -55,7 +55,7 @@ def test_an_upload_has_half_the_bytes_and_the_rounded_values():
     assert rounded.dtype == np.float16
     assert np.array_equal(rounded, sent.astype(np.float16))
     assert np.count_nonzero(rounded) > 0
-    bytes_up = [sum(s.byte_count for s in one.segments(one.exchanges[0])) for one in (whole, half)]
+    bytes_up = [sum(s.byte_count for s in one.segments(one.all_rounds[0])) for one in (whole, half)]
     assert bytes_up == [4 * sent.size, 2 * sent.size]
 
 

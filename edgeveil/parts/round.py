@@ -1,6 +1,6 @@
-"""A training method: a plan of exchanges, a device half and a cloud half.
+"""A training method: a plan of rounds, a device half and a cloud half.
 
-An *exchange* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
+An *round* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
 quadratic) precede the training rounds. Devices send named segments; the cloud sees their mean only.
 """
 
@@ -33,7 +33,7 @@ KEPT = "kept/"  # before the name of what a device keeps to itself, among an ans
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PlannedRound:
     """One broadcast and its answers; `index` counts from 1 over the job.
 
     `phase` is `train`, one of EVALUATIONS, or a preparatory phase's name; `number` is the training
@@ -47,7 +47,7 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        return exchange_label(self.phase, self.number)
+        return round_label(self.phase, self.number)
 
     @property
     def carries_model(self) -> bool:
@@ -60,7 +60,7 @@ class Exchange:
         return self.phase in EVALUATIONS
 
 
-def exchange_label(phase: str, number: int) -> str:
+def round_label(phase: str, number: int) -> str:
     """For a person: `centre`, `round 3`, `evaluation of round 3`, `clusters of round 3`."""
     of = {
         TRAIN: f"round {number}",
@@ -76,11 +76,11 @@ def short_label(phase: str, number: int) -> str:
     return of.get(phase, str(number or phase))
 
 
-def exchanges(preparation: Sequence[str], rounds: int) -> tuple[Exchange, ...]:
+def planned_rounds(preparation: Sequence[str], rounds: int) -> tuple[PlannedRound, ...]:
     first = len(preparation)
     return (
-        *(Exchange(index, phase, 0) for index, phase in enumerate(preparation, start=1)),
-        *(Exchange(first + k, TRAIN, k) for k in range(1, rounds + 1)),
+        *(PlannedRound(index, phase, 0) for index, phase in enumerate(preparation, start=1)),
+        *(PlannedRound(first + k, TRAIN, k) for k in range(1, rounds + 1)),
     )
 
 
@@ -145,19 +145,19 @@ def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) ->
 
 
 class DeviceMethod(Protocol):
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The events an answer to this exchange costs. Never reads a record."""
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        """The events an answer to this round costs. Never reads a record."""
         ...
 
     def answer(
         self,
-        exchange: Exchange,
+        round: PlannedRound,
         tensors: Tensors,
         records: Records,
         random_bytes: RandomBytes,
         processor: str = "auto",
     ) -> Answer:
-        """Noised segments, whose events equal `price(exchange)`. `processor`: `cuda`, `mps`, `cpu`
+        """Noised segments, whose events equal `price(round)`. `processor`: `cuda`, `mps`, `cpu`
         or `auto`. Raises ProtocolError for a malformed package before any record is read."""
         ...
 
@@ -165,22 +165,22 @@ class DeviceMethod(Protocol):
 class CloudMethod(Protocol):
     """The half that runs in the cloud; its state is a plain mapping of arrays, so it is stored."""
 
-    def plan(self) -> tuple[Exchange, ...]: ...
+    def plan(self) -> tuple[PlannedRound, ...]: ...
 
-    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """What a device uploads in this exchange (the softmax upload aside)."""
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
+        """What a device uploads in this round (the softmax upload aside)."""
         ...
 
     def initial_state(self) -> dict[str, Array]: ...
 
-    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]: ...
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]: ...
 
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """The weights that this exchange's segments change; None where they are noised sums."""
+    def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
+        """The weights that this round's segments change; None where they are noised sums."""
         return None
 
     def absorb(
-        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """State after the mean of `uploads` devices' segments, or what a rule made of them."""
         ...
