@@ -95,7 +95,7 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
             where="selection",
             fix="enrol more devices, or lower round.min_batch and selection.min_devices",
         )
-    most = plan.setting.summed
+    most = plan.context.summed
     largest = max(map(len, chosen.values()))
     if most and largest > most:
         raise TooManyDevices(

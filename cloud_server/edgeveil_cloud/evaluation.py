@@ -163,7 +163,7 @@ class Evaluation:
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
-        return {**plan.model_weights(state), **own_weights(plan.setting, self._fitting(plan))}
+        return {**plan.model_weights(state), **own_weights(plan.context, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]

@@ -121,7 +121,7 @@ class _Rehearsal:
         with _stage("the model", self._network):
             plan.check_artifacts()
             if self._own:
-                check_own_code(network_of(plan.setting), plan.job.train)
+                check_own_code(network_of(plan.context), plan.job.train)
             graph = plan.graph()
             check_graph(graph)
             OnnxModel(graph)

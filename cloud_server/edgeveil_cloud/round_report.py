@@ -155,7 +155,7 @@ def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[s
 def weights_file(plan: Plan, weights: Tensors) -> bytes:
     """The graph's weights as safetensors: of a `model` a state_dict of PyTorch, dense weights
     (out, in); of a head as the graph takes them."""
-    network = plan.setting.network
+    network = plan.context.network
     if network is None:
         return pack_tensors(weights)
     return pack_tensors(network.saved(weights), STATE_DICT)

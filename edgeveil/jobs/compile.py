@@ -70,7 +70,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     plan = Plan(job)
     mixes += buffered_rounds.impossible(plan, None if fleet is None else fleet.trainers)
     refuses = METHODS[job.train.method].refuses or (lambda *_: ())
-    secure = [*_secure(plan), *(Mix(*one) for one in refuses(job.train, plan.setting))]
+    secure = [*_secure(plan), *(Mix(*one) for one in refuses(job.train, plan.context))]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
@@ -359,7 +359,7 @@ def _stages(plan: Plan) -> Iterator[Mix]:
     """Update stages that are fine alone and impossible together, or in this order."""
     job = plan.job
     names = [entry.name for entry in job.update]
-    stages = list(zip(names, plan.setting.stages, strict=True))
+    stages = list(zip(names, plan.context.stages, strict=True))
     for index, (name, stage) in enumerate(stages):
         at = f"update.{index}"
         if name in names[:index]:
@@ -378,15 +378,15 @@ def _stages(plan: Plan) -> Iterator[Mix]:
     if len(noisy) > 1:
         text = f"{' and '.join(noisy)} would each spend all of privacy.epsilon; keep one of them"
         yield Mix(("update",), text)
-    elif noisy and _noised_already(job, plan.setting):
+    elif noisy and _noised_already(job, plan.context):
         text = f"method '{job.train.method}' adds noise of its own; leave '{noisy[0]}' out"
         yield Mix(("update", "train.method"), text)
     if not job.privacy.accept_unproven:
         yield from _chosen_before_noise(stages)
 
 
-def _noised_already(job: Job, setting: MethodContext) -> bool:
-    device = METHODS[job.train.method].device(job.train, replace(setting, stages=()))
+def _noised_already(job: Job, context: MethodContext) -> bool:
+    device = METHODS[job.train.method].device(job.train, replace(context, stages=()))
     try:
         alone = device.price(PlannedRound(1, TRAIN, 1))
     except PrivacyError:
@@ -406,7 +406,7 @@ def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mi
 
 def _secure(plan: Plan) -> Iterator[Mix]:
     """Settings that are impossible where the cloud sees sums alone, or only make sense there."""
-    job, stages, method = plan.job, plan.setting.stages, plan.job.train.method
+    job, stages, method = plan.job, plan.context.stages, plan.job.train.method
     shared = job.privacy.noise == "shared"
     if not job.aggregation.secure:
         if job.aggregation.groups > 1:
@@ -469,7 +469,7 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
     if inferred is not None:
         key, what = "encrypt.laplace_eval.laplace_eval_eps", "sum of the devices' noised softmax"
         sums.append((key, f"{what} does", "raise laplace_eval_eps", inferred))
-    for phase, key, _ in _evaluations(plan.job) if plan.setting.summed else ():
+    for phase, key, _ in _evaluations(plan.job) if plan.context.summed else ():
         counts = plan.evaluation_of(phase).spec
         sums.append((key, "sum of the devices' noised counts does", "raise its epsilon", counts))
     told: set[str] = set()
@@ -509,7 +509,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
-        text = f"ε = {number(plan.setting.epsilon)} with δ = {number(job.privacy.delta)} cannot be"
+        text = f"ε = {number(plan.context.epsilon)} with δ = {number(job.privacy.delta)} cannot be"
         keys = ("privacy.epsilon", "privacy", "train", "data", "features")
         yield Mix(keys, f"{text} met, {error.what}; {error.fix}")
     else:

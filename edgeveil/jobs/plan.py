@@ -112,7 +112,7 @@ class Plan:
         if job.model is not None:
             shape, classes = network_input(job), job.data.classes
             network = build_network(job.model, shape, classes, artifacts)
-        setting = MethodContext(
+        context = MethodContext(
             epsilon=job.privacy.epsilon or _NO_EPSILON,
             delta=job.privacy.delta,
             max_participations=job.max_participations,
@@ -130,8 +130,8 @@ class Plan:
             summed=summands(job) if job.aggregation.secure else 0,
             honest=honest_devices(job),
         )
-        stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
-        self.setting = replace(setting, stages=stages)
+        stages = tuple(STAGES[entry.name].build(entry, context) for entry in job.update)
+        self.context = replace(context, stages=stages)
 
     def with_artifacts(self, artifacts: Artifacts) -> Plan:
         """The same plan with what the job names by digest."""
@@ -139,16 +139,16 @@ class Plan:
 
     def graph(self) -> bytes:
         """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
-        setting, data = self.setting, self.job.data
-        if setting.network is not None:
-            front = (self.features, data.input_shape) if setting.mapped else None
-            return setting.network.graph(front)
-        if setting.anomaly:
+        context, data = self.context, self.job.data
+        if context.network is not None:
+            front = (self.features, data.input_shape) if context.mapped else None
+            return context.network.graph(front)
+        if context.anomaly:
             return residual_graph(self.features, data.input_shape)
         if data.target is not None:
-            return regression_graph(self.features, data.input_shape, data.target, setting.kept)
+            return regression_graph(self.features, data.input_shape, data.target, context.kept)
         bias = self.job.train.bias
-        return build_graph(self.features, data.input_shape, data.classes, setting.kept, bias=bias)
+        return build_graph(self.features, data.input_shape, data.classes, context.kept, bias=bias)
 
     @property
     def model_metadata(self) -> dict[str, str]:
@@ -159,21 +159,21 @@ class Plan:
     def check_backbones(self) -> None:
         """Raise DataError unless the job's backbones and frozen weights are here and sound."""
         check_backbones(self.job.features, self.artifacts)
-        if isinstance(self.setting.network, AdaptedNetwork):
-            self.setting.network.pretrained()
+        if isinstance(self.context.network, AdaptedNetwork):
+            self.context.network.pretrained()
 
     def check_artifacts(self) -> None:
         """`check_backbones`, and the model's first weights."""
         self.check_backbones()
-        network, model = self.setting.network, self.job.model
+        network, model = self.context.network, self.job.model
         if network is not None and model is not None and model.state_dict is not None:
             network.pretrained()
 
     def graph_weights(self, trained: Tensors) -> Tensors:
         """The graph's weights by the trained ones: adapters merged, a threshold for anomalies."""
-        network = self.setting.network
+        network = self.context.network
         found = trained if network is None else network.merged(trained)
-        return {**no_threshold(), **found} if self.setting.anomaly else found
+        return {**no_threshold(), **found} if self.context.anomaly else found
 
     def model_weights(self, state: Tensors) -> Tensors:
         """The graph's weights by the cloud's state, with the threshold where one is known."""
@@ -183,12 +183,12 @@ class Plan:
     @cached_property
     def cloud(self) -> CloudMethod:
         """The method's cloud half."""
-        return METHODS[self.job.train.method].cloud(self.job.train, self.setting)
+        return METHODS[self.job.train.method].cloud(self.job.train, self.context)
 
     @cached_property
     def device(self) -> DeviceMethod:
         """The method's device half."""
-        return METHODS[self.job.train.method].device(self.job.train, self.setting)
+        return METHODS[self.job.train.method].device(self.job.train, self.context)
 
     @cached_property
     def rule(self) -> AggregationRule:
@@ -251,7 +251,7 @@ class Plan:
         size, delta = (counts.sensitivity_squared, counts.cells), job.privacy.delta
         honest = honest_devices(job, sets=1)
         event = counts_event(what, *size, epsilon, delta, max(1, times), honest, fine_bits)
-        return FederatedEvaluation(counts, event, job.data.nominal_records, self.setting.summed)
+        return FederatedEvaluation(counts, event, job.data.nominal_records, self.context.summed)
 
     @property
     def rounds(self) -> int:
@@ -266,7 +266,7 @@ class Plan:
 
     def recalled(self, round: PlannedRound) -> tuple[PlannedRound, ...]:
         """Earlier rounds whose answer this one builds on: with `ldp_pca` the covariance."""
-        projection = self.setting.projection
+        projection = self.context.projection
         if projection is None or projection.name != "ldp_pca" or round.evaluates:
             return ()
         return tuple(e for e in self.all_rounds[: round.index - 1] if e.phase == COVARIANCE)

@@ -54,7 +54,7 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
         return ()
     prices = [(e, plan.device.price(e)) for e in plan.of_method]
     trained = [price for e, price in prices if e.number <= job.max_participations]
-    if any(stage.remembers for stage in plan.setting.stages):
+    if any(stage.remembers for stage in plan.context.stages):
         trained = []
     inferred: list[tuple[Event, ...]]
     inferred = [(plan.softmax_event(),) for e in plan.all_rounds if e.infer]

@@ -50,7 +50,7 @@ def _inference(plan: Plan, cells: int) -> Sight:
 
 
 def _evaluation(plan: Plan, cells: int, name: str, what: str) -> Sight:
-    if plan.setting.summed:
+    if plan.context.summed:
         return Sight(name, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
     return Sight(name, f"each device's {what}, {_order(plan, cells)}", _PROXY)
 

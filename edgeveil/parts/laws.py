@@ -250,7 +250,7 @@ def _network() -> Network:
     return build_mlp(NetworkParameters(hidden=(4,)), (4,), CLASSES)
 
 
-def _setting(**changes: Any) -> MethodContext:
+def _context(**changes: Any) -> MethodContext:
     return MethodContext(
         epsilon=8.0,
         delta=1e-5,
@@ -279,9 +279,9 @@ def _odd() -> Records:
 def _played(part: Any, records: Records) -> Iterator[tuple[Any, PlannedRound, Answer]]:
     """The cloud's half, and each round of a short job with the answer of one device."""
     network = _network() if part.learns_on == "model" else None
-    setting = _setting(network=network, anomaly=part.anomaly)
+    context = _context(network=network, anomaly=part.anomaly)
     parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
-    device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
+    device, cloud = part.device(parameters, context), part.cloud(parameters, context)
     state = cloud.initial_state()
     for round in cloud.plan():
         price = device.price(round)
@@ -330,7 +330,7 @@ def one_stream_of_chance_gives_one_answer(part: Any) -> str:
 
 def _staged(part: Any, records: Records, scale: float) -> tuple[BaseStage, dict[str, Any], Any]:
     network = _network()
-    stage = part.build(example_of(part), _setting(network=network))
+    stage = part.build(example_of(part), _context(network=network))
     rng = np.random.default_rng(0)
     update = {
         one.name: (scale * rng.normal(size=one.shape)).astype(np.float32) for one in network.weights

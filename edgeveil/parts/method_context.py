@@ -95,7 +95,7 @@ class MethodParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPart(BlockPart):
-    """Declaration of a training method: its two halves, each made of parameters and setting.
+    """Declaration of a training method: its two halves, each made of parameters and context.
 
     `learns_on`: `features`, `model` (uploads its change) or `nothing`. `regression`, `anomaly`:
     learns numbers, or what is normal. `summed`: can upload integers for masked sums; `shares`: with
@@ -118,12 +118,12 @@ class MethodPart(BlockPart):
     refuses: Callable[[Any, MethodContext], Iterable[tuple[tuple[str, ...], str]]] | None = None
 
 
-def network_of(setting: MethodContext) -> Network:
+def network_of(context: MethodContext) -> Network:
     """The job's network; raises UsageError where it names no model."""
-    if setting.network is None:
+    if context.network is None:
         raise UsageError("this method trains a model", where="model", fix="add a model block")
-    return setting.network
+    return context.network
 
 
-def size_of(setting: MethodContext) -> int:
-    return value_count(network_of(setting).weights)
+def size_of(context: MethodContext) -> int:
+    return value_count(network_of(context).weights)

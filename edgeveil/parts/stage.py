@@ -118,8 +118,8 @@ class BaseStage:
     shares = False
     wire: str = "float32"
 
-    def __init__(self, parameters: Any = None, setting: Any = None) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: Any = None, context: Any = None) -> None:
+        self.parameters, self.context = parameters, context
 
     @property
     def grid(self) -> FixedPoint | None:
@@ -155,7 +155,7 @@ class StageParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart(BlockPart):
-    """Declaration of a stage, made by `build(parameters, setting)`."""
+    """Declaration of a stage, made by `build(parameters, context)`."""
 
     family: ClassVar[str] = "stages"
     key: ClassVar[str] = "update"

@@ -109,13 +109,13 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
 class Pipeline:
     """The job's stages, in their order."""
 
-    setting: MethodContext
+    context: MethodContext
 
     @property
     def _stages(self) -> tuple[tuple[BaseStage, bool], ...]:
         """Each stage, and whether it protects only values that un-noised ones have chosen."""
         result, chosen = [], False
-        for stage in self.setting.stages:
+        for stage in self.context.stages:
             result.append((stage, stage.protects and chosen))
             chosen = stage.chooses or (chosen and not stage.protects)
         return tuple(result)
@@ -133,14 +133,14 @@ class Pipeline:
 
     def start(self, task: Task) -> Mapping[str, NDArray[np.float32]]:
         start: Mapping[str, NDArray[np.float32]] = task.weights
-        for stage in self.setting.stages:
+        for stage in self.context.stages:
             start = stage.start(task) or start
         return start
 
     @property
     def last(self) -> BaseStage:
         """The last stage, or one that does nothing."""
-        return self.setting.stages[-1] if self.setting.stages else BaseStage()
+        return self.context.stages[-1] if self.context.stages else BaseStage()
 
     @property
     def grid(self) -> FixedPoint:
@@ -151,7 +151,7 @@ class Pipeline:
         behind."""
         if self.last.grid is None:
             return self.grid.steps(flat(self.apply(task, update)))
-        before = self.apply(task, update, len(self.setting.stages) - 1)
+        before = self.apply(task, update, len(self.context.stages) - 1)
         return self.last.steps(task, before)
 
     def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
@@ -170,16 +170,16 @@ class Pipeline:
         return ClaimedEvent(
             what=f"{event.what}, on values that were chosen before the noise",
             unit=event.unit,
-            claimed_epsilon=self.setting.epsilon * HAIR / self.setting.max_participations,
+            claimed_epsilon=self.context.epsilon * HAIR / self.context.max_participations,
             source=event.source,
         )
 
 
 class UpdateDevice:
-    def __init__(self, trainer: Trainer, setting: MethodContext) -> None:
-        self._trainer, self._setting = trainer, setting
-        self._network = network_of(setting)
-        self._stages = Pipeline(setting)
+    def __init__(self, trainer: Trainer, context: MethodContext) -> None:
+        self._trainer, self._context = trainer, context
+        self._network = network_of(context)
+        self._stages = Pipeline(context)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return self._stages.price(round, self._trainer.price(round))
@@ -203,23 +203,23 @@ class UpdateDevice:
             for name, array in tensors.items()
             if name.startswith(KEPT)
         }
-        network, setting = self._network, self._setting
-        valid = setting.learned_from(records)
+        network, context = self._network, self._context
+        valid = context.learned_from(records)
         own = Records(records.x[valid], records.y[valid])
-        if setting.mapped:
-            own = Records(np.asarray(setting.features(own.x), np.float32), own.y)
+        if context.mapped:
+            own = Records(np.asarray(context.features(own.x), np.float32), own.y)
         task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm)
         update = finite(self._trainer.train(task, self._stages.start(task)))
         segments: dict[str, Array] = {}
-        if setting.summed:
+        if context.summed:
             steps = self._stages.summed(task, update)
-            size = size_of(setting)
-            segments |= split(network, steps[:size], whole=setting.whole)
+            size = size_of(context)
+            segments |= split(network, steps[:size], whole=context.whole)
             if self._stages.last.clip is not None:
                 segments[WITHIN] = steps[size:]
         else:
             update = self._stages.apply(task, update)
-            sent = segments_of(network, update, whole=setting.whole)
+            sent = segments_of(network, update, whole=context.whole)
             wire = self._stages.last.wire
             segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
         return Answer(segments, self.price(round), task.memory)
@@ -253,9 +253,9 @@ LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model st
 class UpdateCloud:
     """State: the weights, by name, float32; `clip-norm` (1,) float64 where that moves."""
 
-    def __init__(self, parameters: MethodParameters, setting: MethodContext) -> None:
-        self._rounds, self.setting = parameters.rounds, setting
-        self._network, self._stages = network_of(setting), Pipeline(setting)
+    def __init__(self, parameters: MethodParameters, context: MethodContext) -> None:
+        self._rounds, self.context = parameters.rounds, context
+        self._network, self._stages = network_of(context), Pipeline(context)
 
     @property
     def _clip(self) -> AdaptiveClip | None:
@@ -265,7 +265,7 @@ class UpdateCloud:
         return planned_rounds((), self._rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        summed, whole = self.setting.summed, self.setting.whole
+        summed, whole = self.context.summed, self.context.whole
         if not summed:
             return specs_of(self._network, whole=whole, wire=self._stages.last.wire)
         specs, largest = specs_of(self._network, whole=whole), self._stages.grid.largest
@@ -281,7 +281,7 @@ class UpdateCloud:
         return self.model(state) | {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
-        weights = segments_of(self._network, state, whole=self.setting.whole)
+        weights = segments_of(self._network, state, whole=self.context.whole)
         return Aim(dict(weights), change=True)
 
     def absorb(
@@ -289,7 +289,7 @@ class UpdateCloud:
     ) -> dict[str, Array]:
         """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
         update, new = update_of(self._network, mean), dict[str, Array]()
-        step = 2.0**-self._stages.grid.grid_bits if self.setting.summed else 1.0
+        step = 2.0**-self._stages.grid.grid_bits if self.context.summed else 1.0
         if (clip := self._clip) is not None:
             norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
             step = clip.step(norm)
@@ -324,7 +324,7 @@ def trainer_part(
     """Declare a method that trains the job's model; `said` as in `Part`."""
     return MethodPart(
         parameters=parameters,
-        device=lambda block, setting: UpdateDevice(trainer(block, setting), setting),
+        device=lambda block, context: UpdateDevice(trainer(block, context), context),
         cloud=UpdateCloud,
         learns_on="model",
         summed=True,

@@ -361,7 +361,7 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
     if job.commits:
         held = unpack_tensors(job.state) if job.state else {}
         for name in sorted(state.keys() | held.keys()):
-            same = np.array_equal if job.plan.setting.summed else _close
+            same = np.array_equal if job.plan.context.summed else _close
             if name not in held or name not in state or not same(held[name], state[name]):
                 yield f"{job.id}: '{name}' of the state is not that of the uploads listed"
 

@@ -19,11 +19,11 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 from edgeveil.privacy.laplace_mechanism import noise_law
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 
 SURE = 1e-9  # of both tails, so that no run of these tests in a lifetime fails by chance
 ROUND = PlannedRound(1, TRAIN, 1)
-SETTING = context(input_shape=(6,), summed=4)
+CONTEXT = made_context(input_shape=(6,), summed=4)
 SUMS = [
     ("fm", {"rounds": 2}),
     ("fm", {"rounds": 2, "noise": "laplace"}),
@@ -61,9 +61,9 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
     if honest and options.get("noise") == "laplace":
         pytest.skip("Laplace noise is no sum of parts")
     method = METHODS[name]
-    setting = replace(SETTING, honest=honest, anomaly=method.anomaly)
+    context = replace(CONTEXT, honest=honest, anomaly=method.anomaly)
     parameters = method.made(**options)
-    device, cloud = method.device(parameters, setting), method.cloud(parameters, setting)
+    device, cloud = method.device(parameters, context), method.cloud(parameters, context)
     rng = np.random.default_rng(1)
     records = Records(rng.normal(size=(9, 6)).astype(np.float32), rng.integers(0, 3, 9))
     state = cloud.initial_state()
@@ -93,13 +93,13 @@ def stepping(name):
     """A method of noised steps on records of one feature each, and what it gets from the cloud."""
     shape = (FEATURES,)
     network = build_network(NetworkParameters(hidden=()), shape, 2)
-    setting = replace(
-        SETTING, epsilon=200.0, input_shape=shape, classes=2, network=network, summed=0
+    context = replace(
+        CONTEXT, epsilon=200.0, input_shape=shape, classes=2, network=network, summed=0
     )
     method = METHODS[name]
     parameters = method.made(rounds=2, local_steps=6, sampling_rate=0.5, learning_rate=1e-3)
     zeros = {w.name: np.zeros(w.shape, np.float32) for w in network.weights}
-    return method.device(parameters, setting), parameters, setting, zeros
+    return method.device(parameters, context), parameters, context, zeros
 
 
 EACH = Records(np.eye(FEATURES, dtype=np.float32), np.zeros(FEATURES, np.int64))
@@ -108,9 +108,9 @@ EACH = Records(np.eye(FEATURES, dtype=np.float32), np.zeros(FEATURES, np.int64))
 def test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that_is_paid():
     """At weights 0 a record's gradient has ½ of its norm at its own feature, and each step takes
     it by a coin of its own; one sample for all steps would spread T times as wide."""
-    device, parameters, setting, zeros = stepping("dp_sgd")
+    device, parameters, context, zeros = stepping("dp_sgd")
     ((event,), answer) = device.price(ROUND), device.answer(ROUND, zeros, EACH, random(7), "cpu")
-    scale = parameters.learning_rate / (parameters.sampling_rate * setting.nominal_records)
+    scale = parameters.learning_rate / (parameters.sampling_rate * context.nominal_records)
     found = answer.segments["output.weight"][:, 0].astype(np.float64) / scale
     rate, step = parameters.sampling_rate, 2.0**-event.event.grid_bits
     own = 0.5 * (1 - 2.0**-12)

@@ -18,10 +18,10 @@ from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.subnormals import subnormals_flushed
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 
 ROUNDS = 3
-SETTING = context(max_participations=ROUNDS, input_shape=(2, 3))
+CONTEXT = made_context(max_participations=ROUNDS, input_shape=(2, 3))
 
 
 def some_records(n=23):
@@ -86,12 +86,12 @@ def summing(request):
 def made(variant):
     name, options, projection = VARIANTS[variant]
     method = METHODS[name]
-    setting = replace(SETTING, projection=projection, anomaly=method.anomaly)
+    context = replace(CONTEXT, projection=projection, anomaly=method.anomaly)
     if trains_model(name):
-        model = build_network(NetworkParameters(hidden=(4,)), SETTING.input_shape, SETTING.classes)
-        setting = replace(setting, network=model)
+        model = build_network(NetworkParameters(hidden=(4,)), CONTEXT.input_shape, CONTEXT.classes)
+        context = replace(context, network=model)
     parameters = method.made(rounds=ROUNDS, **options)
-    return method.device(parameters, setting), method.cloud(parameters, setting)
+    return method.device(parameters, context), method.cloud(parameters, context)
 
 
 def play(halves, records, seed=0):
@@ -227,12 +227,12 @@ def test_the_state_keeps_its_names_shapes_and_types(halves):
 def test_the_model_feeds_the_graph(halves):
     for _, _, _, state in play(halves, some_records()):
         model = halves[1].model(state)
-        network = halves[1].setting.network
-        projected = halves[1].setting.projection is not None
-        features = network is None and not halves[1].setting.anomaly
+        network = halves[1].context.network
+        projected = halves[1].context.projection is not None
+        features = network is None and not halves[1].context.anomaly
         bias = features and halves[1].parameters.bias
         head = {*WEIGHTS, *(["basis"] if projected else []), *(["bias"] if bias else [])}
-        head = {"centre", "residual"} if halves[1].setting.anomaly else head
+        head = {"centre", "residual"} if halves[1].context.anomaly else head
         assert set(model) == ({weight.name for weight in network.weights} if network else head)
         assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
 

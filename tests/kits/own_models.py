@@ -6,4 +6,4 @@ from edgeveil.parts.methods.own_code import check_own_code
 
 
 def check_own_model(plan: Plan) -> None:
-    check_own_code(network_of(plan.setting), plan.job.train)
+    check_own_code(network_of(plan.context), plan.job.train)

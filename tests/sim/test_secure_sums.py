@@ -183,7 +183,7 @@ def test_updates_of_a_model_are_summed_exactly_with_their_noise(
     assert all(len(names) == 4 for names in books.sums.values())  # weights and biases
     begun = fleet.cloud.host.jobs.plan(fleet.store.job(done)).cloud.initial_state()
     total = {name: sum(books.sums[at][name] for at in books.sums) for name in moved}
-    grid = Pipeline(compile_job(what).setting).grid
+    grid = Pipeline(compile_job(what).context).grid
     for name, weights in moved.items():
         change = total[name] / DEVICES * 2.0**-grid.grid_bits
         np.testing.assert_allclose(weights - begun[name], change, rtol=1e-5, atol=1e-6)
@@ -195,7 +195,7 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books:
     fleet, done = played(tmp_path, what, policy=OWNER)
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
-    clip = Pipeline(compile_job(what).setting).last.clip
+    clip = Pipeline(compile_job(what).context).last.clip
     assert clip is not None
     norm = 1e-3
     for sums in books.sums.values():
@@ -249,7 +249,7 @@ def test_other_rules_too_compare_the_exact_sums_of_groups(
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     check_exact(fleet, books, done)
     plan = compile_job(what)
-    begun, grid = plan.cloud.initial_state(), Pipeline(plan.setting).grid
+    begun, grid = plan.cloud.initial_state(), Pipeline(plan.context).grid
     weights = state(fleet, done)
     for name, totals in books.sets[1].items():
         assert len(totals) == 5

@@ -181,7 +181,7 @@ class DpSgdParameters(MethodParameters):
 
 
 def noised_steps(
-    parameters: DpSgdParameters, setting: MethodContext, steps: int, coordinates: int
+    parameters: DpSgdParameters, context: MethodContext, steps: int, coordinates: int
 ) -> PoissonSampled:
     """Price of one round of so many sums of at most `coordinates` values: the least noise for which
     all rounds cost the job's (ε, δ). Raises PrivacyError where none does."""
@@ -189,8 +189,8 @@ def noised_steps(
     one = sampled_gaussian_event(
         "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
     )
-    times = min(setting.max_participations, parameters.rounds)
-    return calibrated(one, times, setting.epsilon, setting.delta)
+    times = min(context.max_participations, parameters.rounds)
+    return calibrated(one, times, context.epsilon, context.delta)
 
 
 class NoisedSums:
@@ -216,10 +216,10 @@ class NoisedSgd:
     """SGD by noised sums; `weights` are torch tensors and change in place."""
 
     def __init__(
-        self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, setting: MethodContext
+        self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
         self._sums, self._gradients = sums, record_gradients(task.network)
-        batch = parameters.sampling_rate * setting.nominal_records  # public, unlike the sample's
+        batch = parameters.sampling_rate * context.nominal_records  # public, unlike the sample's
         self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
 
     def weights(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
@@ -249,21 +249,21 @@ def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
 class DpSgd:
     """Trainer by noised sums alone."""
 
-    def __init__(self, parameters: Any, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: Any, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     @cached_property
     def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
-        return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))
+        return noised_steps(p, self.context, p.local_steps, size_of(self.context))
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (self.event,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Weights after the noised steps, minus the global ones. Needs torch."""
-        sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.setting)
+        sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.context)
         weights = sgd.weights(start)
         for _ in range(self.parameters.local_steps):
             sgd.take(weights)

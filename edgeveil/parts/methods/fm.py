@@ -43,17 +43,17 @@ from edgeveil.subnormals import flushed
 Form = tuple[tuple[int, ...], str]
 
 
-def forms(round: PlannedRound, parameters: FmParameters, setting: MethodContext) -> dict[str, Form]:
+def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext) -> dict[str, Form]:
     """Shape and dtype of each tensor that an answer needs. With `ldp_pca` the host adds the
     device's own earlier covariance."""
-    d, features = setting.dimension, setting.feature_dimension
-    head = fm_sums.head_shape(parameters, setting)
+    d, features = context.dimension, context.feature_dimension
+    head = fm_sums.head_shape(parameters, context)
     needed: dict[str, Form] = {}
     if round.phase == COVARIANCE:
         return needed
-    if setting.projection is not None and setting.projection.name == "ldp_fpca":
+    if context.projection is not None and context.projection.name == "ldp_fpca":
         needed["basis"] = ((features, d), "int16")
-    if setting.projection is not None and setting.projection.name == "ldp_pca":
+    if context.projection is not None and context.projection.name == "ldp_pca":
         needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")
     if round.phase == CENTRE:
         return needed
@@ -69,14 +69,14 @@ def forms(round: PlannedRound, parameters: FmParameters, setting: MethodContext)
 
 
 def check_package(
-    round: PlannedRound, tensors: Tensors, parameters: FmParameters, setting: MethodContext
+    round: PlannedRound, tensors: Tensors, parameters: FmParameters, context: MethodContext
 ) -> None:
     """Raise ProtocolError unless the tensors have their public form and W keeps to its limit.
 
     Then, with the sizes of `check_sizes`, no exact sum overflows and nothing raises, whatever the
     records.
     """
-    for name, (shape, dtype) in forms(round, parameters, setting).items():
+    for name, (shape, dtype) in forms(round, parameters, context).items():
         required(tensors, name, shape, dtype)
     if round.phase == TRAIN:
         limit = math.ceil(fm_sums.MAX_WEIGHT * 2**GRID_BITS)
@@ -94,11 +94,11 @@ HEAD = "head.weight"
 class FmDevice:
     parameters: Any  # `pca_residual` releases its sums in the same way
 
-    def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self.budget: fm_sums.Budget = fm_sums.budget(parameters, setting)
-        self.intercept = fm_sums.intercept_steps(parameters, setting, self.budget)
-        self._cache = fm_sums.FeatureCache(setting)
+    def __init__(self, parameters: FmParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.budget: fm_sums.Budget = fm_sums.budget(parameters, context)
+        self.intercept = fm_sums.intercept_steps(parameters, context, self.budget)
+        self._cache = fm_sums.FeatureCache(context)
 
     def job_events(self) -> tuple[Event, ...]:
         return self.budget.job_events()
@@ -130,10 +130,10 @@ class FmDevice:
         """The exact sum before noise, in steps of the phase's grid. Never leaves the device. Where
         uploads are summed it is cut to the room of one."""
         total = self.exact(round, tensors, records)
-        return self.budget.on_grid(round.phase, total, self.setting)
+        return self.budget.on_grid(round.phase, total, self.context)
 
     def check(self, round: PlannedRound, tensors: Tensors) -> None:
-        check_package(round, tensors, self.parameters, self.setting)
+        check_package(round, tensors, self.parameters, self.context)
 
     def exact(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
         if round.phase == COVARIANCE:
@@ -144,22 +144,22 @@ class FmDevice:
         if round.phase == QUADRATIC:
             return fm_sums.quadratic_sum(z)
         iterate, clip = tensors["iterate"].astype(np.int64), self.parameters.clip
-        return fm_sums.linear_sum(z, iterate, clip, regression=self.setting.regression)
+        return fm_sums.linear_sum(z, iterate, clip, regression=self.context.regression)
 
     def _projected(self, phi: fm_sums.Features, tensors: Tensors) -> fm_sums.Features:
         """φ, or φ·B by the broadcast basis, that of the own noised covariance (`ldp_pca`), or that
         of the records (`local_pca`)."""
-        projection, d = self.setting.projection, self.setting.dimension
+        projection, d = self.context.projection, self.context.dimension
         if projection is None:
             return phi
         if projection.name == "ldp_fpca":
             return fm_sums.projected(phi, np.asarray(tensors["basis"], np.int16))
         own = tensors[COVARIANCE] if projection.name == "ldp_pca" else fm_sums.covariance_sum(phi)
-        return fm_sums.projected(phi, fm_sums.top_basis(own, self.setting.feature_dimension, d))
+        return fm_sums.projected(phi, fm_sums.top_basis(own, self.context.feature_dimension, d))
 
     def bounded(self, records: Records, tensors: Tensors) -> fm_sums.Bounded:
         """z of the valid records, from a training package that has its form; kept beside them."""
-        d, radius = self.setting.dimension, self.parameters.radius
+        d, radius = self.context.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
 
@@ -178,27 +178,27 @@ class FmDevice:
     ) -> Mapping[str, Array]:
         """The segment to upload, by post-processing; where uploads are summed the noised
         integers."""
-        if self.setting.summed:
+        if self.context.summed:
             return {HEAD if round.phase == TRAIN else round.phase: noised_sum}
         if round.phase != TRAIN:
             return {round.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
-        linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
-        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting, processor)}
+        linear = noised_sum.astype(np.float64) * (step / self.context.nominal_records)
+        return {HEAD: local_minimum(linear, tensors, self.parameters, self.context, processor)}
 
 
 def local_minimum(
     linear: NDArray[np.float64],
     tensors: Tensors,
     parameters: FmParameters,
-    setting: MethodContext,
+    context: MethodContext,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
     """ΔW after the steps on a noised polynomial: a linear image of its coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
-    rows = fm_sums.head_shape(parameters, setting)[0]
+    rows = fm_sums.head_shape(parameters, context)[0]
     curvature = fm_sums.unpacked(np.asarray(tensors["curvature"], np.float32), rows)
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
@@ -208,14 +208,14 @@ UNIT = 2.0**GRID_BITS
 
 
 class FmCloud(CloudMethod):
-    def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self.budget: fm_sums.Budget = fm_sums.budget(parameters, setting)
-        self.intercept = fm_sums.intercept_steps(parameters, setting, self.budget)
-        self.head = fm_sums.head_shape(parameters, setting)
+    def __init__(self, parameters: FmParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.budget: fm_sums.Budget = fm_sums.budget(parameters, context)
+        self.intercept = fm_sums.intercept_steps(parameters, context, self.budget)
+        self.head = fm_sums.head_shape(parameters, context)
 
     def plan(self) -> tuple[PlannedRound, ...]:
-        first = fm_sums.phases(self.parameters, self.setting.projection)
+        first = fm_sums.phases(self.parameters, self.context.projection)
         return planned_rounds(first, self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
@@ -223,19 +223,19 @@ class FmCloud(CloudMethod):
         summed."""
         head, phase = self.head, round.phase
         shapes: dict[str, tuple[int, ...]] = {
-            COVARIANCE: (fm_sums.triangle_size(self.setting.feature_dimension),),
-            CENTRE: (self.setting.dimension,),
+            COVARIANCE: (fm_sums.triangle_size(self.context.feature_dimension),),
+            CENTRE: (self.context.dimension,),
             QUADRATIC: (fm_sums.triangle_size(head[0]),),
             TRAIN: head,
         }
         name = HEAD if phase == TRAIN else phase
-        if not self.setting.summed:
+        if not self.context.summed:
             return (SegmentSpec(name, shapes[phase], "float32"),)
-        largest = self.budget.largest(phase, self.setting.nominal_records)
-        return (summed_spec(name, shapes[phase], largest, self.setting.summed),)
+        largest = self.budget.largest(phase, self.context.nominal_records)
+        return (summed_spec(name, shapes[phase], largest, self.context.summed),)
 
     def initial_state(self) -> dict[str, Array]:
-        d, head = self.setting.dimension, self.head
+        d, head = self.context.dimension, self.head
         state: dict[str, Array] = {
             "centre": np.zeros(d, np.float32),
             "spectrum": np.ones(2),
@@ -243,17 +243,17 @@ class FmCloud(CloudMethod):
             "tail": np.zeros(head),  # sum of the averaged iterates
             "tail_count": np.zeros(1, np.int64),
         }
-        if self.setting.projection is not None:
-            axes = np.eye(self.setting.feature_dimension, d, dtype=np.int16)  # none is found yet
+        if self.context.projection is not None:
+            axes = np.eye(self.context.feature_dimension, d, dtype=np.int16)  # none is found yet
             state["basis"] = axes << fm_sums.BASIS_BITS
         if self.parameters.quadratic == "once":
             state["curvature"] = fm_sums.upper(np.eye(head[0], dtype=np.float32))
         else:
-            state["spectrum"] = self._isotropic(self.setting.devices)
+            state["spectrum"] = self._isotropic(self.context.devices)
         return state
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
-        needed = forms(round, self.parameters, self.setting)
+        needed = forms(round, self.parameters, self.context)
         return {name: np.asarray(state[name]) for name in needed if name in state}
 
     def absorb(
@@ -261,7 +261,7 @@ class FmCloud(CloudMethod):
     ) -> dict[str, Array]:
         new = {name: np.asarray(value) for name, value in state.items()}
         if round.phase == COVARIANCE:
-            s = self.setting
+            s = self.context
             new["basis"] = fm_sums.top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
         elif round.phase == CENTRE:
             new["centre"] = self._in_units(mean, CENTRE).astype(np.float32)
@@ -275,14 +275,14 @@ class FmCloud(CloudMethod):
 
     def _in_units(self, mean: Tensors, phase: str, name: str | None = None) -> NDArray[np.float64]:
         step = 2.0 ** -self.budget.grid_bits(phase)
-        return mean[name or phase].astype(np.float64) * (step / self.setting.nominal_records)
+        return mean[name or phase].astype(np.float64) * (step / self.context.nominal_records)
 
     def _change(self, state: Tensors, mean: Tensors) -> NDArray[np.float64]:
         """ΔW: the mean of what devices' steps made, or what the steps make of their mean."""
-        if not self.setting.summed:
+        if not self.context.summed:
             return mean[HEAD].astype(np.float64)
         linear = self._in_units(mean, TRAIN, HEAD)
-        change = local_minimum(linear, state, self.parameters, self.setting, "cpu")
+        change = local_minimum(linear, state, self.parameters, self.context, "cpu")
         return change.astype(np.float64)
 
     def _stepped(
@@ -336,7 +336,7 @@ class FmCloud(CloudMethod):
     @property
     def _hessian(self) -> float:
         """κ: what bounds the loss's second derivative along a logit; of a squared loss it is 1."""
-        return 1.0 if self.setting.regression else self.parameters.curvature
+        return 1.0 if self.context.regression else self.parameters.curvature
 
     def ridge_level(self, uploads: int) -> float:
         """The ridge, from the noise in the mean of `uploads` devices alone: the larger of the
@@ -347,14 +347,14 @@ class FmCloud(CloudMethod):
         quadratic = 0.0
         if self.parameters.quadratic == "once":
             quadratic = 2 * math.sqrt(d * b.noise_variance(QUADRATIC))
-        scale = 1 / (self.setting.nominal_records * math.sqrt(max(1, uploads)))
+        scale = 1 / (self.context.nominal_records * math.sqrt(max(1, uploads)))
         return self.parameters.ridge * max(quadratic, linear) * scale
 
 
 def _refuses(
-    parameters: FmParameters, setting: MethodContext
+    parameters: FmParameters, context: MethodContext
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    if setting.regression and parameters.curvature != FmParameters().curvature:
+    if context.regression and parameters.curvature != FmParameters().curvature:
         yield (
             ("train.curvature", "data.schema.label.number"),
             "bounds the softmax Hessian, and that of the squared loss of a number is known; leave"

@@ -69,34 +69,34 @@ def projecting() -> FmParameters:
     )
 
 
-def noise_scale(parameters: FmPaperParameters, setting: MethodContext) -> float:
+def noise_scale(parameters: FmPaperParameters, context: MethodContext) -> float:
     """Δ/ε (eq. 9, 10), Δ = d + d²/4, in units of the coefficients."""
-    d = setting.dimension
-    return (d + d * d / 4) / claimed_epsilon(parameters, setting)
+    d = context.dimension
+    return (d + d * d / 4) / claimed_epsilon(parameters, context)
 
 
-def claimed_epsilon(parameters: FmPaperParameters, setting: MethodContext) -> float:
-    projection = setting.projection
+def claimed_epsilon(parameters: FmPaperParameters, context: MethodContext) -> float:
+    projection = context.projection
     released = COVARIANCE in phases(projecting(), projection)
     share = projection.share if projection is not None and released else 0.0
-    return setting.epsilon * (1 - share) * HAIR
+    return context.epsilon * (1 - share) * HAIR
 
 
-def round_event(parameters: FmPaperParameters, setting: MethodContext) -> ClaimedEvent:
-    times = min(setting.max_participations, parameters.rounds)
+def round_event(parameters: FmPaperParameters, context: MethodContext) -> ClaimedEvent:
+    times = min(context.max_participations, parameters.rounds)
     return ClaimedEvent(
         what="perturbed polynomial, noise redrawn each step",
         unit="record",
-        claimed_epsilon=claimed_epsilon(parameters, setting) / times,
+        claimed_epsilon=claimed_epsilon(parameters, context) / times,
         source="DELM (Cao et al. 2023), eq. 6 to 10: one charge for all steps, which does not hold",
     )
 
 
 def check_package(
-    round: PlannedRound, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
+    round: PlannedRound, tensors: Tensors, parameters: FmPaperParameters, context: MethodContext
 ) -> None:
-    d, k, c = setting.dimension, WIDTH, setting.classes
-    basis = forms(round, projecting(), setting)
+    d, k, c = context.dimension, WIDTH, context.classes
+    basis = forms(round, projecting(), context)
     needed = {name: form for name, form in basis.items() if name in ("basis", COVARIANCE)}
     needed |= {HIDDEN: ((d, k), "float32"), OUTPUT: ((k, c), "float32")}
     if round.phase != TRAIN:
@@ -109,15 +109,15 @@ NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, t
 
 
 class FmPaperDevice:
-    def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self._fm = FmDevice(projecting(), setting)
-        self._scale = noise_scale(parameters, setting)
+    def __init__(self, parameters: FmPaperParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self._fm = FmDevice(projecting(), context)
+        self._scale = noise_scale(parameters, context)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         if round.phase != TRAIN:
             return self._fm.price(round)
-        event = round_event(self.parameters, self.setting)
+        event = round_event(self.parameters, self.context)
         return (event, *self._fm.budget.tainted)
 
     def prepare(self, records: Records) -> None:
@@ -135,14 +135,14 @@ class FmPaperDevice:
         """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32."""
         if round.phase != TRAIN:
             return self._fm.answer(round, tensors, records, random_bytes, processor)
-        check_package(round, tensors, self.parameters, self.setting)
-        linear, quadratic = coefficients(self._fm.bounded(records, tensors), self.setting.classes)
-        law = round_event(self.parameters, self.setting)
+        check_package(round, tensors, self.parameters, self.context)
+        linear, quadratic = coefficients(self._fm.bounded(records, tensors), self.context.classes)
+        law = round_event(self.parameters, self.context)
         total = np.concatenate([linear.ravel(), quadratic.ravel()])
         hidden, output = tensors[HIDDEN].astype(np.float64), tensors[OUTPUT].astype(np.float64)
         for _ in range(self.parameters.local_steps):
             noisy = self._noised(linear, quadratic, bound(random_bytes, law, total))
-            slope = (noisy[0] + 2 * noisy[1] @ (hidden @ output)) / self.setting.nominal_records
+            slope = (noisy[0] + 2 * noisy[1] @ (hidden @ output)) / self.context.nominal_records
             hidden, output = (
                 self._stepped(hidden, slope @ output.T),
                 self._stepped(output, hidden.T @ slope),
@@ -180,23 +180,23 @@ START_SEED = 0  # of the first weights, which are public and the same in every j
 class FmPaperCloud:
     """One segment a layer, so that the proxy shuffles layers as the text has it."""
 
-    def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self._fm = FmCloud(projecting(), setting)
+    def __init__(self, parameters: FmPaperParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self._fm = FmCloud(projecting(), context)
 
     def plan(self) -> tuple[PlannedRound, ...]:
-        first = phases(projecting(), self.setting.projection)
+        first = phases(projecting(), self.context.projection)
         return planned_rounds(first, self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         if round.phase != TRAIN:
             return self._fm.segments(round)
-        d, k, c = self.setting.dimension, WIDTH, self.setting.classes
+        d, k, c = self.context.dimension, WIDTH, self.context.classes
         return SegmentSpec(HIDDEN, (d, k), "float32"), SegmentSpec(OUTPUT, (k, c), "float32")
 
     def initial_state(self) -> dict[str, Array]:
         """W₁ with entries N(0, 1/hidden) and W₂ = 0, so that h = 0 where the text expands."""
-        d, k, c = self.setting.dimension, WIDTH, self.setting.classes
+        d, k, c = self.context.dimension, WIDTH, self.context.classes
         start = np.random.default_rng(START_SEED).standard_normal((d, k)) / np.sqrt(k)
         state: dict[str, Array] = {
             HIDDEN: start.astype(np.float32),
@@ -208,7 +208,7 @@ class FmPaperCloud:
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         if round.phase != TRAIN:
             return self._fm.package(state, round)
-        projection = self.setting.projection
+        projection = self.context.projection
         shared = projection is not None and projection.name == "ldp_fpca"
         names = (HIDDEN, OUTPUT, "basis") if shared else (HIDDEN, OUTPUT)
         return {name: np.asarray(state[name]) for name in names}
@@ -223,7 +223,7 @@ class FmPaperCloud:
     ) -> dict[str, Array]:
         new = {name: np.asarray(value) for name, value in state.items()}
         if round.phase == COVARIANCE:
-            s = self.setting
+            s = self.context
             new["basis"] = top_basis(mean[COVARIANCE], s.feature_dimension, s.dimension)
             return new
         for name in (HIDDEN, OUTPUT):
@@ -235,7 +235,7 @@ class FmPaperCloud:
         """A softmax head with weight u = W₁W₂, centre 0 and radius 1: the same largest class."""
         weight = state[HIDDEN].astype(np.float64) @ state[OUTPUT].astype(np.float64)
         weights: dict[str, Array] = {
-            "centre": np.zeros(self.setting.dimension, np.float32),
+            "centre": np.zeros(self.context.dimension, np.float32),
             "radius": np.ones(1, np.float32),
             "weight": np.clip(weight, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32),
         }

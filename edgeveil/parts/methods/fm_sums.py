@@ -115,13 +115,13 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 @flushed()
-def features_of(records: Records, setting: MethodContext) -> Features:
+def features_of(records: Records, context: MethodContext) -> Features:
     """Features of the valid records; the others are dropped."""
-    mask = setting.learned_from(records)
+    mask = context.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
-    steps = np.empty((len(labels), setting.feature_dimension), np.int32)
+    steps = np.empty((len(labels), context.feature_dimension), np.int32)
     for rows in blocks(len(labels)):
-        steps[rows] = quantise(setting.features(x[rows]), 1.0, bits=FEATURE_BITS)
+        steps[rows] = quantise(context.features(x[rows]), 1.0, bits=FEATURE_BITS)
     return Features(steps, labels)
 
 
@@ -171,15 +171,15 @@ class FeatureCache:
     """Features of data sets, then z for the last basis and centre. A data set is known by identity
     (`Records`) and not kept alive."""
 
-    def __init__(self, setting: MethodContext) -> None:
-        self._setting = setting
+    def __init__(self, context: MethodContext) -> None:
+        self._context = context
         self._features: WeakKeyDictionary[Records, Features] = WeakKeyDictionary()
         self._bounded: WeakKeyDictionary[Records, tuple[Key, Bounded]] = WeakKeyDictionary()
 
     def features(self, records: Records) -> Features:
         found = self._features.get(records)
         if found is None:
-            found = self._features[records] = features_of(records, self._setting)
+            found = self._features[records] = features_of(records, self._context)
         return found
 
     def bounded(self, records: Records, key: Key, make: Callable[[Features], Bounded]) -> Bounded:
@@ -201,7 +201,7 @@ PRODUCT_BITS = 2 * GRID_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
-def check_sizes(setting: MethodContext) -> None:
+def check_sizes(context: MethodContext) -> None:
     """Raise PrivacyError for sizes at which exact sums could overflow, so that no record decides
     whether there is an answer.
 
@@ -209,8 +209,8 @@ def check_sizes(setting: MethodContext) -> None:
     2**22·2**12·2**22 = 2**56 (MAX_WEIGHT = 2**10), a released value at most 2**29 a record.
     """
     for count, what, where in (
-        (setting.feature_dimension, "features", "features"),
-        (setting.classes, "classes", "data.classes"),
+        (context.feature_dimension, "features", "features"),
+        (context.classes, "classes", "data.classes"),
     ):
         if count > LARGEST_DIMENSION:
             raise PrivacyError(
@@ -353,19 +353,19 @@ def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
     return np.linalg.qr(np.random.default_rng(AXES_SEED).normal(size=(features, kept)))[0]
 
 
-def own_weights(setting: MethodContext, records: Records | None) -> Mapping[str, Array]:
+def own_weights(context: MethodContext, records: Records | None) -> Mapping[str, Array]:
     """With `local_pca` the weight `basis` (D, d) of the PCA of `records`, else nothing. For the
     cloud's own test records alone: it has no noise."""
-    projection = setting.projection
+    projection = context.projection
     if records is None or projection is None or projection.name != "local_pca":
         return MappingProxyType({})
-    return MappingProxyType({"basis": _own_basis(setting, records)})
+    return MappingProxyType({"basis": _own_basis(context, records)})
 
 
 @lru_cache(maxsize=2)
-def _own_basis(setting: MethodContext, records: Records) -> Array:
-    covariance = covariance_sum(features_of(records, setting))
-    return as_weights(top_basis(covariance, setting.feature_dimension, setting.dimension))
+def _own_basis(context: MethodContext, records: Records) -> Array:
+    covariance = covariance_sum(features_of(records, context))
+    return as_weights(top_basis(covariance, context.feature_dimension, context.dimension))
 
 
 class Shares(PartBlock):
@@ -429,12 +429,12 @@ LARGEST_INTERCEPT = 0.3 * 2**GRID_BITS  # of two classes, without noise
 HALVING_NOISE = 0.02  # of which i is half of that
 
 
-def head_shape(parameters: FmParameters, setting: MethodContext) -> tuple[int, int]:
+def head_shape(parameters: FmParameters, context: MethodContext) -> tuple[int, int]:
     """Rows and columns of the head: (d, classes), one row more for the intercept; (d + 1, 1) of a
     number."""
-    if setting.regression:
-        return (setting.dimension + 1, 1)
-    return (setting.dimension + int(parameters.intercept), setting.classes)
+    if context.regression:
+        return (context.dimension + 1, 1)
+    return (context.dimension + int(parameters.intercept), context.classes)
 
 
 # What `fm` releases, phase by phase: size, and how far one record moves it, in integer steps.
@@ -485,25 +485,25 @@ class ReleasedSum:
         return laplace_event(self.what, steps, steps, epsilon, self.size, LAPLACE_BITS)
 
 
-def released_sum(phase: str, parameters: FmParameters, setting: MethodContext) -> ReleasedSum:
+def released_sum(phase: str, parameters: FmParameters, context: MethodContext) -> ReleasedSum:
     """The sum of a preparatory phase, or of the linear terms.
 
     L1 of z·rᵀ, r = p - y clipped, is ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since
     r's entry at the label weighs as much as all others (up to one step of 2**-12). A number's r is
     one value: at most 2√d, and √d·clip. d counts the intercept.
     """
-    (d, c), features = head_shape(parameters, setting), setting.feature_dimension
+    (d, c), features = head_shape(parameters, context), context.feature_dimension
     one = 1 << PRODUCT_BITS
     if phase == COVARIANCE:
         return products_sum("covariance of the features", features)
     if phase == QUADRATIC:
         return products_sum("sum of quadratic terms", d)
     if phase == CENTRE:
-        return features_sum(setting.dimension)
+        return features_sum(context.dimension)
     widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
     limit = int(parameters.clip * one) ** 2
     by_factors = widest * LARGEST_L1
-    if setting.regression:
+    if context.regression:
         by_norm = math.isqrt(d * limit)
     else:
         by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
@@ -544,12 +544,12 @@ class Budget:
             return event.grid_bits
         return PRODUCT_BITS
 
-    def on_grid(self, phase: str, total: Int64, setting: MethodContext) -> Int64:
+    def on_grid(self, phase: str, total: Int64, context: MethodContext) -> Int64:
         """An exact sum on the grid of its phase; where it is summed cut off at the room of one."""
         moved = total << (self.grid_bits(phase) - PRODUCT_BITS)
-        if not setting.summed:
+        if not context.summed:
             return moved
-        room = self.room(phase, setting.nominal_records)
+        room = self.room(phase, context.nominal_records)
         within: Int64 = np.clip(moved, -room, room)
         return within
 
@@ -594,8 +594,8 @@ class _Split:
     rest_epsilon: float
 
 
-def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
-    projection, whole = setting.projection, setting.epsilon
+def _split(parameters: FmParameters, context: MethodContext) -> _Split:
+    projection, whole = context.projection, context.epsilon
     if projection is None or COVARIANCE not in phases(parameters, projection):
         one_kind = parameters.noise == "gaussian"
         return _Split(0.0, one_kind, whole, whole if one_kind else whole * HAIR)
@@ -605,34 +605,34 @@ def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
     return _Split(first, False, whole * first * HAIR, whole * (1 - first) * HAIR)
 
 
-def budget(parameters: FmParameters, setting: MethodContext) -> Budget:
+def budget(parameters: FmParameters, context: MethodContext) -> Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
-    split = _split(parameters, setting)
+    split = _split(parameters, context)
     of_gaussian = split.own_epsilon if parameters.noise == "laplace" else split.rest_epsilon
-    return settled(partial(_share_out, parameters, setting, split), setting, of_gaussian)
+    return settled(partial(_share_out, parameters, context, split), context, of_gaussian)
 
 
 def settled(
-    made: Callable[[float], Budget], setting: MethodContext, gaussian_epsilon: float
+    made: Callable[[float], Budget], context: MethodContext, gaussian_epsilon: float
 ) -> Budget:
-    """The budget that `made` gives for a δ, such that it costs the setting's (ε, δ) at most.
+    """The budget that `made` gives for a δ, such that it costs the context's (ε, δ) at most.
 
     Part of δ is set aside for the discreteness of Gaussian noise, which depends on the noise: a few
     rounds settle it. Raises PrivacyError if the grid is too coarse for (ε, δ), or for so many
     features.
     """
-    check_sizes(setting)
+    check_sizes(context)
     reserve = 0.0
     for _ in range(8):
-        if reserve < setting.delta:
-            result = made(setting.delta - reserve)
-            if _costs(result, setting.delta) <= setting.epsilon:
+        if reserve < context.delta:
+            result = made(context.delta - reserve)
+            if _costs(result, context.delta) <= context.epsilon:
                 return result
             tv = math.fsum(discreteness_tv(event) for event in _gaussians(result))
             worst = math.exp(gaussian_epsilon)
-            reserve = 1.1 * (1 + worst) * tv + 1e-6 * setting.delta
+            reserve = 1.1 * (1 + worst) * tv + 1e-6 * context.delta
     raise PrivacyError(
-        f"the noise grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
+        f"the noise grid is too coarse for ε = {context.epsilon:g}, δ = {context.delta:g}",
         where="privacy.epsilon",
         fix="lower epsilon or raise delta",
     )
@@ -656,13 +656,13 @@ def _costs(result: Budget, delta: float) -> float:
 
 
 def _share_out(
-    parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
+    parameters: FmParameters, context: MethodContext, split: _Split, delta: float
 ) -> Budget:
     events: dict[str, Event] = {}
     if split.first:
-        events[COVARIANCE] = _covariance_event(parameters, setting, split, delta)
-    times = min(setting.max_participations, parameters.rounds)
-    names = phases(parameters, setting.projection)
+        events[COVARIANCE] = _covariance_event(parameters, context, split, delta)
+    times = min(context.max_participations, parameters.rounds)
+    names = phases(parameters, context.projection)
     shares = {CENTRE: parameters.shares.centre, QUADRATIC: parameters.shares.quadratic}
     shares = {phase: share for phase, share in shares.items() if phase in names}
     shares[TRAIN] = (1.0 - sum(shares.values())) / times
@@ -671,21 +671,21 @@ def _share_out(
         mu = mu_for(split.rest_epsilon, delta)
         mu *= math.sqrt(1 - split.first) if split.one_kind else 1.0
     for phase, share in shares.items():
-        released = released_sum(phase, parameters, setting)
+        released = released_sum(phase, parameters, context)
         if parameters.noise == "gaussian":
             events[phase] = shared_gaussian(
-                released.gaussian(mu * math.sqrt(share)), setting.honest
+                released.gaussian(mu * math.sqrt(share)), context.honest
             )
         else:
             events[phase] = released.laplace(split.rest_epsilon * share)
-    local = setting.projection is not None and setting.projection.name == "local_pca"
+    local = context.projection is not None and context.projection.name == "local_pca"
     return Budget(events, times, (LOCAL_BASIS,) if local else ())
 
 
 def _covariance_event(
-    parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
+    parameters: FmParameters, context: MethodContext, split: _Split, delta: float
 ) -> Event:
-    if setting.projection is not None and setting.projection.noise == "wishart":
+    if context.projection is not None and context.projection.noise == "wishart":
         return ClaimedEvent(
             what="covariance with Wishart noise",
             unit="record",
@@ -694,20 +694,20 @@ def _covariance_event(
         )
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
     return shared_gaussian(
-        released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting.honest
+        released_sum(COVARIANCE, parameters, context).gaussian(mu), context.honest
     )
 
 
 def intercept_steps(
-    parameters: FmParameters, setting: MethodContext, settled_budget: Budget
+    parameters: FmParameters, context: MethodContext, settled_budget: Budget
 ) -> int:
     """i, beside z for the intercept, in steps of 2**-12; 0: none. Of classes it follows from the
-    noise in the mean linear sum of `setting.devices` devices, so from public numbers alone."""
-    if setting.regression:
+    noise in the mean linear sum of `context.devices` devices, so from public numbers alone."""
+    if context.regression:
         return NUMBER_INTERCEPT
     if not parameters.intercept:
         return 0
-    noise = math.sqrt(settled_budget.noise_variance(TRAIN) / setting.devices)
-    noise /= setting.nominal_records
-    largest = LARGEST_INTERCEPT * math.sqrt(2 / setting.classes)
+    noise = math.sqrt(settled_budget.noise_variance(TRAIN) / context.devices)
+    noise /= context.nominal_records
+    largest = LARGEST_INTERCEPT * math.sqrt(2 / context.classes)
     return int(largest / (1 + noise / HALVING_NOISE))

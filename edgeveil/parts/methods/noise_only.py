@@ -44,8 +44,8 @@ class NoiseOnlyParameters(MethodParameters):
 
 
 class NoiseOnlyDevice:
-    def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: NoiseOnlyParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return ()
@@ -62,21 +62,21 @@ class NoiseOnlyDevice:
         """`noise` (values,) float32, uniform in [-1, 1]."""
         required(tensors, PACKAGE, (self.parameters.package_values,), "float32")
         values = uniform(self.parameters.values, random_bytes)
-        summed = self.setting.summed
+        summed = self.context.summed
         return Answer({NOISE: as_summed_steps(values, summed) if summed else values}, ())
 
 
 class NoiseOnlyCloud(CloudMethod):
     """Keeps the mean of all values, which tends to 0."""
 
-    def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: NoiseOnlyParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     def plan(self) -> tuple[PlannedRound, ...]:
         return planned_rounds((), self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        shape, summed = (self.parameters.values,), self.setting.summed
+        shape, summed = (self.parameters.values,), self.context.summed
         if summed:
             return (summed_spec(NOISE, shape, steps_of_one(summed), summed),)
         return (SegmentSpec(NOISE, shape, "float32"),)
@@ -91,12 +91,12 @@ class NoiseOnlyCloud(CloudMethod):
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         total, old = int(state["uploads"][0]) + uploads, float(state["mean"][0])
-        step = 1 / steps_of_one(self.setting.summed) if self.setting.summed else 1.0
+        step = 1 / steps_of_one(self.context.summed) if self.context.summed else 1.0
         new = old + (float(mean[NOISE].mean()) * step - old) * uploads / total
         return {"uploads": np.array([total], np.int64), "mean": np.array([new])}
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        s = self.setting
+        s = self.context
         head: dict[str, Array] = {
             "centre": np.zeros(s.dimension, np.float32),
             "radius": np.ones(1, np.float32),

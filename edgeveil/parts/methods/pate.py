@@ -176,7 +176,7 @@ class PateParameters(MethodParameters):
 
 
 def refusals(
-    parameters: PateParameters, setting: MethodContext
+    parameters: PateParameters, context: MethodContext
 ) -> list[tuple[tuple[str, ...], str]]:
     """Keys and reasons why a job with these cannot be played."""
     found: list[tuple[tuple[str, ...], str]] = []
@@ -184,11 +184,11 @@ def refusals(
     if public is None:
         why = "devices vote on a public set, and none is named; add `public: {file: records.npz}`"
         found.append((("train.public", "train.method"), why))
-    elif public.input_form != setting.input_shape:
-        form, shape = list(public.input_form), list(setting.input_shape)
+    elif public.input_form != context.input_shape:
+        form, shape = list(public.input_form), list(context.input_shape)
         why = f"public records have the shape {form}, devices' records {shape}; make them alike"
         found.append((("train.public", "data.input_shape"), why))
-    if setting.projection is not None:
+    if context.projection is not None:
         why = (
             "teachers and student learn on public features, and a PCA of devices' records is not "
             "one; leave it out, or use method fm"
@@ -197,19 +197,19 @@ def refusals(
     return found
 
 
-def vote_event(parameters: PateParameters, setting: MethodContext) -> Event:
+def vote_event(parameters: PateParameters, context: MethodContext) -> Event:
     """Of one round, such that all rounds of a device are (ε, δ)-DP. Raises PrivacyError."""
-    m, times = parameters.per_round, min(setting.max_participations, parameters.rounds)
+    m, times = parameters.per_round, min(context.max_participations, parameters.rounds)
     sensitivity = math.isqrt((2 * m << 2 * VOTE_BITS) - 1) + 1  # √(2m) votes, rounded up
     one = meeting(
         lambda mu: gaussian_event(
-            "votes on public records", sensitivity, mu, m * setting.classes, grid_bits=VOTE_BITS
+            "votes on public records", sensitivity, mu, m * context.classes, grid_bits=VOTE_BITS
         ),
-        setting.epsilon,
-        setting.delta,
+        context.epsilon,
+        context.delta,
         times,
     )
-    return shared_gaussian(one, setting.honest)
+    return shared_gaussian(one, context.honest)
 
 
 def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64:
@@ -235,14 +235,14 @@ def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64
 class PublicFeatures:
     """The public set as the head sees it: features, their mean, and what is bounded around it."""
 
-    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
-        self.setting = setting
+    def __init__(self, parameters: PateParameters, context: MethodContext) -> None:
+        self.context = context
         if parameters.public is not None:
             x = parameters.public.values()
         else:  # made up, the same for all
-            shape = (parameters.queries, *setting.input_shape)
+            shape = (parameters.queries, *context.input_shape)
             x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        phi = setting.features(x)
+        phi = context.features(x)
         self.centre: NDArray[np.float32] = phi.mean(axis=0).astype(np.float32)
         self.z = self.bounded(phi)
 
@@ -260,11 +260,11 @@ def rows_of(round: PlannedRound, parameters: PateParameters) -> slice:
 
 
 class PateDevice:
-    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: PateParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        return (vote_event(self.parameters, self.setting),)
+        return (vote_event(self.parameters, self.context),)
 
     @flushed()
     def answer(
@@ -278,10 +278,10 @@ class PateDevice:
         """`votes` (per_round, c): noised integers in steps where they are summed, else float32."""
         if int(required(tensors, ROUND, (1,), "int32")[0]) != round.number:
             raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {round.number}")
-        event = vote_event(self.parameters, self.setting)
+        event = vote_event(self.parameters, self.context)
         total = self.votes(round, records) << VOTE_BITS
         result = noised(total, event, random_bytes)
-        if self.setting.summed:
+        if self.context.summed:
             return Answer({VOTES: result}, (event,))
         return Answer({VOTES: (result * 2.0**-VOTE_BITS).astype(np.float32)}, (event,))
 
@@ -289,7 +289,7 @@ class PateDevice:
     def votes(self, round: PlannedRound, records: Records) -> Int64:
         """One-hot rows (per_round, c) before noise, which never leave the device. No votes without
         valid records, nor in rows for no record."""
-        p, s = self.parameters, self.setting
+        p, s = self.parameters, self.context
         ballot = np.zeros((p.per_round, s.classes), np.int64)
         mask = s.learned_from(records)
         if not mask.any():
@@ -303,8 +303,8 @@ class PateDevice:
 
 
 class PateCloud(CloudMethod):
-    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: PateParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     def plan(self) -> tuple[PlannedRound, ...]:
         return planned_rounds((), self.parameters.rounds)
@@ -312,12 +312,12 @@ class PateCloud(CloudMethod):
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         """`votes` (per_round, c): float32, or integers with room for a vote and 12 σ of a device's
         noise."""
-        shape = (self.parameters.per_round, self.setting.classes)
-        if not self.setting.summed:
+        shape = (self.parameters.per_round, self.context.classes)
+        if not self.context.summed:
             return (SegmentSpec(VOTES, shape, "float32"),)
-        own: Any = as_single(vote_event(self.parameters, self.setting))
+        own: Any = as_single(vote_event(self.parameters, self.context))
         largest = (1 << VOTE_BITS) + 12 * (math.isqrt(own.sigma_squared) + 1)
-        return (summed_spec(VOTES, shape, largest, self.setting.summed),)
+        return (summed_spec(VOTES, shape, largest, self.context.summed),)
 
     def initial_state(self) -> dict[str, Array]:
         """`labels` (m,) int64, -1 where a public record has none yet."""
@@ -338,10 +338,10 @@ class PateCloud(CloudMethod):
     @flushed()
     def model(self, state: Tensors) -> dict[str, Array]:
         """The student's head, as `fm` has it; zero before any record has a label."""
-        public = PublicFeatures(self.parameters, self.setting)
+        public = PublicFeatures(self.parameters, self.context)
         labels = np.asarray(state["labels"], np.int64)
         known = labels >= 0
-        weight = head_weights(public.z[known], labels[known], self.setting.classes)
+        weight = head_weights(public.z[known], labels[known], self.context.classes)
         return {
             "centre": public.centre,
             "radius": np.array([_RADIUS], np.float32),

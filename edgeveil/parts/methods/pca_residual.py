@@ -71,42 +71,42 @@ class PcaResidualParameters(MethodParameters):
         return max(1, round(self.keep * d))
 
 
-def released(phase: str, setting: MethodContext) -> fm_sums.ReleasedSum:
+def released(phase: str, context: MethodContext) -> fm_sums.ReleasedSum:
     """The sum of a phase, and how far one record moves it."""
     if phase == CENTRE:
-        return fm_sums.features_sum(setting.dimension)
-    return fm_sums.products_sum("sum of products of centred features", setting.dimension)
+        return fm_sums.features_sum(context.dimension)
+    return fm_sums.products_sum("sum of products of centred features", context.dimension)
 
 
-def budget(parameters: PcaResidualParameters, setting: MethodContext) -> fm_sums.Budget:
+def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums.Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
-    times = min(setting.max_participations, parameters.rounds)
+    times = min(context.max_participations, parameters.rounds)
     shares = {CENTRE: CENTRE_SHARE, TRAIN: (1 - CENTRE_SHARE) / times}
 
     def made(delta: float) -> fm_sums.Budget:
-        mu = mu_for(setting.epsilon, delta)
+        mu = mu_for(context.epsilon, delta)
         events = {
             phase: shared_gaussian(
-                released(phase, setting).gaussian(mu * math.sqrt(share)), setting.honest
+                released(phase, context).gaussian(mu * math.sqrt(share)), context.honest
             )
             for phase, share in shares.items()
         }
         return fm_sums.Budget(events, times)
 
-    return fm_sums.settled(made, setting, setting.epsilon)
+    return fm_sums.settled(made, context, context.epsilon)
 
 
 class PcaResidualDevice(FmDevice):
     """Releases its sums as `fm` does."""
 
-    def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self.budget = budget(parameters, setting)
-        self._cache = fm_sums.FeatureCache(setting)
+    def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.budget = budget(parameters, context)
+        self._cache = fm_sums.FeatureCache(context)
 
     def check(self, round: PlannedRound, tensors: Tensors) -> None:
         if round.phase == TRAIN:
-            required(tensors, CENTRE, (self.setting.dimension,), "float32")
+            required(tensors, CENTRE, (self.context.dimension,), "float32")
 
     def exact(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
         if round.phase != TRAIN:
@@ -125,30 +125,30 @@ class PcaResidualDevice(FmDevice):
     ) -> Mapping[str, Array]:
         """The segment: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if round.phase == TRAIN else CENTRE
-        return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
+        return {name: noised_sum if self.context.summed else noised_sum.astype(np.float32)}
 
 
 class PcaResidualCloud(CloudMethod):
     """State: `centre` (d,) float32; `products` (d(d+1)/2,) float64, summed over `uploads` (1,)."""
 
-    def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
-        self.budget: fm_sums.Budget = budget(parameters, setting)
+    def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.budget: fm_sums.Budget = budget(parameters, context)
         self.ridge = RIDGE
 
     def plan(self) -> tuple[PlannedRound, ...]:
         return planned_rounds((CENTRE,), self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        d, phase = self.setting.dimension, round.phase
+        d, phase = self.context.dimension, round.phase
         name, shape = (PRODUCTS, (fm_sums.triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
-        if not self.setting.summed:
+        if not self.context.summed:
             return (SegmentSpec(name, shape, "float32"),)
-        largest = self.budget.largest(phase, self.setting.nominal_records)
-        return (summed_spec(name, shape, largest, self.setting.summed),)
+        largest = self.budget.largest(phase, self.context.nominal_records)
+        return (summed_spec(name, shape, largest, self.context.summed),)
 
     def initial_state(self) -> dict[str, Array]:
-        d = self.setting.dimension
+        d = self.context.dimension
         return {
             CENTRE: np.zeros(d, np.float32),
             PRODUCTS: np.zeros(fm_sums.triangle_size(d)),
@@ -163,7 +163,7 @@ class PcaResidualCloud(CloudMethod):
     ) -> dict[str, Array]:
         """State after a round; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
-        step = 2.0 ** -self.budget.grid_bits(round.phase) / self.setting.nominal_records
+        step = 2.0 ** -self.budget.grid_bits(round.phase) / self.context.nominal_records
         if round.phase != TRAIN:
             new[CENTRE] = (mean[CENTRE].astype(np.float64) * step).astype(np.float32)
             return new
@@ -174,7 +174,7 @@ class PcaResidualCloud(CloudMethod):
 
     def model(self, state: Tensors) -> dict[str, Array]:
         """`centre` (d,) and `residual` (d, d), float32."""
-        d, uploads = self.setting.dimension, max(1, int(np.asarray(state["uploads"])[0]))
+        d, uploads = self.context.dimension, max(1, int(np.asarray(state["uploads"])[0]))
         covariance = fm_sums.symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
         values, vectors = np.linalg.eigh(covariance)
         root = np.sqrt(self._weights(np.maximum(values, 0.0), uploads))
@@ -196,19 +196,19 @@ class PcaResidualCloud(CloudMethod):
         """r from the noise in the mean of `uploads` devices: the operator norm to expect of a
         symmetric matrix of it, 2√d·σ, σ off its diagonal."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
-        scale = self.setting.nominal_records * math.sqrt(uploads)
-        return self.ridge * 2 * math.sqrt(self.setting.dimension) * sigma / scale
+        scale = self.context.nominal_records * math.sqrt(uploads)
+        return self.ridge * 2 * math.sqrt(self.context.dimension) * sigma / scale
 
 
 def _refuses(
-    parameters: PcaResidualParameters, setting: MethodContext
+    parameters: PcaResidualParameters, context: MethodContext
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    if setting.projection is not None:
+    if context.projection is not None:
         yield (
             ("features", "train.method"),
             "pca_residual finds the directions itself; leave the PCA out",
         )
-    d = setting.feature_dimension
+    d = context.feature_dimension
     if (kept := parameters.kept(d)) is not None and kept >= d:
         yield (
             ("train.keep", "features"),

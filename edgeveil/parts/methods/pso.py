@@ -110,11 +110,11 @@ BLOCK = 1024  # records of one forward pass, so that memory is bounded
 
 
 class PsoDpFl:
-    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
+    def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
         self.parameters = parameters
-        self._epoch = Sgd(parameters.model_copy(update={"local_epochs": 1}), setting)
+        self._epoch = Sgd(parameters.model_copy(update={"local_epochs": 1}), context)
         clip = GradientGaussianParameters(clip_norm=parameters.clip_norm)
-        self._noise = GradientGaussian(clip, setting)
+        self._noise = GradientGaussian(clip, context)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return self._noise.price(round)
@@ -166,19 +166,19 @@ class PsoDpSgd(DpSgd):
         steps = p.local_steps
         if p.selection == "priced":
             steps = PARTICLES * p.local_steps + 1
-        coordinates = max(size_of(self.setting), PARTICLES)
-        return noised_steps(p, self.setting, MOVES * steps, coordinates)
+        coordinates = max(size_of(self.context), PARTICLES)
+        return noised_steps(p, self.context, MOVES * steps, coordinates)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         """All steps and noised losses together; `unpriced`: the text's share of one round."""
         event = self.event  # told in either case, with whether its noise can be drawn
         if self.parameters.selection == "priced":
             return (event,)
-        times = min(self.setting.max_participations, self.parameters.rounds)
+        times = min(self.context.max_participations, self.parameters.rounds)
         claimed = ClaimedEvent(
             what="noised steps, the best chosen by exact losses",
             unit="record",
-            claimed_epsilon=self.setting.epsilon * HAIR / times,
+            claimed_epsilon=self.context.epsilon * HAIR / times,
             source="Zhang, Wu and Dong, PSO-DP",
         )
         return (claimed,)
@@ -192,7 +192,7 @@ class PsoDpSgd(DpSgd):
         self, task: Task, start: Mapping[str, NDArray[np.float32]], sums: NoisedSums
     ) -> NDArray[np.float64]:
         p = self.parameters
-        sgd = NoisedSgd(task, sums, p, self.setting)
+        sgd = NoisedSgd(task, sums, p, self.context)
         swarm = Swarm(flat(start), task.random_bytes, adaptive=p.search == "adaptive")
         for _ in range(MOVES):
             swarm.move()
@@ -213,7 +213,7 @@ class PsoDpSgd(DpSgd):
         p = self.parameters
         norm = LOSS_CLIP / 2 * math.sqrt(PARTICLES)
         total = sums.draw(losses_under(task, positions, sums.processor), norm)
-        mean = total / (p.sampling_rate * self.setting.nominal_records)
+        mean = total / (p.sampling_rate * self.context.nominal_records)
         return np.asarray(mean + LOSS_CLIP / 2, np.float64)
 
 

@@ -64,8 +64,8 @@ class SgdParameters(MethodParameters):
 
 
 class Sgd:
-    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
-        self.parameters, self.setting = parameters, setting
+    def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (UnprotectedEvent(what="update without noise", unit="record"),)
@@ -138,15 +138,15 @@ LARGEST = 2.0**20  # a trained change beyond it is cut, so that it stays on the 
 
 
 class OutputPerturbation(Sgd):
-    def __init__(self, parameters: SgdParameters, setting: MethodContext) -> None:
-        super().__init__(parameters, setting)
+    def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
+        super().__init__(parameters, context)
         self._sensitivity = parameters.sensitivity
-        self._times = min(setting.max_participations, parameters.rounds)
+        self._times = min(context.max_participations, parameters.rounds)
 
     @cached_property
     def sigma_steps(self) -> int:
         """σ of the noise, in steps, by Gaussian DP; PrivacyError past what the sampler draws."""
-        mu = mu_for(self.setting.epsilon, self.setting.delta) / math.sqrt(self._times)
+        mu = mu_for(self.context.epsilon, self.context.delta) / math.sqrt(self._times)
         steps = math.ceil(self._sensitivity / mu * 2.0**BITS)
         if steps > LARGEST_SCALE:
             raise PrivacyError(
@@ -160,7 +160,7 @@ class OutputPerturbation(Sgd):
         """The claim's share of one round, told together with whether its noise can be drawn."""
         del round
         _ = self.sigma_steps
-        share = self.setting.epsilon * HAIR / self._times
+        share = self.context.epsilon * HAIR / self._times
         return (ClaimedEvent(what="noised weights", unit="record", claimed_epsilon=share),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:

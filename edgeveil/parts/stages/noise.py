@@ -75,17 +75,17 @@ class GradientGaussian(BaseStage):
     @cached_property
     def release(self) -> GaussianEvent | SharedGaussian:
         """One round's price. Raises PrivacyError where (ε, δ) cannot be met."""
-        setting, adapts = self.setting, self.parameters.quantile is not None
+        context, adapts = self.context, self.parameters.quantile is not None
         event = update_event(
             "update with Gaussian noise",
             1.0 if adapts else self.parameters.clip_norm,
-            size_of(setting) + adapts,
-            setting.epsilon,
-            setting.delta,
-            setting.max_participations,
-            SUMMED_SIGMA_BITS if setting.summed else SIGMA_BITS,
+            size_of(context) + adapts,
+            context.epsilon,
+            context.delta,
+            context.max_participations,
+            SUMMED_SIGMA_BITS if context.summed else SIGMA_BITS,
         )
-        return shared_gaussian(event, setting.honest)
+        return shared_gaussian(event, context.honest)
 
     @property
     def event(self) -> GaussianEvent:
@@ -142,7 +142,7 @@ class LdpFl(BaseStage):
     @cached_property
     def event(self) -> TwoValueEvent:
         """What one round's upload truly is. Raises PrivacyError where ε is too small."""
-        size = size_of(self.setting)
+        size = size_of(self.context)
         each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
         return duchi_event("weights as one of two values", each, size)
 
@@ -165,7 +165,7 @@ class LdpFl(BaseStage):
     @property
     def _round_epsilon(self) -> Fraction:
         return (
-            Fraction(self.setting.epsilon) * Fraction(HAIR) / int(self.setting.max_participations)
+            Fraction(self.context.epsilon) * Fraction(HAIR) / int(self.context.max_participations)
         )
 
 

@@ -208,13 +208,13 @@ def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for():
         chosen_of(everybody, keys)
     some = compile_job(job(aggregation=rule, selection={"devices": 9, "over_select": 1.25}))
     for plan in (everybody, some):
-        assert len(chosen_of(plan, keys[:12])) <= plan.setting.summed
+        assert len(chosen_of(plan, keys[:12])) <= plan.context.summed
         for round in plan.planned:
             for spec in plan.segments(round):
                 if spec.bits and spec.name != SOFTMAX:
                     budget = plan.device.budget
-                    largest = budget.largest(round.phase, plan.setting.nominal_records)
-                    assert plan.setting.summed * largest < 2 ** (spec.bits - 1)
+                    largest = budget.largest(round.phase, plan.context.nominal_records)
+                    assert plan.context.summed * largest < 2 ** (spec.bits - 1)
     assert len(chosen_of(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
 
 

@@ -167,7 +167,7 @@ class Device:
     def learn(self, plan, job_id=JOB_ID):
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
-        data, kept = plan.job.data, plan.setting.kept
+        data, kept = plan.job.data, plan.context.kept
         graph = build_graph(
             plan.features, data.input_shape, data.classes, kept, bias=plan.job.train.bias
         )

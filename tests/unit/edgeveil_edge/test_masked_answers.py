@@ -244,7 +244,7 @@ def test_a_device_that_only_infers_has_no_seed_to_send(tmp_path):
 def test_what_many_records_sum_up_to_is_cut_before_the_noise_and_noised_never():
     round, device = PLAN.round(CENTRE), PLAN.device
     budget = device.budget
-    nominal = PLAN.setting.nominal_records
+    nominal = PLAN.context.nominal_records
     room = budget.room(round.phase, nominal)
     pixels = np.zeros((3 * nominal, 4), np.float32)
     pixels[:, 2] = 1e6  # all of a record's length in one feature

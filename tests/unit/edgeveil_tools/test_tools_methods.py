@@ -26,7 +26,7 @@ def status(events) -> str | None:
     return "claimed" if any(isinstance(event, ClaimedEvent) for event in events) else "proven"
 
 
-def setting() -> MethodContext:
+def context() -> MethodContext:
     return MethodContext(
         epsilon=8.0,
         delta=1e-5,
@@ -44,7 +44,7 @@ def setting() -> MethodContext:
 def test_the_status_of_a_method_is_that_of_its_price(name):
     method = METHODS[name]
     parameters = method.made()
-    given = setting()
+    given = context()
     rounds = [e for e in method.cloud(parameters, given).plan() if e.phase == TRAIN]
     events = method.device(parameters, given).price(rounds[0])
     assert METHODS[name].privacy == status(events)
@@ -53,8 +53,8 @@ def test_the_status_of_a_method_is_that_of_its_price(name):
 @pytest.mark.parametrize("name", STAGES.names())
 def test_a_stage_has_a_status_where_it_protects(name):
     entry = STAGES[name]
-    stage = entry.build(entry.made(), setting())
-    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].made(), setting()).plan()[0])
+    stage = entry.build(entry.made(), context())
+    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].made(), context()).plan()[0])
     expected = status(events) if stage.protects else None
     assert STAGES[name].privacy == expected
 

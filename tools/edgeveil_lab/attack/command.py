@@ -80,7 +80,7 @@ def summary(
     return {
         "job": recording.job.job,
         "note": "" if is_published(recording.job, recording.run) else UNPROTECTED,
-        "epsilon": recording.plan.setting.epsilon,
+        "epsilon": recording.plan.context.epsilon,
         "delta": recording.job.privacy.delta,
         "unit": "record",
         "devices": len(recording.devices),

@@ -216,11 +216,11 @@ def _rehearsed(
     recording: Recording, records: Records, rng: np.random.Generator | None
 ) -> Iterator[Tensors]:
     """Training by the job's rules; without noise the ridge, which is made for noise, is less."""
-    setting = replace(recording.plan.setting, devices=len(recording.devices))
+    context = replace(recording.plan.context, devices=len(recording.devices))
     parameters = recording.parameters
     if rng is None:
         parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
-    return trained(parameters, setting, records, rng)
+    return trained(parameters, context, records, rng)
 
 
 def _joined(parts: Sequence[Records]) -> Records:
@@ -232,23 +232,23 @@ def _joined(parts: Sequence[Records]) -> Records:
 
 def trained(
     parameters: FmParameters,
-    setting: MethodContext,
+    context: MethodContext,
     records: Records,
     rng: np.random.Generator | None = None,
 ) -> Iterator[Tensors]:
-    """The global model after each round; `records` pools those of `setting.devices` devices. With
+    """The global model after each round; `records` pools those of `context.devices` devices. With
     `rng` the mean carries the noise of so many devices, one normal variable."""
-    device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
+    device, cloud = FmDevice(parameters, context), FmCloud(parameters, context)
     state = cloud.initial_state()
     for round in cloud.plan():
         tensors = cloud.package(state, round)
-        mean = device.sums(round, tensors, records) / setting.devices
+        mean = device.sums(round, tensors, records) / context.devices
         if rng is not None:
             event = device.budget.events[round.phase]
-            spread = np.sqrt(event_variances(event) / setting.devices)
+            spread = np.sqrt(event_variances(event) / context.devices)
             mean = mean + (rng.normal(size=spread.shape) * spread).reshape(mean.shape)
         segments = device.finish(round, tensors, mean)
-        state = cloud.absorb(state, round, segments, setting.devices)
+        state = cloud.absorb(state, round, segments, context.devices)
         if round.phase == TRAIN:
             yield cloud.model(state)
 

@@ -71,7 +71,7 @@ class Recording:
 
     @cached_property
     def device(self) -> FmDevice:
-        return FmDevice(self.parameters, self.plan.setting)
+        return FmDevice(self.parameters, self.plan.context)
 
     @property
     def rounds(self) -> tuple[PlannedRound, ...]:
@@ -130,12 +130,12 @@ def why_not(job: Job) -> str:
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
     """The noised linear sums (d, c) of uploads ΔW, in units of one record. Local steps are ΔW =
     −q(A)·L for a polynomial q that the public spectrum fixes; q is undone."""
-    setting, nominal = device.setting, device.setting.nominal_records
+    context, nominal = device.context, device.context.nominal_records
     low, high = (float(v) for v in broadcast["spectrum"])
     if device.parameters.quadratic == "never":
         return [change.astype(np.float64) * (-high * nominal) for change in changes]
     curvature = symmetric(
-        broadcast["curvature"].astype(np.float64), head_shape(device.parameters, setting)[0]
+        broadcast["curvature"].astype(np.float64), head_shape(device.parameters, context)[0]
     )
     values, vectors = np.linalg.eigh(curvature)
     ones = np.full((len(values), 1), -1.0)

@@ -58,7 +58,7 @@ HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
 NORMAL = pca_residual.PcaResidualParameters(rounds=2)
-SETTING = MethodContext(
+CONTEXT = MethodContext(
     epsilon=8.0,
     delta=1e-5,
     max_participations=2,
@@ -75,7 +75,7 @@ class NeighbouringJob:
     """A job, and the records that are there with and without the added one."""
 
     parameters: Parameters
-    setting: MethodContext
+    context: MethodContext
     without: Records
     present: Records
 
@@ -83,23 +83,23 @@ class NeighbouringJob:
         return self.present if present else self.without
 
     @classmethod
-    def of(cls, parameters: Parameters, setting: MethodContext) -> NeighbouringJob:
+    def of(cls, parameters: Parameters, context: MethodContext) -> NeighbouringJob:
         """The records that this file's heading describes."""
-        values = math.prod(setting.input_shape)
+        values = math.prod(context.input_shape)
         others = np.zeros((3, values), np.float32)
         others[0], others[1, 0], others[2, -1] = 0.5, np.nan, 1.0
         added = np.zeros((1, values), np.float32)
         added[0, 0] = HUGE
         labels = np.array([0, 1, 7])
-        own = UNLABELLED if setting.anomaly else 1
+        own = UNLABELLED if context.anomaly else 1
         present = Records(np.concatenate([others, added]), np.append(labels, own))
-        return cls(parameters, setting, Records(others, labels), present)
+        return cls(parameters, context, Records(others, labels), present)
 
 
 def made(scene: NeighbouringJob, make_device: MakeDevice | None = None) -> SummingDevice:
     """The device's half of a scene's method, or what is to be attacked in its place."""
     make: Any = make_device or METHODS[scene.parameters.method].device
-    device: SummingDevice = make(scene.parameters, scene.setting)
+    device: SummingDevice = make(scene.parameters, scene.context)
     return device
 
 
@@ -110,7 +110,7 @@ class HostileCloud:
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
         device = made(scene)
-        cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.setting)
+        cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.context)
         state = cloud.initial_state()
         self.rounds = cloud.plan()
         self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.rounds]
@@ -141,12 +141,12 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
     """Jobs with Gaussian noise, without and with a PCA, on a number, and with Laplace noise; and
     what is normal, learned."""
     one_round = PARAMETERS.model_copy(update={"rounds": 1})
-    projected = replace(SETTING, projection=PcaParameters(name="ldp_fpca", share=0.4))
-    number = replace(SETTING, classes=LABELS, regression=True)
-    usual = replace(SETTING, anomaly=True)
-    pure = replace(SETTING, epsilon=2.0, max_participations=1, input_shape=(1,))
+    projected = replace(CONTEXT, projection=PcaParameters(name="ldp_fpca", share=0.4))
+    number = replace(CONTEXT, classes=LABELS, regression=True)
+    usual = replace(CONTEXT, anomaly=True)
+    pure = replace(CONTEXT, epsilon=2.0, max_participations=1, input_shape=(1,))
     return (
-        gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, SETTING)),
+        gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT)),
         gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
         gaussian_job(runs, "on a number", NeighbouringJob.of(one_round, number)),
         laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
@@ -281,7 +281,7 @@ def wishart_attack(runs: int) -> Attack:
     """Covariance with Wishart noise is never below the record's own share, if the record is there;
     the noise alone is with probability 1 − e^(−ε), so the true ε is infinite."""
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
-    scene = NeighbouringJob.of(PARAMETERS, replace(SETTING, input_shape=(1,), projection=pca))
+    scene = NeighbouringJob.of(PARAMETERS, replace(CONTEXT, input_shape=(1,), projection=pca))
     listener, device = HostileCloud(scene), made(scene)
     edge = listener.gaps[0][0] - 1
     below = each(lambda present: listener.hear_one(0, device, scene.records(present))[0] < edge)
@@ -302,7 +302,7 @@ def local_pca_attack(runs: int) -> Attack:
     y = np.zeros(len(x), np.int64)
     scene = NeighbouringJob(
         PARAMETERS,
-        replace(SETTING, projection=PcaParameters(name="local_pca")),
+        replace(CONTEXT, projection=PcaParameters(name="local_pca")),
         without=Records(x[:-1], y[:-1]),
         present=Records(x, y),
     )
@@ -324,16 +324,16 @@ def fm_paper_attack(runs: int) -> Attack:
     """
     steps, small = 36, 2.0**-10
     parameters = FmPaperParameters(rounds=1, local_steps=steps)
-    setting = replace(SETTING, epsilon=1.0, max_participations=1, input_shape=(1,))
-    scene = NeighbouringJob.of(PARAMETERS, setting)
+    context = replace(CONTEXT, epsilon=1.0, max_participations=1, input_shape=(1,))
+    scene = NeighbouringJob.of(PARAMETERS, context)
     output = np.zeros((WIDTH, 2), np.float32)
     output[0] = small, -small
     broadcast = {HIDDEN: np.zeros((1, WIDTH), np.float32), OUTPUT: output}
-    round = FmPaperCloud(parameters, setting).plan()[0]
+    round = FmPaperCloud(parameters, context).plan()[0]
     # A record moves the slope by ½ in either class; W₂ adds the two up.
     others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
 
-    device = FmPaperDevice(parameters, setting)
+    device = FmPaperDevice(parameters, context)
 
     def heard(present: bool) -> float:
         answer = device.answer(round, broadcast, scene.records(present))

@@ -189,7 +189,7 @@ class DealtFleet:
             "unsupervised": {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 4},
         }
         self.plan = parse_plan(yaml.safe_dump(plain).encode(), "audit")
-        self._fm = FmDevice(self.plan.job.train, self.plan.setting)  # type: ignore[arg-type]
+        self._fm = FmDevice(self.plan.job.train, self.plan.context)  # type: ignore[arg-type]
         self._asked = list(self._questions())
         graph = self.plan.graph()
         self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)

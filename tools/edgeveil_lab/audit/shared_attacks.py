@@ -53,7 +53,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
     gaussian_law,
     past,
 )
-from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
+from edgeveil_lab.audit.update_attacks import CONTEXT as UPDATE_SETTING
 from edgeveil_lab.audit.update_attacks import TurnedLabels
 
 Float64 = NDArray[np.float64]
@@ -153,7 +153,7 @@ class SharedNoiseJob:
             raise TypeError("not a job of this file")
         self.uploads = job.round.min_batch // job.aggregation.groups
         self.honest = honest or math.ceil(job.privacy.honest_share * self.uploads)
-        self.scene = fm_attacks.NeighbouringJob.of(parameters, plan.setting)
+        self.scene = fm_attacks.NeighbouringJob.of(parameters, plan.context)
         self.hostile = fm_attacks.HostileCloud(self.scene)
         if parameters.method == "fm" and len(self.hostile.rounds) > SECOND:
             self._turn_second_round()
@@ -239,9 +239,9 @@ class TurnedUpdate:
     """A device's update that one record turns round. With a `quantile` the bit of the moving clip
     turns round too."""
 
-    def __init__(self, quantile: float | None, setting: MethodContext = _SUMMED) -> None:
+    def __init__(self, quantile: float | None, context: MethodContext = _SUMMED) -> None:
         parameters = GradientGaussianParameters(quantile=quantile)
-        self.stage, size = GradientGaussian(parameters, setting), flat(_WEIGHTS).size
+        self.stage, size = GradientGaussian(parameters, context), flat(_WEIGHTS).size
         within = -_LARGE_UPDATE if quantile is None else -0.999 * parameters.clip_norm / size**0.5
         self._updates = [np.full(size, value) for value in (within, _LARGE_UPDATE)]
         self._base, full = (self._exact(update).astype(np.float64) for update in self._updates)

@@ -48,7 +48,7 @@ from edgeveil.parts.update import Trainer, UpdateDevice
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_one_record
 from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event
-from edgeveil_lab.audit.fm_attacks import SETTING as FM_SETTING
+from edgeveil_lab.audit.fm_attacks import CONTEXT as FM_SETTING
 from edgeveil_lab.audit.mechanism_attacks import (
     Attack,
     Claim,
@@ -67,7 +67,7 @@ DELTA = 0.02  # of the events; ε follows
 PAST = "past the threshold"
 WIDE = 125  # records beside each other in one answer
 LARGE = 1e4  # of the added record, before its gradient is clipped
-SETTING = replace(
+CONTEXT = replace(
     FM_SETTING,
     epsilon=3.0,
     max_participations=1,
@@ -94,7 +94,7 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
         dp_sgd_attack(-(-jobs // 12)),
         many_steps_attack(min(9 * jobs, 12_000)),
         output_attack(min(2 * jobs, 30_000)),
-        steps_attack(PsoDpSgd(swarm, SETTING), swarm, few),
+        steps_attack(PsoDpSgd(swarm, CONTEXT), swarm, few),
         swarm_update_attack(few),
         noised_attack(jobs),
         two_values_attack(jobs),
@@ -125,7 +125,7 @@ def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
 
 def dp_sgd_attack(runs: int) -> Attack:
     """One round of two steps, which the attacker hears as their sum."""
-    trainer = DpSgd(DP_SGD, SETTING)
+    trainer = DpSgd(DP_SGD, CONTEXT)
     edge, claim = threshold(trainer.event), _claim(PAST, trainer.event)
     return past("dp_sgd", "one round", runs, apart(trainer, 1 / _step(DP_SGD)), edge, claim)
 
@@ -136,14 +136,14 @@ def many_steps_attack(runs: int) -> Attack:
     Each record moves weights of its own, so that one answer plays `WIDE` runs.
     """
     network = build_network(NetworkParameters(hidden=()), (WIDE,), 2)
-    setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
+    context = replace(CONTEXT, epsilon=2.0, input_shape=(WIDE,), network=network)
     parameters = DP_SGD.model_copy(update={"local_steps": 32, "sampling_rate": 0.05})
-    trainer = DpSgd(parameters, setting)
+    trainer = DpSgd(parameters, context)
     every = Records(np.eye(WIDE, dtype=np.float32) * np.float32(LARGE), np.zeros(WIDE, np.int64))
     worlds = every.at(np.zeros(0, np.int64)), every
 
     def heard(present: bool, count: int) -> Float64:
-        moved = _moved(trainer, setting, worlds[present], -(-count // WIDE))
+        moved = _moved(trainer, context, worlds[present], -(-count // WIDE))
         return moved.ravel()[:count] / _step(parameters)
 
     title, edge = "one round of many steps", 0.6 * parameters.local_steps
@@ -154,8 +154,8 @@ def many_steps_attack(runs: int) -> Attack:
 def output_attack(runs: int) -> Attack:
     """A record that moves the weights much further than `sensitivity` takes it to."""
     parameters = SgdParameters(method="output_perturbation", rounds=1, learning_rate=0.1)
-    heard, edge = apart(OutputPerturbation(parameters, SETTING)), parameters.learning_rate * LARGE
-    claim = Claim("weights apart", SETTING.epsilon, SETTING.delta, proven=False)
+    heard, edge = apart(OutputPerturbation(parameters, CONTEXT)), parameters.learning_rate * LARGE
+    claim = Claim("weights apart", CONTEXT.epsilon, CONTEXT.delta, proven=False)
     return past("output_perturbation", "one round", runs, heard, edge / 4, claim)
 
 
@@ -168,7 +168,7 @@ def steps_attack(trainer: PsoDpSgd, parameters: DpSgdParameters, runs: int) -> A
 
 def swarm_update_attack(runs: int) -> Attack:
     """A device with one record, whose best particle is far away, and a device with none."""
-    trainer = PsoDpFl(SgdParameters(method="pso_dp_fl", rounds=1), SETTING)
+    trainer = PsoDpFl(SgdParameters(method="pso_dp_fl", rounds=1), CONTEXT)
     event = trainer.event
     edge, delta = gaussian_threshold(event.mu, runs)
     claim = _claim(PAST, event, delta)
@@ -178,12 +178,12 @@ def swarm_update_attack(runs: int) -> Attack:
 def apart(trainer: Trainer, scale: float = 1.0) -> Statistic:
     """How far apart each of so many answers moves the two weights, over √2, times `scale`."""
     worlds = (_WITHOUT, _PRESENT)
-    return lambda present, count: _moved(trainer, SETTING, worlds[present], count)[:, 0] * scale
+    return lambda present, count: _moved(trainer, CONTEXT, worlds[present], count)[:, 0] * scale
 
 
-def _moved(trainer: Trainer, setting: MethodContext, records: Records, count: int) -> Float64:
-    device = UpdateDevice(trainer, setting)
-    weights = {w.name: np.zeros(w.shape, np.float32) for w in network_of(setting).weights}
+def _moved(trainer: Trainer, context: MethodContext, records: Records, count: int) -> Float64:
+    device = UpdateDevice(trainer, context)
+    weights = {w.name: np.zeros(w.shape, np.float32) for w in network_of(context).weights}
     answers = (
         device.answer(_ROUND, weights, records, fresh_noise(), "cpu").segments["output.weight"]
         for _ in range(count)
@@ -212,12 +212,12 @@ def threshold(event: PoissonSampled) -> float:
 # --- update stages: the worst two updates that one device can make ---
 
 _LARGE_UPDATE = 1e4  # of every value, before the clip
-_WEIGHTS = network_of(SETTING).initial()
+_WEIGHTS = network_of(CONTEXT).initial()
 
 
 def noised_attack(runs: int) -> Attack:
     """One record among others, which turns the update round: C to one side, C to the other."""
-    stage = GradientGaussian(GradientGaussianParameters(), SETTING)
+    stage = GradientGaussian(GradientGaussianParameters(), CONTEXT)
     event = stage.event
     edge, delta = gaussian_threshold(2 * event.mu, runs)
 
@@ -231,7 +231,7 @@ def noised_attack(runs: int) -> Attack:
 
 def two_values_attack(runs: int) -> Attack:
     """Updates past either end of the range, so that all values are told apart as far as may be."""
-    stage = LdpFl(LdpFlParameters(), SETTING)
+    stage = LdpFl(LdpFlParameters(), CONTEXT)
 
     def heard(present: bool, count: int) -> Float64:
         return np.asarray((staged(stage, present, count) > 0).all(1), np.float64)
@@ -243,7 +243,7 @@ def two_values_attack(runs: int) -> Attack:
 def staged(stage: BaseStage, present: bool, count: int) -> Float64:
     """What leaves the stage (count, values), of updates far to one side or to the other."""
     records = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
-    task = Task(_ROUND, network_of(SETTING), _WEIGHTS, records, {}, fresh_noise(), "cpu")
+    task = Task(_ROUND, network_of(CONTEXT), _WEIGHTS, records, {}, fresh_noise(), "cpu")
     size = flat(_WEIGHTS).size
     update = shaped(_WEIGHTS, np.full(size, _LARGE_UPDATE if present else -_LARGE_UPDATE))
     return np.stack([flat(stage.apply(task, update)) for _ in range(count)])
@@ -257,16 +257,16 @@ class TurnedLabels:
     `honest` of the devices in a sum, of at most `summed`, share the noise; 0: none does."""
 
     def __init__(self, *, summed: int = 0, honest: int = 0) -> None:
-        setting = replace(FM_SETTING, max_participations=1, input_shape=(2,), classes=2)
-        setting = replace(setting, summed=summed, honest=honest)
+        context = replace(FM_SETTING, max_participations=1, input_shape=(2,), classes=2)
+        context = replace(context, summed=summed, honest=honest)
         parameters = PateParameters(rounds=1)
-        self._device = PateDevice(parameters, setting)
+        self._device = PateDevice(parameters, context)
         self._unit = 2.0**-VOTE_BITS if summed else 1.0  # of what is uploaded, in votes
         x = np.array([[1, 0], [-1, 0]], np.float32)
         self._worlds = [Records(x, np.array(labels)) for labels in ([0, 1], [1, 0])]
         ballots = [self._device.votes(_ROUND, one).astype(np.float64) for one in self._worlds]
         self.base, self.gap = ballots[0], ballots[1] - ballots[0]
-        self.event: Event = vote_event(parameters, setting)
+        self.event: Event = vote_event(parameters, context)
 
     def heard(self, turned: bool) -> Float64:
         """The votes of one upload, with noise that was never drawn before, beside those before."""

@@ -263,7 +263,7 @@ class NoiseWorker:
         round_key: bytes,
     ) -> tuple[list[bytes], bytes]:
         """The segments under masks, and the seed of these for the proxy."""
-        seed, summed = MaskSeed.generate(), self._shared.plan(manifest).setting.summed
+        seed, summed = MaskSeed.generate(), self._shared.plan(manifest).context.summed
         vectors = sealed.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         steps = [
             as_summed_steps(np.frombuffer(v, np.float32) / np.float32(_NOISE_RANGE), summed)

@@ -59,18 +59,18 @@ def train(
     if not len(test):
         return []
     whole = compile_job(job).with_artifacts(read_artifacts(job))
-    setting = replace(whole.setting, devices=run.devices - run.infer_only)
+    context = replace(whole.context, devices=run.devices - run.infer_only)
     parameters = job.train
     if isinstance(parameters, FmParameters):
         parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
     target, records = job.data.target, pooled(job, run, plan)
-    found = noise_free_reference(parameters, setting, records, test, before, target)
+    found = noise_free_reference(parameters, context, records, test, before, target)
     return found[: whole.rounds]
 
 
 def noise_free_reference(
     parameters: FmParameters | PcaResidualParameters,
-    setting: MethodContext,
+    context: MethodContext,
     train: Records,
     test: Records,
     before: Callable[[PlannedRound], object] = lambda _round: None,
@@ -79,32 +79,32 @@ def noise_free_reference(
     """Test accuracy after each training round without noise; with a `target` RMSE, else AUC of
     anomalies. `train` pools all devices' records; `before` is called ahead of each round.
 
-    The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
+    The mean over `context.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. A PCA is that of the
     pooled records, whichever the job names.
     """
-    if setting.projection is not None:
+    if context.projection is not None:
         common = {"name": "ldp_fpca", "noise": "gaussian"}
-        setting = replace(setting, projection=setting.projection.model_copy(update=common))
-    setting = replace(setting, summed=0)
+        context = replace(context, projection=context.projection.model_copy(update=common))
+    context = replace(context, summed=0)
     part = METHODS[parameters.method]
-    device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
+    device, cloud = part.device(parameters, context), part.cloud(parameters, context)
     if not isinstance(device, FmDevice | PcaResidualDevice):
         return []
     if isinstance(cloud, PcaResidualCloud):
         cloud.ridge *= RIDGE_SHARE
     state = cloud.initial_state()
-    phi = setting.features(test.x)
+    phi = context.features(test.x)
     found: list[float] = []
     for round in cloud.plan():
         before(round)
         tensors = cloud.package(state, round)
-        mean = device.sums(round, tensors, train) / setting.devices
+        mean = device.sums(round, tensors, train) / context.devices
         segments = device.finish(round, tensors, mean)
-        state = cloud.absorb(state, round, segments, setting.devices)
+        state = cloud.absorb(state, round, segments, context.devices)
         if round.phase == TRAIN:
             model = cloud.model(state)
-            if setting.anomaly:
+            if context.anomaly:
                 scores = residual_scores(phi, {**no_threshold(), **model})
                 area = anomaly_figures(scores, test.y, alarms=False).get("auc")
                 found.append(math.nan if area is None else area)

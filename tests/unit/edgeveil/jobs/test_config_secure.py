@@ -78,7 +78,7 @@ def test_rules_that_compare_look_at_the_means_of_groups(rule: str) -> None:
     assert Job.from_canonical(made.canonical()) == made
     plan = compile_job(made)
     assert plan.sets == made.aggregation.groups
-    assert plan.setting.honest == 20 // plan.sets
+    assert plan.context.honest == 20 // plan.sets
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more: str) ->
 
 def test_a_clip_norm_moves_in_secure_sums_alone() -> None:
     stages = "[{name: gradient_gaussian, quantile: 0.5}]"
-    assert compile_job(of_a_model(stages)).setting.stages[0].clip is not None
+    assert compile_job(of_a_model(stages)).context.stages[0].clip is not None
     with pytest.raises(ConfigError, match="follows a sum of the devices' bits") as caught:
         of_a_model(stages, rule="{name: fedavg}")
     assert "update[0].quantile: " in str(caught.value)
@@ -169,7 +169,7 @@ def test_the_most_that_is_summed_is_what_is_selected() -> None:
     assert summands(job()) == 20
     more = job(devices="10, over_select: 1.25")
     assert summands(more) == 13
-    assert Plan(more).setting.summed == 13
+    assert Plan(more).context.summed == 13
     assert summands(job(devices="all", records=16)) == MOST_SUMMED
 
 

@@ -31,7 +31,7 @@ from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards
 from edgeveil_lab.audit.evaluation_attack import evaluation_attack
-from edgeveil_lab.audit.fm_attacks import PARAMETERS, SETTING, NeighbouringJob, gaussian_job
+from edgeveil_lab.audit.fm_attacks import CONTEXT, PARAMETERS, NeighbouringJob, gaussian_job
 from edgeveil_lab.audit.mechanism_attacks import (
     FULL,
     QUICK,
@@ -121,7 +121,7 @@ def test_the_gaussian_event_is_where_the_curve_is_tight():
 
 
 def stage(name):
-    return STAGES[name].build(STAGES[name].made(), update_attacks.SETTING)
+    return STAGES[name].build(STAGES[name].made(), update_attacks.CONTEXT)
 
 
 UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
@@ -290,7 +290,7 @@ def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):
 
 
 def test_a_record_that_is_not_clipped_is_found(monkeypatch):
-    scene = NeighbouringJob.of(PARAMETERS, SETTING)  # of which only the added record is to be used
+    scene = NeighbouringJob.of(PARAMETERS, CONTEXT)  # of which only the added record is to be used
     without, present = scene.without.at(np.array([1])), scene.present.at(np.array([1, 3]))
     attack = gaussian_job(600, "end to end", replace(scene, without=without, present=present))
 
@@ -303,10 +303,10 @@ def test_a_record_that_is_not_clipped_is_found(monkeypatch):
 
 
 def test_a_method_that_spends_more_than_it_says_is_found():
-    def generous(parameters, setting):
-        return FmDevice(parameters, replace(setting, epsilon=2.5 * setting.epsilon))
+    def generous(parameters, context):
+        return FmDevice(parameters, replace(context, epsilon=2.5 * context.epsilon))
 
-    attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, SETTING), generous)
+    attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT), generous)
     assert failing(attack) >= {"round 1", "round 2"}
 
 

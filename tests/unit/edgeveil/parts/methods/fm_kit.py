@@ -13,7 +13,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.method_context import MethodContext
 
 
-def setting(**changes: Any) -> MethodContext:
+def context(**changes: Any) -> MethodContext:
     plain: dict[str, Any] = {
         "epsilon": 8.0,
         "delta": 1e-5,
@@ -27,7 +27,7 @@ def setting(**changes: Any) -> MethodContext:
     return MethodContext(**{**plain, **changes})
 
 
-def digits_setting(**changes: Any) -> MethodContext:
+def digits_context(**changes: Any) -> MethodContext:
     features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
     plain: dict[str, Any] = {
         "classes": 10,
@@ -36,7 +36,7 @@ def digits_setting(**changes: Any) -> MethodContext:
         "nominal_records": 64,
         "devices": 20,
     }
-    return setting(**{**plain, **changes})
+    return context(**{**plain, **changes})
 
 
 def digits(seed: int) -> tuple[list[Records], Records]:

@@ -13,18 +13,18 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.stage import CLIP_NORM, WITHIN, AdaptiveClip
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import UpdateCloud
-from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, ROUND, ZERO, answer
 
 STEPS = 1 << 18
 CLIP = AdaptiveClip(first=1.0, quantile=0.5, sensitivity_steps=STEPS)
 
 
 def adaptive(**changes):
-    """A setting that sums updates whose clip norm moves, and its stage."""
-    setting = replace(SETTING, summed=20, devices=20)
+    """A context that sums updates whose clip norm moves, and its stage."""
+    context = replace(CONTEXT, summed=20, devices=20)
     parameters = GradientGaussianParameters(clip_norm=2.0, quantile=0.5, **changes)
-    stage = GradientGaussian(parameters, setting)
-    return replace(setting, stages=(stage,)), stage
+    stage = GradientGaussian(parameters, context)
+    return replace(context, stages=(stage,)), stage
 
 
 def package(norm):
@@ -69,9 +69,9 @@ def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
 
 
 def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
-    setting, stage = adaptive()
-    made = answer("sgd", setting=setting, weights=package(2.0))
-    specs = UpdateCloud(METHODS["sgd"].made(rounds=2), setting).segments(ROUND)
+    context, stage = adaptive()
+    made = answer("sgd", context=context, weights=package(2.0))
+    specs = UpdateCloud(METHODS["sgd"].made(rounds=2), context).segments(ROUND)
     assert [s.name for s in specs] == [*ZERO, WITHIN] == list(made.segments)
     assert made.events == stage.price(ROUND)
     assert stage.event.coordinates == 7  # six weights and the bit
@@ -80,8 +80,8 @@ def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
 
 
 def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
-    setting, stage = adaptive()
-    cloud = UpdateCloud(METHODS["sgd"].made(rounds=2), setting)
+    context, stage = adaptive()
+    cloud = UpdateCloud(METHODS["sgd"].made(rounds=2), context)
     first = cloud.initial_state()
     assert cloud.package(first, ROUND)[CLIP_NORM].tolist() == [2.0]
     assert set(cloud.model(first)) == set(ZERO)
@@ -98,15 +98,15 @@ def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
     [None, np.array([0.0]), np.array([np.nan]), np.array([np.inf]), np.ones(2), np.float32([1])],
 )
 def test_a_package_with_no_norm_that_can_be_is_refused(norm):
-    setting, _ = adaptive()
+    context, _ = adaptive()
     tensors = dict(ZERO) if norm is None else ZERO | {CLIP_NORM: norm}
     with pytest.raises(ProtocolError, match=CLIP_NORM):
-        answer("sgd", setting=setting, weights=tensors)
+        answer("sgd", context=context, weights=tensors)
 
 
 def test_a_device_without_records_sends_no_bit_either():
-    setting, stage = adaptive()
+    context, stage = adaptive()
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    sent = answer("sgd", nobody, setting=setting, weights=package(1.0)).segments
+    sent = answer("sgd", nobody, context=context, weights=package(1.0)).segments
     flat = np.concatenate([array.ravel() for array in sent.values()])
     assert 0 < np.abs(flat).max() < 12 * stage.event.sigma_steps

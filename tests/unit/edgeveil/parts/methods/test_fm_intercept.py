@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fm_kit import digits_setting, setting
+from fm_kit import context, digits_context
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
@@ -25,7 +25,7 @@ FINE = 2.0**-28
 
 def test_one_record_by_hand():
     parameters = FmParameters(centre=False, radius=1.0, clip=2.0)
-    device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
+    device, cloud = FmDevice(parameters, context()), FmCloud(parameters, context())
     i = device.intercept / 4096
     assert 0 < i == cloud.intercept / 4096
     state = cloud.initial_state()
@@ -59,12 +59,12 @@ def test_no_record_is_beyond_norm_one_with_any_intercept(intercept):
 
 def test_its_size_is_the_same_for_all_parties_and_falls_with_the_noise():
     sizes = [
-        FmDevice(FmParameters(), replace(digits_setting(), epsilon=epsilon)).intercept
+        FmDevice(FmParameters(), replace(digits_context(), epsilon=epsilon)).intercept
         for epsilon in (0.1, 1.0, 8.0, 16.0)
     ]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1] <= 0.3 * 4096
-    shared = replace(digits_setting(), summed=20, honest=16)
+    shared = replace(digits_context(), summed=20, honest=16)
     assert FmDevice(FmParameters(), shared).intercept > sizes[2]
 
 
@@ -79,7 +79,7 @@ def uneven(count, seed):
 
 def test_without_noise_it_learns_how_frequent_a_class_is():
     train, test = uneven(6000, 0), uneven(3000, 1)
-    chosen = setting(
+    chosen = context(
         input_shape=(6,),
         features=build_features([IdentityParameters()]),
         nominal_records=6000,

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from fm_kit import digits_setting, setting
+from fm_kit import context, digits_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,7 +24,7 @@ from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5, share=0.3)
 WISHART = FPCA.model_copy(update={"noise": "wishart"})
@@ -33,7 +33,7 @@ OWN = FPCA.model_copy(update={"name": "ldp_pca"})
 
 
 def halves(projection=None, epsilon=8.0, **options):
-    chosen = digits_setting(projection=projection, epsilon=epsilon)
+    chosen = digits_context(projection=projection, epsilon=epsilon)
     parameters = FmParameters(**options)
     return FmDevice(parameters, chosen), FmCloud(parameters, chosen)
 
@@ -133,7 +133,7 @@ def test_one_record_under_an_equal_curvature_by_hand():
     parameters = FmParameters(
         centre=False, quadratic="never", clip=1.0, radius=1.0, rounds=1, intercept=False
     )
-    device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
+    device, cloud = FmDevice(parameters, context()), FmCloud(parameters, context())
     (first,) = cloud.plan()
     record = Records(np.array([[3, 4]], np.float32), np.array([0]))
     package = cloud.package(cloud.initial_state(), first)
@@ -176,7 +176,7 @@ class Bench:
 
     def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
         options, projection = VARIANTS[variant]
-        setting = context(
+        context = made_context(
             epsilon=8.0,
             max_participations=15,
             classes=LABELS if variant.startswith("number") else CLASSES,
@@ -188,13 +188,13 @@ class Bench:
             projection=projection,
         )
         chosen = FmParameters(**{**parameters, **options})
-        self.device, self.d = FmDevice(chosen, setting), setting.dimension
-        self.head = head_shape(chosen, setting)
-        plan = FmCloud(chosen, setting).plan()
+        self.device, self.d = FmDevice(chosen, context), context.dimension
+        self.head = head_shape(chosen, context)
+        plan = FmCloud(chosen, context).plan()
         self.phases = plan[: len(plan) - chosen.rounds + 1]
 
     def sums(self, round, package, records):
-        if self.device.setting.regression:
+        if self.device.context.regression:
             records = Records(records.x, numbers(records.y))
         return self.device.sums(round, package, records)
 
@@ -288,7 +288,7 @@ def attainable(bench, round):
     """
     device, d = bench.device, bench.d
     i = device.intercept / 4096
-    laplace = device.parameters.noise == "laplace" and not device.setting.regression
+    laplace = device.parameters.noise == "laplace" and not device.context.regression
     if not i or not laplace or round.phase not in (QUADRATIC, TRAIN):
         return 1.0
     widest = math.sqrt(1 - i * i) * math.sqrt(d) + i

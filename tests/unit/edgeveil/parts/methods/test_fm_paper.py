@@ -30,7 +30,7 @@ def constants(monkeypatch):
         monkeypatch.setattr(fm_paper, name, value)
 
 
-def setting(**changes):
+def context(**changes):
     plain = {
         "epsilon": QUIET,
         "delta": 1e-5,
@@ -69,7 +69,7 @@ def polynomial(records, hidden, output):
 def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
     parameters = FmPaperParameters(local_steps=1)
     before, records = weights(), some_records()
-    answer = FmPaperDevice(parameters, setting()).answer(ROUND, before, records, SeededRandom(0))
+    answer = FmPaperDevice(parameters, context()).answer(ROUND, before, records, SeededRandom(0))
     double = {name: value.astype(np.float64) for name, value in before.items()}
     for name, value in double.items():
         slope = np.zeros_like(value)
@@ -91,7 +91,7 @@ def eta(steps, seed):
     parameters = FmPaperParameters(local_steps=steps)
     package = {HIDDEN: np.eye(4, 5, dtype=np.float32), OUTPUT: np.zeros((5, 3), np.float32)}
     empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    device = FmPaperDevice(parameters, setting(epsilon=2.0))
+    device = FmPaperDevice(parameters, context(epsilon=2.0))
     output = device.answer(ROUND, package, empty, SeededRandom(seed)).segments[OUTPUT]
     return output[:4] * (-20 / 0.1)
 
@@ -99,7 +99,7 @@ def eta(steps, seed):
 def test_the_noise_is_laplace_at_the_text_s_scale():
     draws = np.abs(np.concatenate([eta(1, seed).ravel() for seed in range(500)]))
     scale = (4 + 4 * 4 / 4) / 2.0  # Δ/ε, eq. 9
-    assert noise_scale(FmPaperParameters(), setting(epsilon=2.0)) == pytest.approx(scale)
+    assert noise_scale(FmPaperParameters(), context(epsilon=2.0)) == pytest.approx(scale)
     # 6000 draws of |Lap(b)|, whose mean and deviation are b: six deviations of the mean
     assert draws.mean() == pytest.approx(scale, rel=6 / np.sqrt(draws.size))
     assert np.median(draws) == pytest.approx(scale * np.log(2), rel=0.1)
@@ -111,7 +111,7 @@ def test_the_noise_is_drawn_anew_at_each_step():
 
 
 def test_the_claim_of_all_rounds_together_is_the_job_s_epsilon_and_no_guarantee():
-    device = FmPaperDevice(FmPaperParameters(rounds=15), setting(epsilon=8.0))
+    device = FmPaperDevice(FmPaperParameters(rounds=15), context(epsilon=8.0))
     (event,) = device.price(ROUND)
     assert (event.status, event.unit) == ("claimed", "record")
     quote = price([event] * 15, 1e-5).training
@@ -123,7 +123,7 @@ def test_the_claim_of_all_rounds_together_is_the_job_s_epsilon_and_no_guarantee(
 @pytest.mark.parametrize("name", ["ldp_fpca", "ldp_pca", "local_pca"])
 def test_a_pca_takes_its_share_of_the_claim(name):
     projection = PcaParameters(name=name, keep=0.5, share=0.25)
-    place = setting(epsilon=8.0, projection=projection)
+    place = context(epsilon=8.0, projection=projection)
     parameters = FmPaperParameters(rounds=15)
     plan = FmPaperCloud(parameters, place).plan()
     device = FmPaperDevice(parameters, place)
@@ -137,7 +137,7 @@ def test_bad_records_count_for_nothing():
     good = some_records()
     x = np.concatenate([good.x, np.full((2, 4), np.nan, np.float32), good.x[:1]])
     bad = Records(x, np.concatenate([good.y, [0, 1], [17]]))
-    device = FmPaperDevice(FmPaperParameters(), setting(epsilon=1.0))
+    device = FmPaperDevice(FmPaperParameters(), context(epsilon=1.0))
     one, two = (device.answer(ROUND, weights(), r, SeededRandom(4)).segments for r in (good, bad))
     for name, value in one.items():
         np.testing.assert_array_equal(value, two[name])
@@ -150,7 +150,7 @@ def test_golden_values_of_one_answer(monkeypatch):
     package = {
         name: value[:, :2] if name == HIDDEN else value[:2] for name, value in weights().items()
     }
-    device = FmPaperDevice(parameters, setting(epsilon=50.0))
+    device = FmPaperDevice(parameters, context(epsilon=50.0))
     found = device.answer(ROUND, package, some_records(), SeededRandom(9)).segments
     np.testing.assert_allclose(found[HIDDEN][0], GOLDEN_HIDDEN, rtol=1e-5)
     np.testing.assert_allclose(found[OUTPUT][1], GOLDEN_OUTPUT, rtol=1e-5)
@@ -162,7 +162,7 @@ GOLDEN_OUTPUT = [0.3552555, 0.8586793, 0.08982971]
 
 def test_a_small_epsilon_for_many_rounds_is_no_matter_of_a_release_that_never_comes():
     wishart = PcaParameters(name="ldp_fpca", noise="wishart")
-    place = setting(epsilon=1e-4, max_participations=10_000, projection=wishart)
+    place = context(epsilon=1e-4, max_participations=10_000, projection=wishart)
     parameters = FmPaperParameters(rounds=10_000)
     assert len(FmPaperCloud(parameters, place).plan()) == 10_001
     assert FmPaperDevice(parameters, place).price(ROUND)[0].claimed_epsilon < 1e-8

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import onnxruntime as ort
 import pytest
-from fm_kit import setting
+from fm_kit import context
 
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS, TargetRange
@@ -26,7 +26,7 @@ TARGET = TargetRange(10.0, 30.0)
 
 
 def of_numbers(**changes):
-    return setting(**{"classes": LABELS, "regression": True, **changes})
+    return context(**{"classes": LABELS, "regression": True, **changes})
 
 
 def test_one_record_by_hand():
@@ -144,7 +144,7 @@ def test_the_cloud_s_model_is_what_the_devices_learned_on():
 
 def test_a_curvature_of_its_own_is_refused():
     assert list(PART.refuses(FmParameters(), of_numbers())) == []
-    assert list(PART.refuses(FmParameters(curvature=0.2), setting())) == []
+    assert list(PART.refuses(FmParameters(curvature=0.2), context())) == []
     ((keys, why),) = PART.refuses(FmParameters(curvature=0.2), of_numbers())
     assert keys[0] == "train.curvature"
     assert "leave it out" in why

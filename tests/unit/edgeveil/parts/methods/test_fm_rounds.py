@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fm_kit import digits, digits_setting, pooled, setting
+from fm_kit import context, digits, digits_context, pooled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ LAST = PlannedRound(5, TRAIN, 3)
 def test_one_record_by_hand():
     """x = (5, 12), label 1: φ = (5/13, 12/13), W = 0, so p - y = (½, -½)."""
     parameters = FmParameters(clip=1.0, radius=1.0, rounds=2, average_from=0.5, intercept=False)
-    device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
+    device, cloud = FmDevice(parameters, context()), FmCloud(parameters, context())
     centre, quadratic, first, second = cloud.plan()
     record = Records(np.array([[5, 12]], np.float32), np.array([1]))
     # φ = (⌊2^24·5/13⌋, ⌊2^24·12/13⌋)
@@ -62,7 +62,7 @@ def test_one_record_by_hand():
 
 def test_a_clip_scales_the_residual_before_it_is_rounded():
     parameters = FmParameters(clip=0.3, radius=1.0, intercept=False)
-    device = FmDevice(parameters, setting())
+    device = FmDevice(parameters, context())
     record = Records(np.array([[1, 0]], np.float32), np.array([1]))
     package = {"centre": np.zeros(2, np.float32), "iterate": np.zeros((2, 2), np.int32)}
     # z = (4095, 0) by rounding toward zero; 0.3/√2 / ‖z‖ = 0.21218 = 869.1 steps
@@ -72,7 +72,7 @@ def test_a_clip_scales_the_residual_before_it_is_rounded():
 
 def test_the_tail_average_starts_after_its_share_of_the_rounds():
     parameters = FmParameters(rounds=4, average_from=0.5, intercept=False)
-    cloud = FmCloud(parameters, setting())
+    cloud = FmCloud(parameters, context())
     state = cloud.initial_state()
     for round in cloud.plan()[2:]:
         state = cloud.absorb(state, round, {"head.weight": np.ones((2, 2))}, 1)
@@ -80,14 +80,14 @@ def test_the_tail_average_starts_after_its_share_of_the_rounds():
 
 
 def test_a_step_that_is_not_finite_or_too_large_is_bounded():
-    cloud = FmCloud(FmParameters(intercept=False), setting())
+    cloud = FmCloud(FmParameters(intercept=False), context())
     mean = {"head.weight": np.array([[np.nan, 1e300], [-np.inf, 0.5]])}
     state = cloud.absorb(cloud.initial_state(), cloud.plan()[2], mean, 1)
     assert (state["iterate"] / 4096).tolist() == [[0.0, 1024.0], [-1024.0, 0.5]]
 
 
 def test_the_ridge_comes_from_the_noise_not_from_the_data():
-    cloud = FmCloud(FmParameters(intercept=False), setting())
+    cloud = FmCloud(FmParameters(intercept=False), context())
     round = cloud.plan()[1]
     for values in ([0, 0, 0], [-(2**28), 0, -(2**28)]):
         state = cloud.absorb(cloud.initial_state(), round, {"quadratic": np.array(values)}, 4)
@@ -183,7 +183,7 @@ def test_a_curvature_from_anybody_ends_no_round(recwarn):
 def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
     parameters = FmParameters()
     device = FmDevice(
-        parameters, setting(epsilon=eps, max_participations=times, classes=10, input_shape=(8, 8))
+        parameters, context(epsilon=eps, max_participations=times, classes=10, input_shape=(8, 8))
     )
     events = device.job_events()
     assert len(events) == 2 + times
@@ -194,12 +194,12 @@ def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
 
 def test_a_budget_that_the_grid_cannot_meet_is_refused():
     with pytest.raises(PrivacyError):
-        FmDevice(FmParameters(), setting(epsilon=60.0, delta=1e-12, input_shape=(784,)))
+        FmDevice(FmParameters(), context(epsilon=60.0, delta=1e-12, input_shape=(784,)))
 
 
 def test_the_reference_is_not_cut_off_at_the_room_of_one_device_under_masks():
     shards, test = digits(1)
-    parameters, plain = FmParameters(rounds=3), replace(digits_setting(), nominal_records=4)
+    parameters, plain = FmParameters(rounds=3), replace(digits_context(), nominal_records=4)
     records, masked = pooled(shards), replace(plain, summed=20)
     package = FmCloud(parameters, masked).package(FmCloud(parameters, masked).initial_state(), LAST)
     sums = [FmDevice(parameters, one).sums(LAST, package, records) for one in (plain, masked)]
@@ -232,7 +232,7 @@ def record(spread):
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("value", [-(2**31), 2**31 - 1, 2**22 + 1, -(2**22) - 1])
 def test_weights_beyond_their_limit_are_refused_whatever_the_record_is(value, spread):
-    parameters, chosen = FmParameters(**BARE), setting(input_shape=(1100, 1100), nominal_records=10)
+    parameters, chosen = FmParameters(**BARE), context(input_shape=(1100, 1100), nominal_records=10)
     round, tensors = package(parameters, chosen, value)
     with pytest.raises(ProtocolError, match="'iterate' goes beyond 4194304 steps"):
         FmDevice(parameters, chosen).answer(round, tensors, record(spread))
@@ -240,7 +240,7 @@ def test_weights_beyond_their_limit_are_refused_whatever_the_record_is(value, sp
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_weights_of_an_honest_cloud_are_taken_up_to_the_limit(sign):
-    parameters, chosen = FmParameters(**BARE), setting(nominal_records=10)
+    parameters, chosen = FmParameters(**BARE), context(nominal_records=10)
     cloud = FmCloud(parameters, chosen)
     round = cloud.plan()[-1]
     (segment,) = cloud.segments(round)
@@ -261,7 +261,7 @@ def test_the_weights_of_an_honest_cloud_are_taken_up_to_the_limit(sign):
     ],
 )
 def test_sizes_that_could_overflow_are_refused_before_there_is_a_price(sizes, where):
-    chosen = setting(**sizes, nominal_records=10)
+    chosen = context(**sizes, nominal_records=10)
     for build in (
         lambda: FmDevice(FmParameters(**BARE), chosen),
         lambda: FmCloud(FmParameters(**BARE), chosen),
@@ -274,7 +274,7 @@ def test_sizes_that_could_overflow_are_refused_before_there_is_a_price(sizes, wh
 
 def test_at_the_largest_size_and_weight_the_widest_record_does_not_overflow():
     d, weight = LARGEST_DIMENSION, 2**16 << 12
-    FmDevice(FmParameters(**BARE), setting(input_shape=(d,)))
+    FmDevice(FmParameters(**BARE), context(input_shape=(d,)))
     steps = np.zeros((1, d), np.int16)
     steps[0, 5] = 1 << 12
     z = Bounded(steps, np.array([1 << 24]), np.array([1]))

@@ -7,7 +7,7 @@ from edgeveil.parts.methods.noise_only import NoiseOnlyCloud as Cloud
 from tests.kits.method_context import context
 
 PARAMETERS = NoiseOnlyParameters(rounds=2, values=16_384, package_values=6)
-SETTING = context(epsilon=1.0)
+CONTEXT = context(epsilon=1.0)
 
 
 def test_each_four_random_bytes_make_one_value():
@@ -16,7 +16,7 @@ def test_each_four_random_bytes_make_one_value():
 
 
 def test_the_state_counts_uploads_and_keeps_the_mean_of_all():
-    cloud = Cloud(PARAMETERS, SETTING)
+    cloud = Cloud(PARAMETERS, CONTEXT)
     one, two = cloud.plan()
     state = cloud.absorb(cloud.initial_state(), one, {NOISE: np.full(16_384, 0.5)}, 3)
     state = cloud.absorb(state, two, {NOISE: np.full(16_384, -0.5)}, 1)

@@ -31,9 +31,9 @@ from edgeveil.parts.methods.pate import (
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 
-SETTING = context(
+CONTEXT = made_context(
     max_participations=1,
     input_shape=(2,),
     features=Identity(IdentityParameters(input_scale=4)),
@@ -52,13 +52,13 @@ def of(labels: list[int], x: np.ndarray = CORNERS) -> Records:
     return Records(x[: len(labels)], np.array(labels))
 
 
-def played(p: PateParameters, setting: MethodContext, fleet: list[Records]) -> dict[str, Any]:
-    cloud, random = PateCloud(p, setting), SeededRandom(3)
+def played(p: PateParameters, context: MethodContext, fleet: list[Records]) -> dict[str, Any]:
+    cloud, random = PateCloud(p, context), SeededRandom(3)
     state = cloud.initial_state()
     for round in cloud.plan():
         package = cloud.package(state, round)
         sent = [
-            PateDevice(p, setting).answer(round, package, one, random).segments[VOTES]
+            PateDevice(p, context).answer(round, package, one, random).segments[VOTES]
             for one in fleet
         ]
         state = cloud.absorb(state, round, {VOTES: np.mean(sent, axis=0)}, len(sent))
@@ -68,12 +68,12 @@ def played(p: PateParameters, setting: MethodContext, fleet: list[Records]) -> d
 def test_three_teachers_by_hand() -> None:
     """Two know the corners and one has their labels turned: 2 votes of 3 for each true class."""
     p = told(CORNERS * 0.75)
-    round = PateCloud(p, SETTING).plan()[0]
-    device = PateDevice(p, SETTING)
+    round = PateCloud(p, CONTEXT).plan()[0]
+    device = PateDevice(p, CONTEXT)
     fleet = [of([0, 1, 2]), of([0, 1, 2]), of([1, 2, 0])]
     votes = sum(device.votes(round, one) for one in fleet)
     assert votes.tolist() == [[2, 1, 0], [0, 2, 1], [1, 0, 2]]
-    cloud = PateCloud(p, SETTING)
+    cloud = PateCloud(p, CONTEXT)
     state = cloud.absorb(cloud.initial_state(), round, {VOTES: votes / 3}, 3)
     assert state["labels"].tolist() == [0, 1, 2]
     head = cloud.model(state)
@@ -85,8 +85,8 @@ def test_three_teachers_by_hand() -> None:
 def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None:
     rng = np.random.default_rng(0)
     p = told(rng.normal(size=(12, 2)).astype(np.float32))
-    round, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
-    event = vote_event(p, SETTING)
+    round, device = PateCloud(p, CONTEXT).plan()[0], PateDevice(p, CONTEXT)
+    event = vote_event(p, CONTEXT)
     assert isinstance(event, GaussianEvent)
     assert event.sensitivity_steps >= math.sqrt(24) * 2**VOTE_BITS
     assert event.sensitivity == pytest.approx(math.sqrt(24), rel=1e-6)
@@ -103,7 +103,7 @@ def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None
 def test_two_data_sets_of_a_device_reach_the_bound() -> None:
     """So no smaller one is true of a whole device; without records there is no vote at all."""
     p = told(CORNERS)
-    round, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
+    round, device = PateCloud(p, CONTEXT).plan()[0], PateDevice(p, CONTEXT)
     one, other = (device.votes(round, of(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
     assert int(((one - other) ** 2).sum()) == 2 * 3
     assert not device.votes(round, of([])).any()
@@ -111,18 +111,18 @@ def test_two_data_sets_of_a_device_reach_the_bound() -> None:
 
 def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once() -> None:
     rows = np.tile(CORNERS, (3, 1))[:7]
-    p, setting = told(rows, rounds=3), replace(SETTING, epsilon=20.0, max_participations=3)
+    p, context = told(rows, rounds=3), replace(CONTEXT, epsilon=20.0, max_participations=3)
     assert p.per_round == 3
-    state = played(p, setting, [of([0, 1, 2])] * 100)
+    state = played(p, context, [of([0, 1, 2])] * 100)
     assert state["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    tight = replace(SETTING, max_participations=3)
-    spent = epsilon([vote_event(p, tight)] * 3, SETTING.delta).epsilon
-    assert 0.999 * SETTING.epsilon < spent <= SETTING.epsilon
+    tight = replace(CONTEXT, max_participations=3)
+    spent = epsilon([vote_event(p, tight)] * 3, CONTEXT.delta).epsilon
+    assert 0.999 * CONTEXT.epsilon < spent <= CONTEXT.epsilon
 
 
 def test_shared_parts_add_up_to_the_noise_of_one_release() -> None:
     p = told(CORNERS)
-    alone, shared = (vote_event(p, replace(SETTING, summed=5, honest=h)) for h in (0, 4))
+    alone, shared = (vote_event(p, replace(CONTEXT, summed=5, honest=h)) for h in (0, 4))
     assert isinstance(alone, GaussianEvent)
     assert isinstance(shared, SharedGaussian)
     assert shared.honest == 4
@@ -130,13 +130,13 @@ def test_shared_parts_add_up_to_the_noise_of_one_release() -> None:
 
 
 def test_a_sum_of_noised_votes_keeps_to_its_room() -> None:
-    p, setting = told(CORNERS), replace(SETTING, summed=40, honest=30)
-    (spec,) = PateCloud(p, setting).segments(PateCloud(p, setting).plan()[0])
-    cloud, random = PateCloud(p, setting), SeededRandom(0)
+    p, context = told(CORNERS), replace(CONTEXT, summed=40, honest=30)
+    (spec,) = PateCloud(p, context).segments(PateCloud(p, context).plan()[0])
+    cloud, random = PateCloud(p, context), SeededRandom(0)
     round = cloud.plan()[0]
     package = cloud.package(cloud.initial_state(), round)
     total = sum(
-        PateDevice(p, setting).answer(round, package, of([0, 1, 2]), random).segments[VOTES]
+        PateDevice(p, context).answer(round, package, of([0, 1, 2]), random).segments[VOTES]
         for _ in range(40)
     )
     assert np.abs(total).max() < 1 << spec.bits - 1

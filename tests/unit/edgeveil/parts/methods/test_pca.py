@@ -3,7 +3,7 @@
 import numpy as np
 import onnxruntime
 import pytest
-from fm_kit import digits, digits_setting, setting
+from fm_kit import context, digits, digits_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,8 +41,8 @@ def _rotation(seed, d):
 def test_one_record_by_hand():
     """x = (3, 4): φ = (0.6, 0.8), of which the first axis is kept."""
     bare = FmParameters(intercept=False)
-    device = FmDevice(bare, setting(projection=FPCA))
-    cloud = FmCloud(bare, setting(projection=FPCA))
+    device = FmDevice(bare, context(projection=FPCA))
+    cloud = FmCloud(bare, context(projection=FPCA))
     first, centre, quadratic = cloud.plan()[:3]
     assert [e.phase for e in (first, centre, quadratic)] == ["covariance", "centre", "quadratic"]
     record = Records(np.array([[3, 4]], np.float32), np.array([0]))
@@ -99,7 +99,7 @@ def test_the_unpacked_curvature_follows_its_values():
 
 
 def test_the_graph_projects_as_numpy_does_and_is_plain():
-    chosen = digits_setting(projection=FPCA)
+    chosen = digits_context(projection=FPCA)
     _, test = digits(1)
     cloud = FmCloud(FmParameters(intercept=False), chosen)
     rng = np.random.default_rng(0)
@@ -119,12 +119,12 @@ def test_the_graph_projects_as_numpy_does_and_is_plain():
 
 def test_own_weights_are_for_local_pca_alone():
     _, test = digits(1)
-    assert own_weights(digits_setting(projection=FPCA), test) == {}
-    assert own_weights(digits_setting(), test) == {}
-    assert own_weights(digits_setting(projection=LOCAL), None) == {}
-    basis = own_weights(digits_setting(projection=LOCAL), test)["basis"]
+    assert own_weights(digits_context(projection=FPCA), test) == {}
+    assert own_weights(digits_context(), test) == {}
+    assert own_weights(digits_context(projection=LOCAL), None) == {}
+    basis = own_weights(digits_context(projection=LOCAL), test)["basis"]
     assert (basis.shape, basis.dtype) == ((64, 32), np.float32)
-    phi = digits_setting().features(test.x)
+    phi = digits_context().features(test.x)
     _, vectors = np.linalg.eigh(phi.T @ phi)
     leading = vectors[:, 32:]
     np.testing.assert_allclose(leading @ (leading.T @ basis), basis, atol=5e-3)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from fm_kit import setting
+from fm_kit import context
 
 from edgeveil.data.records import Records
 from edgeveil.evaluation.figures import anomaly_figures
@@ -32,7 +32,7 @@ BOUNDED = build_features([IdentityParameters(norm="bounded")])
 
 def halves(parameters=None, **changes):
     given = {"anomaly": True, "features": BOUNDED, **changes}
-    parameters, chosen = parameters or PcaResidualParameters(), setting(**given)
+    parameters, chosen = parameters or PcaResidualParameters(), context(**given)
     return PcaResidualDevice(parameters, chosen), PcaResidualCloud(parameters, chosen)
 
 
@@ -190,6 +190,6 @@ def test_the_released_graph_computes_the_same():
     ],
 )
 def test_what_cannot_be(parameters, changes, key):
-    given = setting(anomaly=True, features=BOUNDED, **changes)
+    given = context(anomaly=True, features=BOUNDED, **changes)
     mixes = list(PART.refuses(PcaResidualParameters(**parameters), given))
     assert [keys[0] for keys, _ in mixes] == [key]

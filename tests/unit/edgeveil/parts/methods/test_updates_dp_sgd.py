@@ -27,7 +27,7 @@ from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
 NETWORK = build_network(NetworkParameters(hidden=()), (1,), 2)
-SETTING = context(
+CONTEXT = context(
     max_participations=3, classes=2, input_shape=(1,), nominal_records=8, devices=2, network=NETWORK
 )
 ROUND = PlannedRound(1, TRAIN, 1)
@@ -55,7 +55,7 @@ def summed(network, records, weights, chosen, clip_norm, places=None):
     random = lambda count: bytes(places[i] for i in chosen)  # noqa: E731
     task = Task(ROUND, network, weights, records, {}, random, "cpu")
     sums = QuietSums(task, chosen)
-    steps = NoisedSgd(task, sums, DpSgdParameters(clip_norm=clip_norm), SETTING)
+    steps = NoisedSgd(task, sums, DpSgdParameters(clip_norm=clip_norm), CONTEXT)
     steps.take(steps.weights(weights))
     return sums.total
 
@@ -86,7 +86,7 @@ def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
         return draw
 
     entry = METHODS["dp_sgd"]
-    device = entry.device(entry.made(rounds=3, **DP_SGD), SETTING)
+    device = entry.device(entry.made(rounds=3, **DP_SGD), CONTEXT)
     with_it, without = (
         device.answer(ROUND, ZERO, records, random_bytes(), "cpu").segments
         for records in (ONE, NONE)
@@ -150,7 +150,7 @@ def test_places_are_each_records_own():
 
 
 def test_all_steps_of_all_rounds_cost_what_the_job_asks():
-    event = DpSgd(DpSgdParameters(rounds=9, local_steps=7), SETTING).event
+    event = DpSgd(DpSgdParameters(rounds=9, local_steps=7), CONTEXT).event
     assert (event.steps, event.event.coordinates, event.unit) == (7, 4, "record")
     assert 3.9 < epsilon([event] * 3, 1e-5).epsilon <= 4.0  # of 3 participations
 
@@ -159,7 +159,7 @@ def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
     entry = METHODS["output_perturbation"]
     parameters = entry.made(rounds=3, learning_rate=1e-9, sensitivity=0.5)
     wide = build_network(NetworkParameters(hidden=(100,)), (1,), 2)
-    device = entry.device(parameters, replace(SETTING, network=wide))
+    device = entry.device(parameters, replace(CONTEXT, network=wide))
     (event,) = device.price(ROUND)
     assert isinstance(event, ClaimedEvent)
     assert event.unit == "record"

@@ -14,10 +14,10 @@ from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, ZERO, answer
 
 START = np.array([4.0, -2.0])
-LOUD = replace(SETTING, epsilon=30.0, delta=0.1, max_participations=1)  # hardly any noise
+LOUD = replace(CONTEXT, epsilon=30.0, delta=0.1, max_participations=1)  # hardly any noise
 
 
 def drawn(*uniforms):
@@ -86,18 +86,18 @@ def test_one_particle_that_does_not_move_is_plain_sgd(monkeypatch):
     monkeypatch.setattr(pso, "SPREAD", 0.0)
     monkeypatch.setattr(pso, "INERTIA", 0.0)
     parameters = SgdParameters(method="pso_dp_fl", local_epochs=3)
-    best = PsoDpFl(parameters, SETTING).search(task(), ZERO)
+    best = PsoDpFl(parameters, CONTEXT).search(task(), ZERO)
     plain = answer("sgd", local_epochs=3).segments
     np.testing.assert_allclose(best, flat(plain), atol=1e-6)
 
 
 def test_the_whole_update_is_clipped_and_priced_once_for_the_device():
-    sent = answer("pso_dp_fl", setting=LOUD, clip_norm=0.5, learning_rate=50.0)
+    sent = answer("pso_dp_fl", context=LOUD, clip_norm=0.5, learning_rate=50.0)
     assert np.linalg.norm(flat(sent.segments)) == pytest.approx(0.5, abs=0.3)  # not 50
     (event,) = sent.events
     assert isinstance(event, GaussianEvent) and event.unit == "device"
     assert event.sensitivity <= 0.5
     method = METHODS["pso_dp_fl"]
-    (event,) = method.device(method.made(), SETTING).price(ROUND)
-    total = epsilon([event] * SETTING.max_participations, SETTING.delta)
-    assert total.proven and SETTING.epsilon * 0.99 < total.epsilon <= SETTING.epsilon
+    (event,) = method.device(method.made(), CONTEXT).price(ROUND)
+    total = epsilon([event] * CONTEXT.max_participations, CONTEXT.delta)
+    assert total.proven and CONTEXT.epsilon * 0.99 < total.epsilon <= CONTEXT.epsilon

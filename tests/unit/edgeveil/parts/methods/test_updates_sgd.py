@@ -14,7 +14,7 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.update import WHOLE, segments_of, update_of
 from edgeveil.privacy.events import UnprotectedEvent
-from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, ZERO, answer
 
 
 def test_one_step_from_zero_is_the_gradient_by_hand():
@@ -60,7 +60,7 @@ def test_an_update_without_noise_says_so():
 
 
 def test_whole_updates_are_one_segment_and_come_apart_again():
-    whole = answer("sgd", setting=replace(SETTING, whole=True)).segments
+    whole = answer("sgd", context=replace(CONTEXT, whole=True)).segments
     assert list(whole) == [WHOLE] and whole[WHOLE].shape == (6,)
     split = answer("sgd").segments
     for name, value in update_of(NETWORK, whole).items():
@@ -71,7 +71,7 @@ def test_whole_updates_are_one_segment_and_come_apart_again():
 
 def test_the_cloud_adds_the_mean_update_to_the_weights():
     entry = METHODS["sgd"]
-    cloud = entry.cloud(entry.made(rounds=2), SETTING)
+    cloud = entry.cloud(entry.made(rounds=2), CONTEXT)
     state = cloud.initial_state()
     mean = {"output.weight": np.full((2, 2), 0.25), "output.bias": np.array([1.0, -1.0])}
     new = cloud.absorb(state, ROUND, mean, 5)
@@ -81,7 +81,7 @@ def test_the_cloud_adds_the_mean_update_to_the_weights():
 
 def test_a_method_without_a_model_is_told():
     with pytest.raises(UsageError, match="add a model block"):
-        answer("sgd", setting=replace(SETTING, network=None))
+        answer("sgd", context=replace(CONTEXT, network=None))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -17,21 +17,21 @@ from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SharedGaussian, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import LEAST_SHARE_BITS, clipped_steps
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, ROUND, ZERO, answer
 
 DEVICES = 20
-SUMMED = replace(SETTING, summed=DEVICES, devices=DEVICES)
+SUMMED = replace(CONTEXT, summed=DEVICES, devices=DEVICES)
 STEP = 2.0**-20
 
 
-def noised(setting=SUMMED, clip_norm=1.0):
-    """The setting with Gaussian noise on the whole update."""
-    stage = GradientGaussian(GradientGaussianParameters(clip_norm=clip_norm), setting)
-    return replace(setting, stages=(stage,)), stage
+def noised(context=SUMMED, clip_norm=1.0):
+    """The context with Gaussian noise on the whole update."""
+    stage = GradientGaussian(GradientGaussianParameters(clip_norm=clip_norm), context)
+    return replace(context, stages=(stage,)), stage
 
 
-def cloud(setting):
-    return UpdateCloud(METHODS["sgd"].made(rounds=2), setting)
+def cloud(context):
+    return UpdateCloud(METHODS["sgd"].made(rounds=2), context)
 
 
 def row(segments):
@@ -47,7 +47,7 @@ def sums(answers):
 
 
 def test_an_update_is_the_nearest_whole_steps_of_the_one_that_is_not_summed():
-    plain, steps = answer("sgd").segments, answer("sgd", setting=SUMMED).segments
+    plain, steps = answer("sgd").segments, answer("sgd", context=SUMMED).segments
     assert plain.keys() == steps.keys()
     for name, values in plain.items():
         assert steps[name].dtype == np.int64
@@ -58,8 +58,8 @@ def test_the_sum_moves_the_weights_as_the_mean_does():
     others = [Records(np.array([[k, 1.0 - k]], np.float32), np.array([k % 2])) for k in range(5)]
     loose = [answer("sgd", one).segments for one in others]
     mean = {name: np.mean([one[name] for one in loose], axis=0) for name in loose[0]}
-    expected = cloud(SETTING).absorb(ZERO, ROUND, mean, 5)
-    summed = [answer("sgd", one, setting=SUMMED) for one in others]
+    expected = cloud(CONTEXT).absorb(ZERO, ROUND, mean, 5)
+    summed = [answer("sgd", one, context=SUMMED) for one in others]
     moved = cloud(SUMMED).absorb(ZERO, ROUND, sums(summed), 5)
     for name, values in expected.items():
         assert np.abs(values).max() > 100 * STEP
@@ -68,9 +68,9 @@ def test_the_sum_moves_the_weights_as_the_mean_does():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_segments_are_what_the_cloud_says(whole):
-    setting, _ = noised(replace(SUMMED, whole=whole))
-    specs = cloud(setting).segments(ROUND)
-    segments = answer("sgd", setting=setting).segments
+    context, _ = noised(replace(SUMMED, whole=whole))
+    specs = cloud(context).segments(ROUND)
+    segments = answer("sgd", context=context).segments
     assert [(s.name, s.shape, s.dtype) for s in specs] == [
         (name, array.shape, str(array.dtype)) for name, array in segments.items()
     ]
@@ -79,23 +79,23 @@ def test_segments_are_what_the_cloud_says(whole):
 
 
 def test_no_sum_of_the_largest_leaves_the_ring():
-    for setting in (SUMMED, noised()[0], noised(replace(SUMMED, honest=16))[0]):
-        grid = Pipeline(setting).grid
-        for spec in cloud(setting).segments(ROUND):
+    for context in (SUMMED, noised()[0], noised(replace(SUMMED, honest=16))[0]):
+        grid = Pipeline(context).grid
+        for spec in cloud(context).segments(ROUND):
             assert DEVICES * grid.largest < 2 ** (spec.bits - 1) <= 4 * DEVICES * grid.largest
 
 
 def test_what_is_too_large_is_cut_off():
     far = {name: np.full_like(value, 3e38) for name, value in ZERO.items()}
-    steps = answer("sgd", setting=SUMMED, weights=far, learning_rate=100.0, local_epochs=3)
+    steps = answer("sgd", context=SUMMED, weights=far, learning_rate=100.0, local_epochs=3)
     assert all(np.abs(one).max() <= USUAL_GRID.largest for one in steps.segments.values())
     grid = FixedPoint(2, 5)
     assert grid.steps(np.array([-9.0, -0.6, 0.3, 9.0])).tolist() == [-5, -2, 1, 5]
 
 
 def test_noised_integers_travel_as_they_are_and_cost_what_is_priced():
-    setting, stage = noised()
-    made = answer("sgd", setting=setting)
+    context, stage = noised()
+    made = answer("sgd", context=context)
     assert made.events == stage.price(ROUND) == (stage.event,)
     flat = row(made.segments)
     apart = answer("sgd").segments  # without noise
@@ -109,23 +109,23 @@ def test_noised_integers_travel_as_they_are_and_cost_what_is_priced():
 @pytest.mark.parametrize("honest", [1, 7, 20])
 def test_shared_noise_adds_up_to_the_budget_and_each_part_is_priced_alone(honest):
     alone, _ = noised()
-    setting, stage = noised(replace(SUMMED, honest=honest))
-    (event,) = answer("sgd", setting=setting).events
+    context, stage = noised(replace(SUMMED, honest=honest))
+    (event,) = answer("sgd", context=context).events
     assert isinstance(event, SharedGaussian) and event.honest == honest
     together, own = as_summed(event), as_single(event)
     assert together.sigma_squared >= alone.stages[0].event.sigma_squared
     assert together.sigma_squared == honest * own.sigma_squared
     assert own.sigma_squared >= 4**LEAST_SHARE_BITS
-    assert epsilon([together] * 2, SETTING.delta).epsilon <= SETTING.epsilon
+    assert epsilon([together] * 2, CONTEXT.delta).epsilon <= CONTEXT.epsilon
     if honest > 1:
-        assert epsilon([own] * 2, SETTING.delta).epsilon > SETTING.epsilon
+        assert epsilon([own] * 2, CONTEXT.delta).epsilon > CONTEXT.epsilon
     assert stage.grid.largest == event.own.sensitivity_steps + np.ceil(12 * own.sigma_squared**0.5)
 
 
 def test_the_noise_of_parts_has_the_variance_that_was_promised():
-    setting, stage = noised(replace(SUMMED, honest=4))
+    context, stage = noised(replace(SUMMED, honest=4))
     entry = METHODS["sgd"]
-    device = entry.device(entry.made(rounds=2), setting)
+    device = entry.device(entry.made(rounds=2), context)
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
     drawn = [
         device.answer(PlannedRound(1, TRAIN, 1), ZERO, nobody, SeededRandom(k), "cpu").segments

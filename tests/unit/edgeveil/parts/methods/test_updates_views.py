@@ -18,7 +18,7 @@ from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import sampled_gaussian_event
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO
+from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, ZERO
 
 CHANCE = np.random.default_rng(3)
 
@@ -47,7 +47,7 @@ def test_the_swarm_takes_the_steps_of_its_best_particle():
     parameters = METHODS["pso_dp_sgd"].made(
         local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
     )
-    trainer = PsoDpSgd(parameters, replace(SETTING, nominal_records=1))
+    trainer = PsoDpSgd(parameters, replace(CONTEXT, nominal_records=1))
     event = sampled_gaussian_event("x", 1.0, 1, 1 << 30, 6, grid_bits=30)
     best = trainer.search(task(), ZERO, Quiet(task(), event))
     by_hand = 0.0  # the bias of the first class, two steps of rate ½; z is the logit difference
@@ -58,13 +58,13 @@ def test_the_swarm_takes_the_steps_of_its_best_particle():
 
 
 def test_a_choice_by_exact_losses_is_claimed():
-    (event,) = PsoDpSgd(METHODS["pso_dp_sgd"].made(selection="unpriced"), SETTING).price(ROUND)
-    assert isinstance(event, ClaimedEvent) and event.claimed_epsilon * 2 <= SETTING.epsilon
+    (event,) = PsoDpSgd(METHODS["pso_dp_sgd"].made(selection="unpriced"), CONTEXT).price(ROUND)
+    assert isinstance(event, ClaimedEvent) and event.claimed_epsilon * 2 <= CONTEXT.epsilon
 
 
 def test_the_price_counts_every_particles_steps_and_the_losses():
     parameters = METHODS["pso_dp_sgd"].made(local_steps=4)
-    (event,) = PsoDpSgd(parameters, SETTING).price(ROUND)
+    (event,) = PsoDpSgd(parameters, CONTEXT).price(ROUND)
     assert event.steps == 2 * (PARTICLES * 4 + 1) and event.sampling_probability == 0.1
 
 

@@ -18,7 +18,7 @@ from edgeveil.parts.models.heads import bake
 from edgeveil.parts.models.network import AdapterParameters
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 
 SHA = "0" * 64
 FIRST = PlannedRound(1, TRAIN, 1)
@@ -59,9 +59,9 @@ def tensors(weights):
     return {name: torch.tensor(array) for name, array in weights.items()}
 
 
-def setting(net, **changes):
+def context(net, **changes):
     return replace(
-        context(epsilon=8.0, classes=net.classes, input_shape=net.input_shape, network=net),
+        made_context(epsilon=8.0, classes=net.classes, input_shape=net.input_shape, network=net),
         **changes,
     )
 
@@ -97,7 +97,7 @@ def test_an_adapted_weight_by_hand():
 )
 def test_an_update_has_the_adapters_and_the_head_and_nothing_else(name, shape, trained):
     net = adapted(name, shape)
-    cloud = METHODS["sgd"].cloud(METHODS["sgd"].made(), setting(net))
+    cloud = METHODS["sgd"].cloud(METHODS["sgd"].made(), context(net))
     names = {spec.name for spec in cloud.segments(FIRST)}
     assert sum(spec.count for spec in cloud.segments(FIRST)) == trained
     assert all(n.endswith((".lora_a", ".lora_b")) or n.startswith("output.") for n in names)
@@ -170,7 +170,7 @@ def test_of_rank_0_the_head_alone_is_trained():
 def test_training_moves_adapters_and_never_a_frozen_weight(method):
     net = adapted(hidden=(8,))
     before = {name: array.copy() for name, array in net.frozen.items()}
-    whole, part = setting(net), METHODS[method]
+    whole, part = context(net), METHODS[method]
     cloud = part.cloud(part.made(), whole)
     device = part.device(part.made(), whole)
     state = cloud.initial_state()

@@ -15,7 +15,7 @@ from edgeveil.parts.models.heads import bake, no_threshold
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.method_context import context
+from tests.kits.method_context import context as method_context
 
 
 def network(shape=(4,), **changes):
@@ -104,7 +104,7 @@ def test_labels_take_no_part_in_a_gradient():
 
 def trained(method, given, **changes):
     net = network()
-    setting = context(
+    context = method_context(
         epsilon=8.0,
         max_participations=3,
         classes=2,
@@ -114,7 +114,7 @@ def trained(method, given, **changes):
         anomaly=True,
     )
     part = METHODS[method]
-    device = part.device(part.made(rounds=3, **changes), setting)
+    device = part.device(part.made(rounds=3, **changes), context)
     answer = device.answer(PlannedRound(1, TRAIN, 1), net.initial(), given, SeededRandom(3), "cpu")
     return net, answer
 

@@ -78,7 +78,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
         told = predict(device, tmp_path / "records.npz").plain()
         tensors = {name: torch.tensor(array) for name, array in weights.items()}
         with torch.no_grad():
-            code = plan.setting.network.logits(tensors, torch.tensor(records.x)).softmax(1).numpy()
+            code = plan.context.network.logits(tensors, torch.tensor(records.x)).softmax(1).numpy()
         found = np.array([row["probabilities"] for row in told])
         np.testing.assert_allclose(found, code, atol=1e-4)
 

@@ -112,7 +112,7 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
 
 @pytest.mark.parametrize("function", ["Net", "Sloped"])
 def test_onnx_runtime_and_torch_agree(tmp_path, function):
-    network = compile_job(job_of(tmp_path, f"{HERE}:{function}")).setting.network
+    network = compile_job(job_of(tmp_path, f"{HERE}:{function}")).context.network
     weights = network.initial()
     x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
     graph = network.graph()
@@ -126,7 +126,7 @@ def test_onnx_runtime_and_torch_agree(tmp_path, function):
 
 
 def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
-    network = compile_job(job_of(tmp_path)).setting.network
+    network = compile_job(job_of(tmp_path)).context.network
     before = torch.random.get_rng_state()
     first = network.initial()
     python_model.loaded.cache_clear()
@@ -171,7 +171,7 @@ def test_what_is_no_such_module_is_told_where_the_file_is_read(tmp_path, functio
 def test_another_number_of_classes_and_another_version_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"gives \[4\] a record, not \[3\]"):
         compile_job(job_of(tmp_path, f"{HERE}:four")).graph()
-    network = compile_job(job_of(tmp_path)).setting.network
+    network = compile_job(job_of(tmp_path)).context.network
     monkeypatch.setattr(python_model, "loaded", lambda function: four())
     with pytest.raises(DataError, match="other weights here"):
         network.initial()

@@ -90,7 +90,7 @@ def test_first_weights_are_the_modules_turned_as_the_layers_hold_them(tmp_path):
     assert np.array_equal(first["hidden1.weight"], weights["hidden1.weight"].numpy().T)
     assert np.array_equal(first["output.bias"], weights["output.bias"].numpy())
     x = torch.rand(6, 4)
-    found = plan.setting.network.logits({n: torch.tensor(a) for n, a in first.items()}, x)
+    found = plan.context.network.logits({n: torch.tensor(a) for n, a in first.items()}, x)
     relu = nn.Sequential(module()[0], nn.ReLU(), module()[1])
     assert torch.allclose(found, relu(x), atol=1e-6)
 

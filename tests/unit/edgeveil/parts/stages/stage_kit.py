@@ -8,22 +8,22 @@ from edgeveil.data.records import Records
 from edgeveil.parts.stage import Task
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.sampler import SeededRandom
-from tests.kits.method_context import context
+from tests.kits.method_context import context as made_context
 from tests.kits.softmax_regression import NETWORK, ROUND
 
-SETTING = context(epsilon=6.0, classes=2, input_shape=(2,), network=NETWORK)
+CONTEXT = made_context(epsilon=6.0, classes=2, input_shape=(2,), network=NETWORK)
 SIZE = 6  # weight (2, 2), bias (2,)
 NAMES = [weight.name for weight in NETWORK.weights]
 
 
-def stage(name, setting=SETTING, **parameters):
+def stage(name, context=CONTEXT, **parameters):
     entry = STAGES[name]
-    return entry.build(entry.made(**parameters), setting)
+    return entry.build(entry.made(**parameters), context)
 
 
 def staged(*stages):
-    """The setting with these stages."""
-    return replace(SETTING, stages=stages)
+    """The context with these stages."""
+    return replace(CONTEXT, stages=stages)
 
 
 def values(*six):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stage_kit import ROUND, SETTING, flat, stage, staged, task, values
+from stage_kit import CONTEXT, ROUND, flat, stage, staged, task, values
 
 from edgeveil.parts.update import Pipeline
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, UnprotectedEvent
@@ -100,7 +100,7 @@ def test_noise_prices_the_whole_update_and_what_follows_is_free(stages):
 def test_noise_on_values_chosen_before_it_is_claimed(stages):
     (event,) = price(*stages)
     assert isinstance(event, ClaimedEvent)
-    assert event.claimed_epsilon == pytest.approx(SETTING.epsilon / SETTING.max_participations)
+    assert event.claimed_epsilon == pytest.approx(CONTEXT.epsilon / CONTEXT.max_participations)
 
 
 def test_what_was_not_chosen_gets_no_noise():

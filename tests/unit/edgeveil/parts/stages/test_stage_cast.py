@@ -40,9 +40,9 @@ CAST = {"name": "cast"}
 
 def answer(made):
     round = made.all_rounds[0]
-    setting, train = made.setting, made.job.train
-    device = METHODS[train.method].device(train, setting)
-    cloud = METHODS[train.method].cloud(train, setting)
+    context, train = made.context, made.job.train
+    device = METHODS[train.method].device(train, context)
+    cloud = METHODS[train.method].cloud(train, context)
     package = cloud.package(cloud.initial_state(), round)
     rng = np.random.default_rng(1)
     records = Records(rng.random((30, 64), np.float32), rng.integers(0, 10, 30))

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from stage_kit import ROUND, SETTING, SIZE, flat, stage, task, values
+from stage_kit import CONTEXT, ROUND, SIZE, flat, stage, task, values
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, pure_epsilon
@@ -14,7 +14,7 @@ from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 
 LARGE = values(3, 4, 0, 0, 0, 0)  # norm 5
-TIMES = SETTING.max_participations
+TIMES = CONTEXT.max_participations
 
 
 class Silent:
@@ -51,9 +51,9 @@ def test_the_integer_norm_is_within_the_priced_sensitivity(scale):
 
 @pytest.mark.parametrize("asked", [0.1, 1.0, 6.0, 15.0])
 def test_all_rounds_together_cost_the_job_s_epsilon_and_hardly_less(asked):
-    setting = replace(SETTING, epsilon=asked)
-    (event,) = stage("gradient_gaussian", setting).price(ROUND)
-    total = epsilon([event] * TIMES, setting.delta)
+    context = replace(CONTEXT, epsilon=asked)
+    (event,) = stage("gradient_gaussian", context).price(ROUND)
+    total = epsilon([event] * TIMES, context.delta)
     assert (total.unit, total.proven) == ("device", True)
     assert 0.999 * asked <= total.epsilon <= asked
 
@@ -70,8 +70,8 @@ def test_the_noise_is_as_large_as_its_price_says():
 
 def test_every_weight_is_one_of_two_values_whose_mean_is_right():
     """Sun et al. 2021, alg. 2, with c = 0, r = ½: ±r·(e^ε + 1)/(e^ε − 1)."""
-    setting = replace(SETTING, epsilon=2.0 * SIZE * TIMES)  # ε = 2 of one weight
-    entry = stage("ldp_fl", setting, radius=0.5)
+    context = replace(CONTEXT, epsilon=2.0 * SIZE * TIMES)  # ε = 2 of one weight
+    entry = stage("ldp_fl", context, radius=0.5)
     given = values(0.5, -0.5, 0.25, 0.0, 9.0, -9.0)
     size = 0.5 * (math.e**2 + 1) / (math.e**2 - 1)
     drawn = np.stack([flat(entry.apply(task(seed=seed), given)) for seed in range(8000)])
@@ -84,19 +84,19 @@ def test_every_weight_is_one_of_two_values_whose_mean_is_right():
 def test_all_weights_and_rounds_share_the_budget():
     (event,) = stage("ldp_fl").price(ROUND)
     total = pure_epsilon([event] * TIMES)
-    assert total <= Fraction(SETTING.epsilon)
-    assert float(total) == pytest.approx(SETTING.epsilon)
+    assert total <= Fraction(CONTEXT.epsilon)
+    assert float(total) == pytest.approx(CONTEXT.epsilon)
     assert (event.unit, event.status, event.coordinates) == ("device", "proven", SIZE)
 
 
 def test_the_text_s_composition_gives_each_weight_all_of_it_and_is_claimed():
     (event,) = stage("ldp_fl", composition="parallel").price(ROUND)
     assert isinstance(event, ClaimedEvent)
-    assert event.claimed_epsilon == pytest.approx(SETTING.epsilon / TIMES)
+    assert event.claimed_epsilon == pytest.approx(CONTEXT.epsilon / TIMES)
     true = stage("ldp_fl", composition="parallel").event
-    assert float(true.epsilon) == pytest.approx(SIZE * SETTING.epsilon / TIMES)
+    assert float(true.epsilon) == pytest.approx(SIZE * CONTEXT.epsilon / TIMES)
 
 
 def test_an_epsilon_that_drowns_is_told():
     with pytest.raises(PrivacyError, match="too small"):
-        stage("ldp_fl", replace(SETTING, epsilon=1e-14)).price(ROUND)
+        stage("ldp_fl", replace(CONTEXT, epsilon=1e-14)).price(ROUND)
