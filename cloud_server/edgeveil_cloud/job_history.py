@@ -31,7 +31,7 @@ class EvaluationPoints:
     """What one round's evaluation uploaded, or MOST_POINTS rows of it: `points` of `rows`."""
 
     round: int
-    scores: Mapping[str, Any]  # as `round_committed` has them, without rows and labels
+    scores: Mapping[str, Any]  # as `exchange_committed` has them, without rows and labels
     points: list[list[float]]
     labels: list[int]
     rows: int

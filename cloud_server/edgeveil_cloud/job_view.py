@@ -631,7 +631,7 @@ class _View:
                 alone, name = [one.get(COLLUSION) for one in epsilons], "if all others collude"
                 drawn.append(series(name, _ups(alone), "orange", "up", dash=True, steps=True))
             label = f"{which}: ε by plan, per {unit}"
-            parts.append(lines(label, x, drawn, x_name="exchange", before=self._before, low=0.0))
+            parts.append(lines(label, x, drawn, x_name="round", before=self._before, low=0.0))
         units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
         text = (
             f"The planned price of all rounds up to each one, {units}. This is progress; the"
@@ -656,7 +656,7 @@ class _View:
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
         parts: list[Json | None] = [
-            lines("Answers by round", x, found, x_name="exchange", before=self._before, low=0.0)
+            lines("Answers by round", x, found, x_name="round", before=self._before, low=0.0)
         ]
         void = {why.replace("_", " "): n for why, n in self._course.void.most_common(12)}
         for label, counts, colour in (
@@ -765,7 +765,7 @@ class _View:
             for key, name, colour in STEPS
         ]
         label, x, before = "Seconds by round", [k for k, _ in timed], self._before
-        picture = lines(label, x, shown, x_name="exchange", before=before, low=0.0)
+        picture = lines(label, x, shown, x_name="round", before=before, low=0.0)
         text = said("What each round took, by what it waited for.")
         return section("time", "Where the time went", [picture], before=[text])
 

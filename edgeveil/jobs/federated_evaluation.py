@@ -48,7 +48,7 @@ def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
 def with_evaluations(
     rounds: Sequence[PlannedRound], after: Mapping[str, Collection[int]]
 ) -> tuple[PlannedRound, ...]:
-    """A method's rounds and the evaluations after training rounds (`rounds`: their numbers by
+    """A method's rounds and the evaluations after training rounds (`after`: their numbers by
     phase)."""
     result: list[PlannedRound] = []
     for round in rounds:

@@ -259,7 +259,7 @@ class Plan:
         return max((round.number for round in self.all_rounds), default=0)
 
     def round(self, index: int) -> PlannedRound:
-        """The round of a wire round; raises ProtocolError `unknown_round`."""
+        """The round that a number on the wire names; raises ProtocolError `unknown_round`."""
         if not 1 <= index <= len(self.all_rounds):
             raise ProtocolError("unknown_round")
         return self.all_rounds[index - 1]

@@ -175,7 +175,7 @@ class MadeUpDevice:
 
 
 def training_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
-    """One round of each kind that a training device answers; two rounds where stages are."""
+    """One round of each kind that a training device answers; two of training where stages are."""
     most = 2 if plan.context.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 

@@ -297,12 +297,12 @@ def _played(part: Any, records: Records) -> Iterator[tuple[Any, PlannedRound, An
         raise ValueError("the model is not finite")
 
 
-def the_plan_counts_rounds_and_rounds(part: Any) -> str:
+def the_plan_counts_its_rounds(part: Any) -> str:
     plan = [round for _, round, _ in _played(part, _records(8))]
     rounds = [round.number for round in plan if round.phase == TRAIN]
     if [round.index for round in plan] != list(range(1, len(plan) + 1)):
         return "rounds are not counted from 1"
-    return "" if rounds == [1, 2] else f"two rounds are numbered {rounds}"
+    return "" if rounds == [1, 2] else f"two training rounds are numbered {rounds}"
 
 
 def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> str:
@@ -476,7 +476,7 @@ LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
         the_graph_gives_what_the_map_gives,
     ),
     "methods": (
-        the_plan_counts_rounds_and_rounds,
+        the_plan_counts_its_rounds,
         whatever_the_records_an_answer_has_its_public_form_and_price,
         one_stream_of_chance_gives_one_answer,
     ),

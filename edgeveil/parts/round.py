@@ -1,6 +1,6 @@
 """A training method: a plan of rounds, a device half and a cloud half.
 
-An *round* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
+A *round* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
 quadratic) precede the training rounds. Devices send named segments; the cloud sees their mean only.
 """
 

@@ -135,7 +135,7 @@ def stored_jobs(path: Path) -> list[JobFacts]:
 
 def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: bytes) -> JobFacts:
     rows = db.execute(
-        'SELECT "index", attempt, uploads, accepted, committed_at FROM rounds'
+        'SELECT "index", attempt, uploads, accepted, committed_at FROM exchanges'
         ' WHERE job = ? ORDER BY "index"',
         (job,),
     )
@@ -235,17 +235,17 @@ _TAP_STORE = """
 CREATE TABLE IF NOT EXISTS chaos_opened
 (job TEXT, exchange INTEGER, attempt INTEGER, cell TEXT, digest BLOB);
 CREATE TRIGGER IF NOT EXISTS chaos_open AFTER INSERT ON openings
-BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.round, NEW.attempt, NEW.cell, NEW.digest);
+BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.exchange, NEW.attempt, NEW.cell, NEW.digest);
 END;
 """
 _ALL_RELEASES = """
-SELECT links.job, links.round, found.payload FROM links
+SELECT links.job, links.exchange, found.payload FROM links
 JOIN (SELECT number, payload FROM payloads UNION SELECT number, payload FROM chaos_kept) AS found
 USING (number) WHERE links.kind = 'released'
 """
 _CELLS_IN = """
 SELECT DISTINCT cell FROM chaos_opened JOIN batches USING (job, digest)
-WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = round ORDER BY cell
+WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange ORDER BY cell
 """
 
 

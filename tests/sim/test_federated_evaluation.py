@@ -43,7 +43,7 @@ SHARED = {"privacy": {"epsilon": 8.0, "delta": 1e-5, "noise": "shared"}}
 
 
 def evaluated(**changes: Any) -> Job:
-    """Two rounds, each of them evaluated: rounds 4 and 6."""
+    """Two training rounds, each evaluated: the evaluations are rounds 4 and 6."""
     data = {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 150}
     plain = {
         "data": {**data, "evaluation_share": 0.3},

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 def summed(**changes: Any) -> Job:
-    """Two rounds; devices are evaluated in the second, the last of four rounds."""
+    """Two training rounds; devices infer in the second, the last of four rounds in all."""
     asked = {"every_rounds": 2, "eval_type": "MEAN_SOFTMAX"}
     return job(**{"unsupervised": asked, **changes})
 

@@ -62,9 +62,9 @@
     return x <= before.length ? before[x - 1] : String(x - before.length);
   }
 
-  // The same beside values: `round 3`, `centre`, `confidence 0.5`.
+  // The same beside values: `round 3`, `centre`, `training round 3`.
   function placed(part, x) {
-    if (part.x_name !== "exchange") return `${part.x_name} ${x}`;
+    if (part.x_name !== "round") return `${part.x_name} ${x}`;
     const name = place(part, x);
     return /^[0-9]/.test(name) ? `round ${name}` : name;
   }

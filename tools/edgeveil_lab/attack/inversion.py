@@ -209,7 +209,7 @@ class Inversion:
 
 def why_no_pictures(recording: Recording) -> str:
     features, shape = recording.job.features, recording.job.data.input_shape
-    if len(features) != 1 or not isinstance(features[0], IdentityParameters):
+    if len(features) != 1 or features[0].name != "identity":
         return "pictures are made of jobs whose only feature map is identity"
     if math.isqrt(math.prod(shape)) ** 2 != math.prod(shape):
         return "records are no square images"
@@ -300,7 +300,7 @@ def ssim(a: Float64, b: Float64) -> float:
 def head_of(recording: Recording) -> AttackedHead:
     """The public facts of the first training round. Raises UsageError as `why_no_pictures`."""
     features = recording.job.features[0]
-    if not isinstance(features, IdentityParameters):
+    if not isinstance(features, IdentityParameters) or features.name != "identity":
         raise UsageError(why_no_pictures(recording), where="features")
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])

@@ -1,1 +1,1 @@
-"""The public encoders of drawn digits and pictures: their images, networks and training."""
+"""The public encoder of drawn digits: its images, network and training."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgeveil.config.policy import Policy
     from edgeveil.privacy.ledger_chain import LedgerChain
 
-_COLUMNS = ("exchange", "released", "mechanism", "times", "for", "unit", "status")
+_COLUMNS = ("round", "released", "mechanism", "times", "for", "unit", "status")
 _KEYS = ("exchanges", "what", "mechanism", "count", "purpose", "unit", "status")
 
 
