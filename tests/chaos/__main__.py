@@ -67,15 +67,16 @@ def _play(asked: argparse.Namespace, out: Path) -> int:
     wanted = Overrides(settings=(("aggregation.secure", True),) if asked.secure else None)
     job, run = local_job(JOB, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
-        devices = asked.cells * run.devices
-        job, run = local_job(JOB, replace(wanted, cells=asked.cells, devices=devices))
+        job, run = local_job(JOB, replace(wanted, devices=asked.cells * run.devices))
     check_data(job, run)
     if asked.engine == "ray":
         imported_ray(ASKED_BY)
     logs = out / "logs"
     # A second Ctrl-C must not leave processes behind.
     with scratch(keep=asked.keep) as folder, signals(signal.SIG_IGN):
-        chaos = ChaosRun(job, run, asked.kills, asked.seed, asked.engine, folder, logs, _say)
+        chaos = ChaosRun(
+            job, run, asked.kills, asked.seed, asked.engine, folder, logs, _say, asked.cells
+        )
         _say(f"{len(chaos.faults)} faults: seed {asked.seed}; site in {folder}, logs in {logs}")
         try:
             with signals(_interrupt):

@@ -144,10 +144,11 @@ class ChaosRun:
         folder: Path,
         logs: Path,
         say: Callable[[str], None],
+        cells: int = 1,
     ) -> None:
         self.kills, self.seed, self._logs, self._say = kills, seed, logs, say
         self._begun_s, self.begun_at = time.monotonic(), time.time()
-        self.site = ChaosSite(job, run, folder, logs, seed, self.now_s, engine)
+        self.site = ChaosSite(job, run, folder, logs, seed, self.now_s, engine, cells)
         self.faults = schedule(seed, kills, self.site.targets)
         self.jobs = CloudJobs(self._cloud, submitted(job))
         self.late: list[str] = []

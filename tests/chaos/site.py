@@ -101,8 +101,10 @@ class ChaosSite:
         seed: int,
         now_s: Callable[[], float],
         compute: Engine | None = None,
+        cell_count: int = 1,
     ) -> None:
-        cells = run.cell_names
+        numbers = range(1, cell_count + 1) if cell_count > 1 else ()  # one cell needs no name
+        cells = tuple(f"cell-{number}" for number in numbers)
         links = FaultTargets((), cells or ("",)).links
         ports = iter(free_ports(4 + 3 * len(cells) + len(links)))
         engine = choose_engine(run.broker)

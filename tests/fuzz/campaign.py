@@ -18,9 +18,10 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import OwnFolder
 from edgeveil_tools.lifeline import Lifeline
-from edgeveil_tools.local.children import PREFIX, sweep
+from edgeveil_tools.local.children import sweep
 from tests.fuzz.table import target
 
+PREFIX = "edgeveil-fuzz-"
 MEMORY = Path("/dev/shm")
 _ROOT = Path(__file__).parents[2]  # where the children find `tests`
 
@@ -187,7 +188,7 @@ def _memory_folder():
     in it says that its driver lives; what a killed one left is swept first."""
     place = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     with _making:  # a folder that is not locked yet would look left behind
-        sweep(place)
+        sweep(place, PREFIX)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         own = OwnFolder(folder)
     with own:

@@ -176,9 +176,9 @@ def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
+def sweep(parent: Path, prefix: str = PREFIX) -> None:
     """Remove what this user's killed runs left in `parent`."""
-    for folder in parent.glob(f"{PREFIX}*"):
+    for folder in parent.glob(f"{prefix}*"):
         with suppress(UsageError, OSError):
             if (folder / LOCK_FILE).is_file() and folder.stat().st_uid == os.getuid():
                 with OwnFolder(folder):
