@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -20,6 +21,7 @@ from edgeveil.errors import DataError, EdgeVeilError
 REPLY_BYTES = 1 << 29
 _HEAD_BYTES = 1 << 14
 _TEXT_CHARACTERS = 2000
+_READ_BYTES = 1 << 20
 _own = False
 
 
@@ -41,31 +43,61 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
     (ModuleNotFoundError where a library is missing), or, at `where`, that the process ended or did
     not end within `limit_s` seconds. What comes back was in the hands of the code that ran there.
     """
-    with tempfile.TemporaryFile() as answer:
-        command = [sys.executable, "-P", "-m", "edgeveil.own_process", target]
+    ours, theirs = os.pipe()
+    command = [sys.executable, "-P", "-m", "edgeveil.own_process", target, str(theirs)]
+    try:
         process = subprocess.Popen(
-            [*command, str(answer.fileno())],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # what the code prints is no output of ours
-            pass_fds=[answer.fileno()],
+            pass_fds=[theirs],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        try:
-            process.communicate(request, limit_s)
-        except subprocess.TimeoutExpired:
-            fix = "let it be loaded and run without waiting for anything"
-            raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
-        finally:
-            with suppress(ProcessLookupError):  # those that it started too
-                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-        answer.seek(0)
-        size, reply = int.from_bytes(answer.read(8), "big"), answer.read(REPLY_BYTES)
-    if size != len(reply) or not reply:
-        how = f" ({signal.Signals(-code).name})" if code < 0 else ""
-        raise DataError(f"ended the process that it ran in{how}", where=where)
+    finally:
+        os.close(theirs)
+    try:
+        if process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin as stream:
+                stream.write(request)
+        reply = _reply(ours, time.monotonic() + limit_s)
+    except TimeoutError:
+        fix = "let it be loaded and run without waiting for anything"
+        raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
+    finally:
+        os.close(ours)
+        with suppress(ProcessLookupError):  # those that it started too
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    if reply is None:
+        raise DataError(f"ended the process that it ran in{_how(code)}", where=where)
     return _result(reply, where)
+
+
+def _reply(descriptor: int, end_s: float) -> bytes | None:
+    """Head and body, up to the end; None where the process ended first. Raises TimeoutError."""
+    found = bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(descriptor, selectors.EVENT_READ)
+        while True:
+            remaining_s = end_s - time.monotonic()
+            if remaining_s <= 0 or not ready.select(remaining_s):
+                raise TimeoutError
+            piece = os.read(descriptor, _READ_BYTES)
+            found += piece
+            size = int.from_bytes(found[:8], "big")
+            if len(found) >= 8 and size > REPLY_BYTES:
+                return None
+            if len(found) >= 8 + size and len(found) >= 8:
+                return bytes(found[8 : 8 + size])
+            if not piece:
+                return None
+
+
+def _how(code: int) -> str:
+    if code < 0 and code != -signal.SIGKILL:  # killed: by us, as it had ended already
+        return f" ({signal.Signals(-code).name})"
+    return ""
 
 
 def _result(reply: bytes, where: str) -> bytes:

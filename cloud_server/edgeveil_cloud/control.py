@@ -244,6 +244,8 @@ class Control:
         it cannot. A job that this version cannot plan fails, and not the cloud."""
         try:
             wanted = self._wanted(entry)
+        except StoreAway:
+            raise  # the store, and not the job
         except EdgeVeilError as error:
             LOG.error("job_unreadable", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")

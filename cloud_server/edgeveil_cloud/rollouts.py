@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
+from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, PublishRelease
@@ -23,7 +24,7 @@ from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseOutcome, ReleaseSt
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.rollout_store import Rollout
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import StoreError
+from edgeveil_cloud.store_tables import StoreAway, StoreError
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -74,8 +75,14 @@ class RolloutDriver:
         now_s = self._store.now_s()
         for rollout in found:
             if rollout.stage == "canary" and rollout.held:
-                asked = self._jobs.plan(self._store.job(rollout.job)).job.release
-                stage, why = verdict(rollout, asked, now_s)
+                try:
+                    asked = self._jobs.plan(self._store.job(rollout.job)).job.release
+                except StoreAway:
+                    raise
+                except EdgeVeilError as error:  # of a version that knew its method
+                    stage, why = "withdrawn", f"the stored job cannot be read: {error}"
+                else:
+                    stage, why = verdict(rollout, asked, now_s)
                 if stage != "canary":
                     self._move(rollout.job, stage, why)
         found = self._found()

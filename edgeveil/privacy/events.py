@@ -178,7 +178,9 @@ class SelectionEvent(_Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mechanism != "exponential" or self.candidates < 1:
+        # report_noisy_max, of earlier ledgers, has the same price.
+        known = ("exponential", "report_noisy_max")
+        if self.mechanism not in known or self.candidates < 1:
             raise PrivacyError(f"event '{self.what}': unknown mechanism, or no candidates")
         if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
             raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")

@@ -604,6 +604,7 @@ class ProxyRounds:
 
     def _wait_for_all(self, collection: Collection) -> None:
         collection.all_came = True
+        collection.aside.clear()  # of before it was known whom to wait for
         for device in self._context.online:
             collection.came(device)
         self._set_aside_stalled(collection)

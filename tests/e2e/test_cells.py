@@ -134,5 +134,5 @@ def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet: Cel
     fleet.claims_cell("proxy-second", "south")
     fleet.restart("proxy-second")
     told = fleet.ends("proxy-second")
-    assert "that of cell 'north', and its site file says cell 'south'" in told
+    assert "of cell 'north', and its site file says 'south'" in told
     assert fleet.status("south")["online"] == 2, "the other cell goes on"

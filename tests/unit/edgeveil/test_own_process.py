@@ -61,7 +61,8 @@ def forges(_request: bytes) -> bytes:
 
 def floods(_request: bytes) -> bytes:
     os.write(int(sys.argv[2]), b"\xff" * 4096)
-    os._exit(0)
+    signal.pause()
+    return b""
 
 
 def apart(name: str, request: bytes = b"", limit_s: float = LONG_S) -> bytes:
@@ -72,6 +73,10 @@ def test_the_reply_comes_from_another_process_that_is_for_this() -> None:
     assert apart("echo", b"abc") == b"cba\x01"
     assert not is_own()
     assert apart("pid") != str(os.getpid()).encode()
+
+
+def test_a_request_and_a_reply_of_megabytes_pass() -> None:
+    assert apart("echo", b"ab" * (4 << 20)) == b"ba" * (4 << 20) + b"\x01"
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,18 @@ async def test_a_stored_job_that_cannot_be_read_fails_alone(store, cloud):
     assert "cannot be read" in store.job(strange).reason
 
 
+def test_a_store_that_is_away_fails_no_job(store, cloud, monkeypatch):
+    entry = cloud.submit()
+
+    def away(_job):
+        raise StoreAway("locked")
+
+    monkeypatch.setattr(store, "last_commit", away)
+    with pytest.raises(StoreAway):
+        cloud.control._ready(store.job(entry))
+    assert cloud.status(entry) == "queued"
+
+
 @pytest.mark.parametrize("reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)"])
 @in_loop
 async def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(store, reason):

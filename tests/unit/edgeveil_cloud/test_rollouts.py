@@ -10,6 +10,7 @@ from test_cloud_host import Desk
 
 from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.crypto.keys import OpeningKey
+from edgeveil.errors import ProtocolError
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol.cloud import CountReports, PublishRelease, SealPublication
 from edgeveil.protocol.cloud_job import Broadcast, JobStatus, ReleaseHeld, SealRelease
@@ -137,6 +138,16 @@ def test_a_canary_alone_can_open_a_release_before_it_is_judged():
     _, broadcast = course.release(**SOME)
     assert broadcast.manifest.selected == 3
     assert len(course.openers(broadcast)) == 3
+
+
+def test_a_canary_of_a_job_that_cannot_be_read_is_withdrawn(monkeypatch):
+    """One of an earlier version, whose method is gone: the cloud itself goes on."""
+    course = Course()
+    name, _ = course.release(**SOME)
+    unreadable = Mock(side_effect=ProtocolError("bad_job", "method 'gep' is gone"))
+    monkeypatch.setattr(course.desk.host.jobs, "plan", unreadable)
+    course.look()
+    assert course.stage(name) == "withdrawn"
 
 
 def test_a_good_canary_is_followed_by_the_rest_after_the_soak_time():

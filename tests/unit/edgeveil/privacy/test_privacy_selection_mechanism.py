@@ -85,6 +85,12 @@ def test_the_event_states_the_price():
     assert 1.0 <= total.epsilon <= 1.0 + 1e-15
 
 
+def test_a_selection_of_an_earlier_ledger_is_read_at_its_price():
+    event = selection_event("c", 9, 5, 1)
+    earlier = event_from_dict({**to_dict(event), "mechanism": "report_noisy_max"})
+    assert epsilon([earlier], 0.0).epsilon == epsilon([event], 0.0).epsilon
+
+
 @pytest.mark.parametrize(
     "change",
     [{"monotonic": 1}, {"monotonic": "true"}, {"mechanism": "best"}, {"candidates": True}],
