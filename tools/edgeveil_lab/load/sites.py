@@ -227,13 +227,13 @@ class LocalSite:
             self._start_broker(domain)
         settings = {name: plan.proxy(cell) for cell, name in proxies.items()}
         for of_it in settings.values():
-            of_it["proxy"]["limits"]["devices"] = max(_DEVICES, plan.devices)
+            of_it["limits"]["devices"] = max(_DEVICES, plan.devices)
         settings["cloud"] = plan.cloud()
-        settings["cloud"]["cloud"]["test_data"] = None
+        settings["cloud"]["test_data"] = None
         for name, of_it in settings.items():
             role, path = name.partition("-")[0], folder / f"{name}.yaml"
-            of_it[role]["limits"]["packet_bytes"] = self._options.packet_bytes
-            path.write_text(yaml.safe_dump(of_it), "utf-8")
+            of_it["limits"]["packet_bytes"] = self._options.packet_bytes
+            path.write_text(yaml.safe_dump({role: of_it}), "utf-8")
             load_site(path)
             self.children.start(name, [role, "--config", str(path)])
         cells = {}
