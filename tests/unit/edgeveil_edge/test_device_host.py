@@ -25,7 +25,7 @@ from edge_kit import (
 )
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import ProtocolError
+from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx
@@ -38,7 +38,7 @@ from edgeveil.protocol.device_round import (
     SealedAnswer,
 )
 from edgeveil.protocol.messages import RoundId, Signer, Upload
-from edgeveil.protocol.sealed import JobPackage, ReleasePackage
+from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage
 from edgeveil.protocol.transfer import describe
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.metadata import now_utc
@@ -92,6 +92,20 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     )
     assert isinstance(willing.host.perform(InstallJob(fits, package)), Installation)
     willing.seals(PLAN, CENTRE)
+
+
+def test_a_round_of_an_unknown_or_another_job_is_refused(device, tmp_path):
+    package = RoundPackage("centre", 0, False, b"", b"")
+    manifest = Round(PLAN, CENTRE, device.keys()).manifest
+    fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
+    assert refused(fresh, ComputeAnswer(manifest, package)) == "unknown_job"
+    forked = msgspec.structs.replace(manifest, job_digest=bytes(32))
+    assert refused(device, ComputeAnswer(forked, package)) == "wrong_job"
+    wrong = RoundPackage("quadratic", 0, False, b"", b"")
+    assert refused(device, ComputeAnswer(manifest, wrong)) == "wrong_phase"
+    groups = msgspec.structs.replace(manifest, groups=())
+    assert refused(device, ComputeAnswer(groups, package)) == "wrong_groups"
+    assert device.load.reads == 0
 
 
 def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
@@ -260,6 +274,12 @@ def test_a_release_belongs_to_a_data_set(tmp_path):
     assert released(device, final_model()) == Installation()
 
 
+def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path):
+    device = Device(tmp_path, policy={"min_devices": 3, "max_epsilon_per_job": 0.1}).knows(PLAN)
+    assert isinstance(released(device, final_model()), fx.WorkFailed)
+    assert "its job is declined here" in device.said[-1] and not in_use(device)
+
+
 @pytest.mark.parametrize("accepts", ["none", "joined"])
 def test_the_owner_says_which_releases_are_accepted(tmp_path, accepts):
     policy = {"min_devices": 3, "accept_releases": accepts}
@@ -281,6 +301,13 @@ def test_a_damaged_release_makes_room_for_the_one_before_at_the_next_start(devic
     first.path.write_bytes(b"half too")
     device.host.warm_up()
     assert "none is there before it" in device.said[-1]
+
+
+def test_a_release_that_cannot_be_named_changes_nothing(device):
+    manifest = announcement(PLAN, device.keys(), "release")
+    with pytest.raises(DataError, match="cannot name a release"):
+        device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", final_model())))
+    assert device.restarted().store.load().release_sequence == -1
 
 
 def test_a_sealed_answer_shows_neither_name_nor_tensor(device):

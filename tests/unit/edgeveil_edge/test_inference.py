@@ -13,7 +13,7 @@ from edgeveil.config.edge import Inference
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
-from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.inference import REQUEST_BYTES, InferenceService
 from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
@@ -107,6 +107,18 @@ async def test_what_holds_no_records_is_refused_with_the_reason(
         assert got == status
         assert said in json.loads(text)["error"]
         assert (await ask("GET", "/v1/model"))[0] == 200  # it goes on
+
+
+async def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
+    async with served(tmp_path) as (ask, _):
+        sizes = ((REQUEST_BYTES + 1, 413), (10**17, 413), (10**40, 400), (-1, 400), (0, 400))
+        for length, status in sizes:  # nothing of them is ever sent
+            extra = (f"Content-Length: {length}",)
+            assert (await ask("POST", "/v1/predict", extra=extra))[0] == status
+        at_most = asked(record=[1, 2]).ljust(REQUEST_BYTES)
+        assert (await ask("POST", "/v1/predict", at_most))[0] == 200
+        assert (await ask("GET", "/v1/predict"))[0] == 405
+        assert (await ask("POST", "/v1/model"))[0] == 405
 
 
 async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
