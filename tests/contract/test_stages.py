@@ -183,3 +183,9 @@ def test_two_stages_work_together_or_are_refused_with_the_reason(names, unproven
         return
     with pytest.raises(ConfigError, match=expected):
         job(names, accept_unproven=unproven)
+
+
+@pytest.mark.parametrize("noisy", NOISY)
+def test_noise_is_not_added_to_a_method_that_has_its_own(noisy):
+    with pytest.raises(ConfigError, match="adds noise of its own"):
+        job([noisy], method="dp_sgd")

@@ -62,6 +62,10 @@ def test_a_short_ciphertext_is_not_for_me(size):
     assert open_sealed(OPENER, INFO, bytes(size)) is None
 
 
+def test_two_seals_of_one_text_differ():
+    assert seal(OPENER.public(), INFO, b"x") != seal(OPENER.public(), INFO, b"x")
+
+
 @pytest.mark.parametrize("raw", [bytes(32), b"\1" + bytes(31)])
 def test_a_low_order_key_is_refused_not_used(raw):
     with pytest.raises(CryptoError, match="nothing can be sealed"):

@@ -72,6 +72,11 @@ def test_operators_that_values_can_steer_are_refused(operator):
     assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
 
 
+def test_operators_of_another_domain_are_refused():
+    said = refused(node("Softmax", ["x"], ["probabilities"], domain="own"))
+    assert "does not run" in said
+
+
 @pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL, 99])
 def test_values_never_become_whole_numbers(to):
     assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"], to=to))

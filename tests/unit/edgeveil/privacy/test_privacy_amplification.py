@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from edgeveil.errors import PrivacyError
 from edgeveil.privacy.amplification import (
     _clones,
     clone_delta,
@@ -113,3 +114,9 @@ def test_rounds_add_up_and_never_cost_more_than_without_a_shuffle():
     assert one == clone_epsilon(1.0, 1000, 5e-7)
     assert one < shuffled_epsilon(1.0, 1000, 10, 1e-6) < 10
     assert 11.99 < shuffled_epsilon(3.0, 5, 4, 1e-6) <= 12
+
+
+@pytest.mark.parametrize(("local", "devices", "delta"), [(1, 0, 0.1), (1, 5, 0), (-1, 5, 0.1)])
+def test_what_has_no_meaning_is_refused(local, devices, delta):
+    with pytest.raises(PrivacyError):
+        clone_epsilon(local, devices, delta)
