@@ -109,6 +109,10 @@ def test_a_wrong_ca(tls_broker, pki):
     assert "ca_file" in told.fix
 
 
+def test_the_system_roots_do_not_vouch_for_a_private_ca(tls_broker):
+    assert "not signed by the trusted CA" in fault(tls_broker().url, **ADA).what
+
+
 def test_a_certificate_for_another_name(tls_broker, pki):
     told = fault(tls_broker("elsewhere").url, ca_file=str(pki / "ca.crt"), **ADA)
     assert "certificate is not for '127.0.0.1'" in told.what

@@ -12,6 +12,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Decline,
+    Hello,
     Manifest,
     Note,
     Offer,
@@ -110,6 +111,21 @@ def test_devices_that_require_cover_are_silent_without_it(tmp_path: Path) -> Non
     assert fleet.finish(job) == "paused"
     kinds = {kind for frames in looks(fleet).values() for kind, *_ in frames}
     assert kinds.isdisjoint({Offer.__name__, Decline.__name__})
+
+
+def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path: Path) -> None:
+    """It came anew, and most are told to say hello later; the job does not wait for that."""
+    fleet = CoveredFleet(tmp_path, DEVICES, hellos_per_s=0.05)
+    fleet.net.run(lambda: len(fleet.proxy.machine.online) == DEVICES)
+    fleet.proxy.close()
+    fleet.start_proxy()
+    played(fleet)
+    assert len(fleet.proxy.machine.online) < DEVICES
+    alike = {
+        tuple(sorted(frame for frame in frames if frame[0] != Hello.__name__))
+        for frames in looks(fleet).values()
+    }
+    assert len(alike) == 1
 
 
 def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) -> None:

@@ -49,6 +49,15 @@ def test_it_admits_and_revokes_and_is_read_again_when_it_changes(registry, write
     assert active(registry) == {two.device_id: "b", three.device_id: "c"}
 
 
+def test_who_was_revoked_here_is_not_admitted_by_the_file(registry, write):
+    one = device()
+    path = write((one, "a", False))
+    DevicesFile(path, registry).look()
+    registry.revoke(one.device_id)
+    assert DevicesFile(path, registry).look()
+    assert active(registry) == {}
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

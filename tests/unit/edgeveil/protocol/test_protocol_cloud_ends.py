@@ -175,6 +175,12 @@ def test_an_older_roster_cannot_bring_a_revoked_device_back():
     assert kit.stored(again) == [cl.RosterKept(8, new)]
 
 
+def test_a_roster_that_is_no_list_of_keys_is_refused():
+    header = m.Roster(1, describe(b"k" * 33, kit.PART_BYTES))
+    out = cb.receive(cb.cloud(), kit.offer(header, b"k" * 33, kit.PROXY))
+    assert kit.refused(out) == ["malformed"] and kit.stored(out) == []
+
+
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
 TWICE = cj.StartJob(kit.JOB, 1, 1, rounds=2, retries=1)
 

@@ -242,6 +242,21 @@ def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path: Path) -> None
     assert given(ask(machine, question(batch, (0, 1, 2, 4)))) == expected((0, 1, 2, 4))
 
 
+def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> None:
+    begin(machine)
+    for number in range(3):
+        upload(machine, number)
+    upload(machine, 3, groups=(2,), seed=b"")
+    out = upload(machine, 4, groups=(2,), seed=b"")
+    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
+    assert batch.counts == (3, 3, 5)
+    assert why_not(ask(machine, question(batch))) == "malformed_choice"
+    kept = question(batch, chosen=b"\x07")
+    assert given(ask(machine, kept)) == mask_sums(
+        masked_vectors(kit.at(), kit.GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
+    )
+
+
 def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None:
     batch = handed_over(machine)
     machine.hold = True
