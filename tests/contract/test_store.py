@@ -154,6 +154,14 @@ def test_attempts_go_on_behind_the_last_key(store):
     assert (store.next_attempt(job, 1), store.next_attempt(job, 2)) == (4, 1)
 
 
+def test_counts_are_those_of_the_rows(store):
+    assert (store.counts().enrolled, dict(store.counts().jobs)) == (0, {})
+    store.set_enrolled([bytes([k]) * 32 for k in range(5)])
+    running(store), submitted(store), submitted(store)
+    assert store.counts().enrolled == 5
+    assert dict(store.counts().jobs) == {"running": 1, "queued": 2}
+
+
 def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
     assert EVENTS_KEPT >= 1000
     monkeypatch.setattr("edgeveil_cloud.store.EVENTS_KEPT", 20)
@@ -278,6 +286,15 @@ def test_enrolled_keys_are_a_set_in_the_order_of_their_bytes(store):
     assert store.enrolled() == ()
 
 
+def test_a_release_is_kept_and_replaced(store):
+    job = submitted(store)
+    assert store.release(job) is None
+    for number in (b"1", b"2"):
+        store.put_release(job, b"onnx" + number, b"tensors" + number)
+    release = store.release(job)
+    assert (release.onnx, release.safetensors) == (b"onnx2", b"tensors2")
+
+
 def test_threads_share_a_store(store):
     job, failures = running(store), []
 
@@ -334,3 +351,11 @@ def test_devices_are_counted_by_cell(store):
     north, south = store.devices()
     assert (north.cell, north.enrolled, north.expires_s) == ("north", 2, 5000.0)
     assert (south.cell, south.enrolled) == ("south", 0)
+
+
+def test_news_of_all_grows_with_what_was_stored_and_with_nothing_else(store):
+    before = store.news_of_all
+    job = submitted(store)
+    assert (after := store.news_of_all) > before
+    store.job(job)
+    assert store.news_of_all == after

@@ -251,6 +251,16 @@ def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk)
     assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
 
 
+def test_another_batch_for_a_committed_round_is_refused(desk):
+    broadcast = desk.sealed()
+    task, other = desk.answers(broadcast), desk.answers(broadcast, value=7.0)
+    desk.perform(task)
+    before = desk.store.last_commit(desk.id)
+    with pytest.raises(JobFailed, match="key is gone"):
+        desk.perform(other)
+    assert desk.store.last_commit(desk.id) == before
+
+
 def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, monkeypatch):
     broadcast = desk.sealed()
     task, aggregate = desk.answers(broadcast), commit_round.aggregate

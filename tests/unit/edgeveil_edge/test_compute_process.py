@@ -250,6 +250,17 @@ def test_a_longer_reading_shows_by_doublings_alone(took_s, there_s):
     assert compute_process.public_time_s(took_s, 3) == there_s
 
 
+def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path):
+    one = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    other = remote(process, tmp_path, tmp_path / "own.npz", "1" * 16)
+    for device in (one, other):
+        device.read_ahead(0.2)
+    found = one.try_job(taught(), trains=True)
+    process._answers_until_s, process._clock = 1.0, Clock()  # which nobody moves
+    assert other.try_job(taught(), trains=True) is found
+    other.read_ahead(0.2)
+
+
 @pytest.mark.parametrize(
     "fails", ["time.sleep(0.4)\n    raise ValueError", "os.abort()", "os._exit(0)"]
 )

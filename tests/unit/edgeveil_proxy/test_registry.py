@@ -1,3 +1,5 @@
+import sqlite3
+
 import pytest
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
@@ -104,3 +106,36 @@ def test_of_many_all_are_admitted_or_none(path):
     with pytest.raises(EnrolmentError, match="did not sign"):
         registry.admit_many([devices[2], forged])
     assert registry.devices() == () and registry.roster() == (0, b"")
+
+
+_FIRST_VERSION = """
+CREATE TABLE device (
+  id TEXT PRIMARY KEY, identity BLOB NOT NULL UNIQUE, sealing BLOB NOT NULL UNIQUE,
+  note TEXT NOT NULL, admitted_s REAL NOT NULL, revoked_s REAL) STRICT;
+CREATE TABLE roster (epoch INTEGER NOT NULL) STRICT;
+INSERT INTO roster VALUES (3);
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_registry_of_the_first_version_goes_on_and_is_copied_before(path):
+    active, out = device(), device()
+    path.parent.mkdir()
+    with sqlite3.connect(path) as db:
+        db.executescript(_FIRST_VERSION)
+        for one, revoked_s in ((active, None), (out, 9.0)):
+            keys = (one.identity.to_bytes(), one.sealing.to_bytes())
+            row = (one.device_id, *keys, "ward 3", 8.0, revoked_s)
+            db.execute("INSERT INTO device VALUES (?, ?, ?, ?, ?, ?)", row)
+    db.close()
+    registry = Registry(path)
+    assert registry.roster() == (3, active.sealing.to_bytes())
+    assert [one.active for one in registry.devices(revoked=True)].count(False) == 1
+    lineage = registry.lineage
+    assert len(lineage) == 32
+    registry.close()
+    assert Registry(path).lineage == lineage
+    with sqlite3.connect(path.with_name(f"{path.name}.before-3")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+        assert copy.execute("SELECT count(*) FROM device").fetchone() == (2,)
+    copy.close()

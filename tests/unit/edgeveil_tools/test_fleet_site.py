@@ -417,6 +417,20 @@ def test_commands_by_hand(folder, capsys):
     assert "the site's key is" in capsys.readouterr().err
 
 
+def test_without_a_terminal_the_option_for_a_passphrase_is_named(folder):
+    opened(folder).apply()
+    plan(folder, proxy={"min_batch_floor": 5})
+    before = contents(folder)
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.returncode == UsageError.exit_code, done.stderr
+    assert "--passphrase-file" in done.stderr and "EOFError" not in done.stderr
+    changed = {path for path, raw in contents(folder).items() if before.get(path) != raw}
+    assert all(path.endswith(".lock") for path in changed)
+
+
 def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):
     environ = earlier_code(tmp_path / "earlier", "4bc41794")
     words = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder, "--no-passphrase"]

@@ -100,6 +100,17 @@ def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     assert kit.stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(kit.JOB, "completed")]
 
 
+def test_the_watchdog_waits_for_the_round_s_own_deadline():
+    machine = cb.cloud(proxy_margin_s=30.0)
+    cb.start(machine)
+    cb.broadcast(machine, cj.SealJob(kit.JOB))
+    header = kit.manifest(b"m", deadline_s=60.0, grace_s=5.0)
+    sealed = cj.CellBroadcasts({"": cj.Broadcast(header, b"m")})
+    out = cb.done(machine, cj.SealRound(kit.JOB, 1, 1), sealed)
+    assert kit.timers(out)["watchdog"] == 95.0
+    assert kit.timers(cb.receive(machine, cb.ack(header)))["watchdog"] == 95.0
+
+
 @pytest.mark.parametrize("task", [cj.SealJob(kit.JOB), cj.SealRound(kit.JOB, 1, 1)])
 def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
     machine = cb.cloud(proxy_margin_s=30.0, push_bytes=0)

@@ -82,6 +82,16 @@ def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, r
     assert db.snapshot(machine) == before
 
 
+def test_a_round_that_holds_no_round_is_refused():
+    machine, header = db.device(), kit.manifest(db.MODEL)
+    db.receive(machine, kit.offer(header, db.MODEL))
+    out = db.done(
+        machine, dr.OpenPackage(header, db.MODEL), dr.OpenedPackage(JobPackage(b"{}", b""))
+    )
+    assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
+    assert machine.state is dr.DeviceState.IDLE
+
+
 def test_a_newer_round_takes_the_place_of_the_one_at_work():
     machine, old, new = (
         db.device(),
@@ -96,6 +106,17 @@ def test_a_newer_round_takes_the_place_of_the_one_at_work():
     assert kit.tasks(
         db.done(machine, dr.OpenPackage(new, b"newer"), dr.OpenedPackage(db.PACKAGE))
     ) == [dr.ComputeAnswer(new, db.PACKAGE, closes_s=60.0)]
+
+
+def test_fetches_that_never_end_do_not_stop_later_rounds():
+    """Each round's commit is announced and its parts are lost: the next round clears them."""
+    machine = db.device()
+    for number in range(1, 12):
+        db.upload(machine, kit.manifest(db.MODEL, kit.at(number)))
+        record, _ = kit.commit_of(kit.at(number), [b"%d %d" % (number, i) for i in range(100)])
+        db.receive(machine, kit.offer(record))
+    out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(12)), db.MODEL))
+    assert kit.refused(out) == [] and len(kit.tasks(out)) == 1
 
 
 def release(sequence, job=kit.JOB):
@@ -185,6 +206,14 @@ def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
     assert machine.fetches.under_way == {} and db.fire(machine, "repair") == []
 
 
+def test_a_job_that_holds_no_job_is_refused_and_not_fetched_again():
+    machine, task = db.device(dr.DeviceMemory()), dr.OpenPackage(JOB_HEADER, JOB_DATA)
+    db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))
+    out = db.done(machine, task, dr.OpenedPackage(db.PACKAGE))
+    assert kit.refused(out) == ["malformed_package"]
+    assert db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA)) == []
+
+
 def test_a_closed_job_stays_closed():
     machine = db.device()
     out = db.receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
@@ -252,6 +281,18 @@ def test_a_round_that_finds_no_room_changes_nothing() -> None:
     assert kit.stored(out) == []
     assert db.snapshot(machine) == before
     assert machine.state is dr.DeviceState.IDLE
+
+
+def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
+    machine = db.device()
+    db.receive(machine, kit.offer(kit.manifest(LONG)))
+    assert machine.fetches.under_way
+    db.fire(machine, "deadline")
+    assert machine.state is dr.DeviceState.IDLE
+    assert not machine.fetches.under_way
+    assert db.fire(machine, "repair") == []
+    out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
+    assert len(kit.tasks(out)) == 1
 
 
 def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> None:

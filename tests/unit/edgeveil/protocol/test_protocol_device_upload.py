@@ -66,6 +66,21 @@ def test_work_of_a_round_that_is_over_is_not_sent():
     assert machine.state is dr.DeviceState.WORKING
 
 
+def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
+    machine = db.device(resend_s=5.0, waits_cap_s=30.0)
+    waits = [kit.timers(upload(machine))["resend"]]
+    for _ in range(4):
+        out = db.fire(machine, "resend")
+        assert [h.blob.digest for h in kit.headers(out)] == [DIGEST]
+        waits.append(kit.timers(out)["resend"])
+    caps = (5.0, 10.0, 20.0, 30.0, 30.0)
+    assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
+    out = db.receive(machine, ack("held"))
+    assert kit.of(out, fx.CancelTimer) == [fx.CancelTimer(db.own("resend").name)]
+    assert machine.state is dr.DeviceState.ANSWERED
+    assert db.fire(machine, "resend") == []
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

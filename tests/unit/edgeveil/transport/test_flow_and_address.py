@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeveil.config.addresses import place, split_place
 from edgeveil.errors import UsageError
-from edgeveil.transport.link import BrokerAddress, LinkSettings, SendWindow
+from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow
 from edgeveil.transport.mqtt import Intake
 
 
@@ -50,6 +50,17 @@ def test_a_window_keeps_its_bounds_and_order_whoever_gives_up(sizes, messages, s
         await asyncio.wait_for(window.idle(), 5)
 
     asyncio.run(play())
+
+
+async def test_a_failed_window_ends_every_wait():
+    window = SendWindow(1, 10)
+    await window.acquire(1)
+    waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
+    await settle()
+    window.fail(LinkDown("gone"))
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [str(outcome) for outcome in outcomes] == ["gone"] * 3
+    await asyncio.wait_for(window.idle(), 5)
 
 
 async def test_a_cancel_after_the_turn_came_gives_the_room_back():

@@ -362,6 +362,23 @@ async def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch, caplog)
     assert caplog.records == []
 
 
+async def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream():
+    async with (
+        served(Route("GET", "/events", stream_of([1])), *ROUTES) as server,
+        watching(server) as follows,
+        contextlib.AsyncExitStack() as crowd,
+    ):
+        await follows.readuntil(b"data: 1")
+        for _ in range(400):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            crowd.callback(writer.close)
+            writer.write(b"GET /status HTTP/1.1\r\n")  # and never its end
+        for _ in range(3):
+            assert (await asyncio.wait_for(ask(server, "GET /status"), 5))[0] == 200
+        assert not follows.at_eof()
+        assert len(server._connections) <= listener.MOST_CONNECTIONS
+
+
 @pytest.mark.parametrize("line", ["", "GET /status HTTP/1.1\r\nX", "GET /events HTTP/1.1\r\n"])
 async def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line):
     async with served(Route("GET", "/events", stream_of([1])), *ROUTES) as server:
