@@ -49,12 +49,6 @@ def test_with_a_rollback_journal_there_is_no_other_file(path):
     file.close()
 
 
-def test_what_is_deleted_is_overwritten_where_that_is_asked_for(path):
-    file = SqliteFile(path, "the file", SCHEMA, secure_delete=True)
-    assert file.db.execute("PRAGMA secure_delete").fetchone() == (1,)
-    file.close()
-
-
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), EdgeVeilError("x")])
 def test_an_error_inside_undoes_all_and_is_raised_as_it_is(
     path: Path, error: BaseException

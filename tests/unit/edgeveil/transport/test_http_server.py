@@ -368,14 +368,14 @@ async def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_st
         watching(server) as follows,
         contextlib.AsyncExitStack() as crowd,
     ):
-        await follows.readuntil(b"data: 1")
+        assert await next_value(follows) == 1
         for _ in range(400):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             crowd.callback(writer.close)
             writer.write(b"GET /status HTTP/1.1\r\n")  # and never its end
         for _ in range(3):
             assert (await asyncio.wait_for(ask(server, "GET /status"), 5))[0] == 200
-        assert not follows.at_eof()
+        assert await is_open(follows)
         assert len(server._connections) <= listener.MOST_CONNECTIONS
 
 
