@@ -75,19 +75,22 @@ class RolloutDriver:
         now_s = self._store.now_s()
         for rollout in found:
             if rollout.stage == "canary" and rollout.held:
-                try:
-                    asked = self._jobs.plan(self._store.job(rollout.job)).job.release
-                except StoreAway:
-                    raise
-                except EdgeVeilError as error:  # of a version that knew its method
-                    stage, why = "withdrawn", f"the stored job cannot be read: {error}"
-                else:
-                    stage, why = verdict(rollout, asked, now_s)
+                stage, why = self._verdict(rollout, now_s)
                 if stage != "canary":
                     self._move(rollout.job, stage, why)
         found = self._found()
         self._state(found, now_s)
         self._publish(found, now_s)
+
+    def _verdict(self, rollout: Rollout, now_s: float) -> tuple[str, str]:
+        """Stage and reason of a canary; one of a job that this version cannot plan is withdrawn."""
+        try:
+            asked = self._jobs.plan(self._store.job(rollout.job)).job.release
+        except StoreAway:
+            raise  # the store, and not the job
+        except EdgeVeilError as error:
+            return "withdrawn", f"the stored job cannot be read: {error}"
+        return verdict(rollout, asked, now_s)
 
     def _found(self) -> list[Rollout]:
         """Those of jobs that are over: before that the job itself brings its release out."""
