@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         """The body as it arrives. Raises HttpError 400, 408."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + BODY_S
-        while True:
+        while self._http.their_state is h11.SEND_BODY:
             try:
                 async with asyncio.timeout(min(BODY_S, until_s - clock())):
                     event = await self._event()
@@ -338,8 +338,6 @@ class Connection(asyncio.Protocol):
     async def _content(self, request: Request, most_bytes: int) -> bytes:
         """The whole body. Raises HttpError 413 by its announced length, or once it is too long."""
         too_long = HttpError(413, f"more than {most_bytes} bytes", "send less")
-        if self._http.their_state is not h11.SEND_BODY:
-            return b""
         if (request.content_length or 0) > most_bytes:
             raise too_long
         found = bytearray()

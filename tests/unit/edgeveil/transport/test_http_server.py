@@ -202,6 +202,13 @@ async def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_s
         writer.close()
 
 
+async def test_a_body_that_there_is_not_is_read_to_its_end_at_once():
+    async with served() as server:
+        for length in ("", "Content-Length: 0\r\n"):
+            status, _, body = await ask(server, "PUT /any", length)
+            assert (status, json.loads(body)) == (200, {"bytes": 0})
+
+
 async def test_a_refused_body_is_discarded_so_that_the_answer_arrives():
     async with served() as server:
         sent = 4 << 20
