@@ -98,7 +98,7 @@ class FmDevice:
         self.parameters, self.context = parameters, context
         self.budget: fm_sums.Budget = fm_sums.budget(parameters, context)
         self.intercept = fm_sums.intercept_steps(parameters, context, self.budget)
-        self._cache = fm_sums.FeatureCache(context)
+        self._cache = fm_sums.RowCache(context)
 
     def job_events(self) -> tuple[Event, ...]:
         return self.budget.job_events()
@@ -146,7 +146,7 @@ class FmDevice:
         iterate, clip = tensors["iterate"].astype(np.int64), self.parameters.clip
         return fm_sums.linear_sum(z, iterate, clip, regression=self.context.regression)
 
-    def _projected(self, phi: fm_sums.Features, tensors: Tensors) -> fm_sums.Features:
+    def _projected(self, phi: fm_sums.Rows, tensors: Tensors) -> fm_sums.Rows:
         """φ, or φ·B by the broadcast basis, that of the own noised covariance (`ldp_pca`), or that
         of the records (`local_pca`)."""
         projection, d = self.context.projection, self.context.dimension
@@ -157,17 +157,17 @@ class FmDevice:
         own = tensors[COVARIANCE] if projection.name == "ldp_pca" else fm_sums.covariance_sum(phi)
         return fm_sums.projected(phi, fm_sums.top_basis(own, self.context.feature_dimension, d))
 
-    def bounded(self, records: Records, tensors: Tensors) -> fm_sums.Bounded:
+    def bounded(self, records: Records, tensors: Tensors) -> fm_sums.Rows:
         """z of the valid records, from a training package that has its form; kept beside them."""
         d, radius = self.context.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
 
-        def made(phi: fm_sums.Features) -> fm_sums.Bounded:
+        def made(phi: fm_sums.Rows) -> fm_sums.Rows:
             z = fm_sums.bounded(self._projected(phi, tensors), centre, radius)
             return fm_sums.with_intercept(z, self.intercept) if self.intercept else z
 
-        return self._cache.bounded(records, (centre.tobytes(), *bases), made)
+        return self._cache.rows(records, (centre.tobytes(), *bases), made)
 
     def finish(
         self,
@@ -199,7 +199,7 @@ def local_minimum(
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
     rows = fm_sums.head_shape(parameters, context)[0]
-    curvature = fm_sums.unpacked(np.asarray(tensors["curvature"], np.float32), rows)
+    curvature = fm_sums.unpacked(tensors["curvature"].tobytes(), rows)
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 

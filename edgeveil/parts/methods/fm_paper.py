@@ -25,7 +25,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.parts.features.feature_map import COVARIANCE
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, forms
-from edgeveil.parts.methods.fm_sums import Bounded, FmParameters, as_weights, phases, top_basis
+from edgeveil.parts.methods.fm_sums import FmParameters, Rows, as_weights, phases, top_basis
 from edgeveil.parts.round import (
     TRAIN,
     Aim,
@@ -167,7 +167,7 @@ class FmPaperDevice:
         return np.asarray(np.clip(moved, -MAX_WEIGHT, MAX_WEIGHT), dtype=np.float64)
 
 
-def coefficients(z: Bounded, classes: int) -> tuple[Float64, Float64]:
+def coefficients(z: Rows, classes: int) -> tuple[Float64, Float64]:
     """Σ -½·y·x (d, c), y = 1 for a record's class and -1 for the others, and ⅛·Σxxᵀ (d, d)."""
     signs: NDArray[np.int64] = np.where(z.labels[:, None] == np.arange(classes), 1, -1)
     linear = exact_matmul(z.steps.T, signs).astype(np.float64) * (-(2.0**-GRID_BITS) / 2)

@@ -48,6 +48,7 @@ from edgeveil.privacy.grid import (
     LARGEST_DIMENSION,
     Float64,
     Int64,
+    Integers,
     clip_rows,
     exact_gram,
     exact_matmul,
@@ -57,6 +58,10 @@ from edgeveil.privacy.grid import (
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event, noise_room, scale_of
 from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
 from edgeveil.subnormals import flushed
+
+FEATURE_BITS = 24
+BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
+Key = tuple[bytes, ...]
 
 
 def triangle_size(d: int) -> int:
@@ -73,39 +78,29 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
     return matrix + np.triu(matrix, 1).T
 
 
-def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float32]:
-    """As `symmetric`, cached, since a job broadcasts one curvature every round. Do not write to
-    it."""
-    return _unpacked(triangle.tobytes(), d)
-
-
 @lru_cache(maxsize=2)
-def _unpacked(raw: bytes, d: int) -> NDArray[np.float32]:
-    return symmetric(np.frombuffer(raw, np.float32), d).astype(np.float32)
-
-
-FEATURE_BITS = 24
-BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
-Int16 = NDArray[np.int16]
-Int32 = NDArray[np.int32]
-Key = tuple[bytes, ...]
+def unpacked(triangle: bytes, d: int) -> NDArray[np.float32]:
+    """As `symmetric`, of float32 values, cached, since a job broadcasts one curvature every round.
+    Do not write to it."""
+    return symmetric(np.frombuffer(triangle, np.float32), d).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Features:
-    """φ of the valid records: `steps` int32 (n, k) on 2**-24, ‖φ‖ <= 1; `labels` int64 (n,)."""
+class Rows:
+    """One row of norm 1 at most for each valid record: features φ (n, k) int32 on 2**-24, or z
+    (n, d) int16 on 2**-12; `labels` int64 (n,)."""
 
-    steps: Int32
+    steps: Integers
     labels: Int64
 
-
-@dataclass(frozen=True)
-class Bounded:
-    """z of the valid records: `steps` int16 (n, d) on 2**-12, ‖z‖ <= 1, with squared norms."""
-
-    steps: Int16
-    squared: Int64
-    labels: Int64
+    def made(
+        self, width: int, kind: type[np.signedinteger[Any]], make: Callable[[Integers], Int64]
+    ) -> Rows:
+        """Rows of another width, by a function of blocks in which each row decides alone."""
+        steps = np.empty((len(self.labels), width), kind)
+        for rows in blocks(len(steps)):
+            steps[rows] = make(self.steps[rows])
+        return Rows(steps, self.labels)
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -115,37 +110,36 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 @flushed()
-def features_of(records: Records, context: MethodContext) -> Features:
-    """Features of the valid records; the others are dropped."""
+def features_of(records: Records, context: MethodContext) -> Rows:
+    """φ of the valid records; the others are dropped."""
     mask = context.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
     steps = np.empty((len(labels), context.feature_dimension), np.int32)
     for rows in blocks(len(labels)):
         steps[rows] = quantise(context.features(x[rows]), 1.0, bits=FEATURE_BITS)
-    return Features(steps, labels)
+    return Rows(steps, labels)
 
 
-def projected(features: Features, basis: Basis) -> Features:
+def projected(phi: Rows, basis: Basis) -> Rows:
     """φ·B, clipped to norm 1 again: B is orthonormal up to rounding, or whatever was sent."""
-    steps = np.empty((len(features.labels), basis.shape[1]), np.int32)
     scale = 2.0 ** -(FEATURE_BITS + BASIS_BITS)
-    for rows in blocks(len(steps)):
-        product = exact_matmul(features.steps[rows], basis).astype(np.float64)
-        steps[rows] = quantise(product * scale, 1.0, bits=FEATURE_BITS)
-    return Features(steps, features.labels)
+
+    def make(steps: Integers) -> Int64:
+        product = exact_matmul(steps, basis).astype(np.float64)
+        return quantise(product * scale, 1.0, bits=FEATURE_BITS)
+
+    return phi.made(basis.shape[1], np.int32, make)
 
 
-def bounded(features: Features, centre: NDArray[np.generic], radius: float) -> Bounded:
+def bounded(phi: Rows, centre: NDArray[np.generic], radius: float) -> Rows:
     """z = clip(φ - centre, radius)/radius; `centre` (d,) may be any values."""
-    steps = np.empty(features.steps.shape, np.int16)
-    squared = np.empty(len(steps), np.int64)
-    for rows in blocks(len(steps)):
-        phi = features.steps[rows].astype(np.float64) * 2.0**-FEATURE_BITS
+
+    def make(steps: Integers) -> Int64:
         with np.errstate(over="ignore", invalid="ignore"):
-            centred = phi - centre.astype(np.float64)
-        whole = quantise(clip_rows(centred, radius) / radius, 1.0)
-        steps[rows], squared[rows] = whole, squared_norms(whole)
-    return Bounded(steps, squared, features.labels)
+            centred = steps.astype(np.float64) * 2.0**-FEATURE_BITS - centre.astype(np.float64)
+        return quantise(clip_rows(centred, radius) / radius, 1.0)
+
+    return phi.made(len(centre), np.int16, make)
 
 
 def shrunk(intercept: int) -> int:
@@ -153,42 +147,38 @@ def shrunk(intercept: int) -> int:
     return math.isqrt((1 << 2 * GRID_BITS) - intercept**2)
 
 
-def with_intercept(z: Bounded, intercept: int) -> Bounded:
+def with_intercept(z: Rows, intercept: int) -> Rows:
     """(a·z, i) in place of z, i = `intercept` steps of 2**-12, a² + i² <= 1: of norm 1 at most. In
     integers, toward zero."""
     factor = shrunk(intercept)
-    steps = np.empty((len(z.steps), z.steps.shape[1] + 1), np.int16)
-    squared = np.empty(len(steps), np.int64)
-    for rows in blocks(len(steps)):
-        given = z.steps[rows].astype(np.int64)
-        steps[rows, :-1] = np.sign(given) * (np.abs(given) * factor >> GRID_BITS)
-        steps[rows, -1] = intercept
-        squared[rows] = squared_norms(steps[rows].astype(np.int64))
-    return Bounded(steps, squared, z.labels)
+
+    def make(steps: Integers) -> Int64:
+        given = steps.astype(np.int64)
+        less = np.sign(given) * (np.abs(given) * factor >> GRID_BITS)
+        return np.pad(less, ((0, 0), (0, 1)), constant_values=intercept)
+
+    return z.made(z.steps.shape[1] + 1, np.int16, make)
 
 
-class FeatureCache:
-    """Features of data sets, then z for the last basis and centre. A data set is known by identity
-    (`Records`) and not kept alive."""
+class RowCache:
+    """The rows of data sets as they were last asked for: φ, then z for one basis and centre. A data
+    set is known by identity (`Records`) and not kept alive."""
 
     def __init__(self, context: MethodContext) -> None:
         self._context = context
-        self._features: WeakKeyDictionary[Records, Features] = WeakKeyDictionary()
-        self._bounded: WeakKeyDictionary[Records, tuple[Key, Bounded]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Records, tuple[Key, Rows]] = WeakKeyDictionary()
 
-    def features(self, records: Records) -> Features:
-        found = self._features.get(records)
-        if found is None:
-            found = self._features[records] = features_of(records, self._context)
+    def features(self, records: Records) -> Rows:
+        return self.rows(records, (), lambda phi: phi)
+
+    def rows(self, records: Records, key: Key, make: Callable[[Rows], Rows]) -> Rows:
+        """What `make` gives of φ; `key` holds the bytes of what it depends on beside records."""
+        before, found = self._kept.get(records, (None, None))
+        if found is None or before != key:
+            phi = found if found is not None and before == () else None
+            found = make(features_of(records, self._context) if phi is None else phi)
+            self._kept[records] = (key, found)
         return found
-
-    def bounded(self, records: Records, key: Key, make: Callable[[Features], Bounded]) -> Bounded:
-        """z as `make` gives it; `key` holds the bytes of all that it depends on beside records."""
-        found = self._bounded.get(records)
-        if found is None or found[0] != key:
-            found = self._bounded[records] = (key, make(self.features(records)))
-            self._features.pop(records, None)  # the larger of the two; not needed again
-        return found[1]
 
 
 # A record's share of each released sum: bounded, on the grid, and exact.
@@ -220,7 +210,7 @@ def check_sizes(context: MethodContext) -> None:
             )
 
 
-def covariance_sum(phi: Features) -> Int64:
+def covariance_sum(phi: Rows) -> Int64:
     """Upper triangle of Σφφᵀ (D(D+1)/2,); Frobenius norm per record at most 1."""
     total = np.zeros((phi.steps.shape[1],) * 2, np.int64)
     for rows in blocks(len(phi.steps)):
@@ -229,62 +219,52 @@ def covariance_sum(phi: Features) -> Int64:
     return np.asarray(upper(total), dtype=np.int64)
 
 
-def centre_sum(phi: Features) -> Int64:
+def centre_sum(phi: Rows) -> Int64:
     """Σφ (d,); L2 norm per record at most 1."""
     return np.asarray(phi.steps.sum(axis=0, dtype=np.int64))
 
 
-def quadratic_sum(z: Bounded) -> Int64:
+def quadratic_sum(z: Rows) -> Int64:
     """Upper triangle of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
     return np.asarray(upper(exact_gram(z.steps)), dtype=np.int64)
 
 
-def linear_sum(z: Bounded, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
+def linear_sum(z: Rows, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
     """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
     p = softmax(Wᵀz), or with `regression` Wᵀz, and y the number t. W (d, c) is on the grid 2**-12,
     so logits are exact integers on 2**-24.
     """
-    residual_of, sound = _residual, _of_a_residual
-    if regression:
-        residual_of, sound = _difference, _of_a_difference
     total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
     for rows in blocks(len(z.steps)):
-        steps, squared = z.steps[rows], z.squared[rows]
-        residual = residual_of(exact_matmul(steps, weight_steps), z.labels[rows])
+        steps, labels = z.steps[rows], z.labels[rows]
+        squared = squared_norms(steps.astype(np.int64))
+        outputs = exact_matmul(steps, weight_steps).astype(np.float64) * 2.0**-PRODUCT_BITS
+        residual = outputs - scaled(labels)[:, None] if regression else _residual(outputs, labels)
         norm = np.sqrt(squared.astype(np.float64)) * 2.0**-GRID_BITS
         factors = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
         # The outer product's norm is the product of the norms: check it in integers.
         within = squared * squared_norms(factors) <= limit
-        within &= sound(factors, z.labels[rows])
+        within &= _l1_bounded(factors, None if regression else labels)
         total += exact_matmul(steps.T, np.where(within[:, None], factors, 0))
     return total
 
 
-def _residual(logit_steps: Int64, labels: Int64) -> Float64:
-    residual = _softmax(logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS)
+def _residual(logits: Float64, labels: Int64) -> Float64:
+    residual = _softmax(logits)
     residual[np.arange(len(labels)), labels] -= 1.0
     return residual
 
 
-def _of_a_residual(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
-    """Mask (n,): ‖r‖₁ <= 2 and the label's entry weighs what all others do, up to one step. The L1
-    sensitivity rests on it."""
+def _l1_bounded(factors: Int64, labels: Int64 | None) -> NDArray[np.bool_]:
+    """Mask (n,): ‖r‖₁ <= 2, and of classes the label's entry weighs what all others do, up to one
+    step. The L1 sensitivity rests on it."""
     sizes = np.abs(factors)
-    total, own = sizes.sum(axis=1), sizes[np.arange(len(labels)), labels]
-    within: NDArray[np.bool_] = (total <= LARGEST_L1) & (total <= 2 * own + 1)
-    return within
-
-
-def _difference(logit_steps: Int64, labels: Int64) -> Float64:
-    found: Float64 = logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS - scaled(labels)[:, None]
-    return found
-
-
-def _of_a_difference(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
-    """Mask (n,): |r| <= 2, whatever the labels; the L1 sensitivity rests on it."""
-    within: NDArray[np.bool_] = np.abs(factors[:, 0]) <= LARGEST_L1
+    total = sizes.sum(axis=1)
+    within: NDArray[np.bool_] = total <= LARGEST_L1
+    if labels is not None:
+        within &= total <= 2 * sizes[np.arange(len(labels)), labels] + 1
     return within
 
 
@@ -583,33 +563,24 @@ class Budget:
         return steps * 4.0 ** -self.grid_bits(phase)
 
 
-@dataclass(frozen=True)
-class _Split:
-    """The covariance's share, and what is left. All Gaussian: a share of μ² (composes by Σμ²), both
-    ε the job's. Two kinds: ε itself is shared and prices add up."""
-
-    first: float
-    one_kind: bool
-    own_epsilon: float
-    rest_epsilon: float
-
-
-def _split(parameters: FmParameters, context: MethodContext) -> _Split:
-    projection, whole = context.projection, context.epsilon
-    if projection is None or COVARIANCE not in phases(parameters, projection):
-        one_kind = parameters.noise == "gaussian"
-        return _Split(0.0, one_kind, whole, whole if one_kind else whole * HAIR)
-    first = projection.share
-    if parameters.noise == projection.noise == "gaussian":
-        return _Split(first, True, whole, whole)
-    return _Split(first, False, whole * first * HAIR, whole * (1 - first) * HAIR)
-
-
 def budget(parameters: FmParameters, context: MethodContext) -> Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
-    split = _split(parameters, context)
-    of_gaussian = split.own_epsilon if parameters.noise == "laplace" else split.rest_epsilon
-    return settled(partial(_share_out, parameters, context, split), context, of_gaussian)
+    own, rest, _ = _split(parameters, context)
+    of_gaussian = own if parameters.noise == "laplace" else rest
+    return settled(partial(_share_out, parameters, context), context, of_gaussian)
+
+
+def _split(parameters: FmParameters, context: MethodContext) -> tuple[float, float, float]:
+    """ε of the covariance, ε of the rest, and the covariance's share of μ². All Gaussian: μ² is
+    shared (it composes by Σμ²), both ε the job's. Two kinds: ε itself is, and prices add up."""
+    projection, whole = context.projection, context.epsilon
+    gaussian_rest = parameters.noise == "gaussian"
+    if projection is None or COVARIANCE not in phases(parameters, projection):
+        return whole, whole if gaussian_rest else whole * HAIR, 0.0
+    first = projection.share
+    if gaussian_rest and projection.noise == "gaussian":
+        return whole, whole, first
+    return whole * first * HAIR, whole * (1 - first) * HAIR, 0.0
 
 
 def settled(
@@ -655,47 +626,40 @@ def _costs(result: Budget, delta: float) -> float:
         return math.inf
 
 
-def _share_out(
-    parameters: FmParameters, context: MethodContext, split: _Split, delta: float
-) -> Budget:
-    events: dict[str, Event] = {}
-    if split.first:
-        events[COVARIANCE] = _covariance_event(parameters, context, split, delta)
+def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -> Budget:
+    names, projection = phases(parameters, context.projection), context.projection
+    own_epsilon, rest_epsilon, first = _split(parameters, context)
     times = min(context.max_participations, parameters.rounds)
-    names = phases(parameters, context.projection)
     shares = {CENTRE: parameters.shares.centre, QUADRATIC: parameters.shares.quadratic}
     shares = {phase: share for phase, share in shares.items() if phase in names}
     shares[TRAIN] = (1.0 - sum(shares.values())) / times
-    mu = 0.0
-    if parameters.noise == "gaussian":
-        mu = mu_for(split.rest_epsilon, delta)
-        mu *= math.sqrt(1 - split.first) if split.one_kind else 1.0
-    for phase, share in shares.items():
+
+    def noised_by(phase: str, mu: float) -> Event:
         released = released_sum(phase, parameters, context)
-        if parameters.noise == "gaussian":
-            events[phase] = shared_gaussian(
-                released.gaussian(mu * math.sqrt(share)), context.honest
-            )
-        else:
-            events[phase] = released.laplace(split.rest_epsilon * share)
-    local = context.projection is not None and context.projection.name == "local_pca"
-    return Budget(events, times, (LOCAL_BASIS,) if local else ())
+        return shared_gaussian(released.gaussian(mu), context.honest)
 
-
-def _covariance_event(
-    parameters: FmParameters, context: MethodContext, split: _Split, delta: float
-) -> Event:
-    if context.projection is not None and context.projection.noise == "wishart":
-        return ClaimedEvent(
+    events: dict[str, Event] = {}
+    if COVARIANCE in names and projection is not None and projection.noise == "wishart":
+        events[COVARIANCE] = ClaimedEvent(
             what="covariance with Wishart noise",
             unit="record",
-            claimed_epsilon=split.own_epsilon,
+            claimed_epsilon=own_epsilon,
             source="DELM, alg. 2: pure ε, which does not hold (docs/privacy.md)",
         )
-    mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
-    return shared_gaussian(
-        released_sum(COVARIANCE, parameters, context).gaussian(mu), context.honest
-    )
+    elif COVARIANCE in names:
+        mu = mu_for(own_epsilon, delta) * math.sqrt(first or 1.0)
+        events[COVARIANCE] = noised_by(COVARIANCE, mu)
+    if parameters.noise == "gaussian":
+        mu = mu_for(rest_epsilon, delta) * math.sqrt(1 - first)
+        events |= {
+            phase: noised_by(phase, mu * math.sqrt(share)) for phase, share in shares.items()
+        }
+    else:
+        for phase, share in shares.items():
+            released = released_sum(phase, parameters, context)
+            events[phase] = released.laplace(rest_epsilon * share)
+    local = projection is not None and projection.name == "local_pca"
+    return Budget(events, times, (LOCAL_BASIS,) if local else ())
 
 
 def intercept_steps(

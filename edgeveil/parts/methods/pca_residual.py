@@ -102,7 +102,7 @@ class PcaResidualDevice(FmDevice):
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
         self.budget = budget(parameters, context)
-        self._cache = fm_sums.FeatureCache(context)
+        self._cache = fm_sums.RowCache(context)
 
     def check(self, round: PlannedRound, tensors: Tensors) -> None:
         if round.phase == TRAIN:
@@ -113,7 +113,7 @@ class PcaResidualDevice(FmDevice):
             return fm_sums.centre_sum(self._cache.features(records))
         centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
         key = (centre.tobytes(),)
-        z = self._cache.bounded(records, key, lambda phi: fm_sums.bounded(phi, centre, radius))
+        z = self._cache.rows(records, key, lambda phi: fm_sums.bounded(phi, centre, radius))
         return fm_sums.quadratic_sum(z)
 
     def finish(

@@ -19,7 +19,7 @@ from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.methods import local_steps
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
-from edgeveil.parts.methods.fm_sums import Bounded, Features, FmParameters, linear_sum, projected
+from edgeveil.parts.methods.fm_sums import FmParameters, Rows, linear_sum, projected
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.accountant import epsilon, total_mu
@@ -277,7 +277,7 @@ def test_at_the_largest_size_and_weight_the_widest_record_does_not_overflow():
     FmDevice(FmParameters(**BARE), context(input_shape=(d,)))
     steps = np.zeros((1, d), np.int16)
     steps[0, 5] = 1 << 12
-    z = Bounded(steps, np.array([1 << 24]), np.array([1]))
+    z = Rows(steps, np.array([1]))
     weights = np.full((d, 1), weight) * np.array([[1, -1]])
     found = linear_sum(z, weights, 2.0)
     assert found[5].tolist() == pytest.approx([2**24, -(2**24)], rel=1e-3)
@@ -288,5 +288,5 @@ def test_at_the_largest_size_the_widest_basis_does_not_overflow():
     steps = np.zeros((1, LARGEST_DIMENSION), np.int32)
     steps[0, 5] = -(1 << 24)
     basis = np.full((LARGEST_DIMENSION, 1), -(1 << 15), np.int16)
-    found = projected(Features(steps, np.zeros(1, np.int64)), basis).steps
+    found = projected(Rows(steps, np.zeros(1, np.int64)), basis).steps
     assert found.tolist() == [[(1 << 24) - 1]]

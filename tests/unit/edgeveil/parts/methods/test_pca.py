@@ -12,14 +12,13 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import (
-    Features,
     FmParameters,
+    Rows,
     as_weights,
     own_weights,
     projected,
     symmetric,
     top_basis,
-    unpacked,
     upper,
 )
 from edgeveil.parts.models.heads import build_graph, probabilities
@@ -84,18 +83,10 @@ def test_no_matrix_makes_a_projected_record_longer_than_one(seed, reach):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(70, 6))
     rows = np.trunc(rows / np.linalg.norm(rows, axis=1, keepdims=True) * (2**24 - 4))
-    phi = Features(rows.astype(np.int32), np.zeros(70, np.int64))
+    phi = Rows(rows.astype(np.int32), np.zeros(70, np.int64))
     basis = rng.integers(-reach - 1, reach + 1, (6, 4)).astype(np.int16)
     steps = projected(phi, basis).steps.astype(object)
     assert ((steps**2).sum(axis=1) <= 2**48).all()
-
-
-def test_the_unpacked_curvature_follows_its_values():
-    one = np.arange(6, dtype=np.float32)
-    two = one.copy()
-    two[4] = 9
-    for triangle in (one, two, one):
-        np.testing.assert_array_equal(unpacked(triangle, 3), symmetric(triangle, 3))
 
 
 def test_the_graph_projects_as_numpy_does_and_is_plain():
