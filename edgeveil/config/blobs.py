@@ -68,8 +68,7 @@ class BlobBucket(Block):
     url: str = Field(pattern=r"^(s3|gs|az)://\S+$", max_length=300, examples=["s3://fleet/blobs"])
     """`s3://bucket/folder`, `gs://…` or `az://…`."""
     options_file: SitePath | None = None
-    """YAML file with what the store needs beside that, such as region, endpoint,
-    access_key_id, secret_access_key; for this user's eyes only. None: as the environment says."""
+    """YAML of region, endpoint, access_key_id, …, for this user alone; None: the environment."""
 
 
 class BlobStore(Block):

@@ -17,11 +17,9 @@ class BrokerTls(Block):
     """TLS of the broker's listener."""
 
     ca_file: SitePath | None = None
-    """PEM file of the authorities that vouch for clients; set: clients need a certificate. Without
-    `users_file` its name (CN) is the user."""
+    """PEM of the authorities for clients, who then need one; its CN is the user, or users_file."""
     crl_file: SitePath | None = None
-    """PEM file of the authorities' lists of revoked certificates. When it changes, every connection
-    is cut, and only who is not on it comes back."""
+    """PEM of revoked certificates; when it changes, every connection is cut once."""
     cert_file: SitePath = Field(examples=["../site/tls/broker.crt"])
     """PEM file of the broker's certificate."""
     key_file: SitePath = Field(examples=["../site/tls/broker.key"])
@@ -55,8 +53,7 @@ class BrokerSite(Block):
     acl: Literal["edge", "cloud"] | None = None
     """Deny-by-default access list of that side; null: everybody may read and write everything."""
     cells: tuple[Cell, ...] = ()
-    """The cells that meet at this broker, for its access list; empty: the fleet has no named
-    cells. An empty name beside others is the cell without one."""
+    """The cells at this broker, for its access list; an empty name is the cell without one."""
     tls: BrokerTls | None = None
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()

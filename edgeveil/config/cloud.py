@@ -33,8 +33,7 @@ class CloudLimits(Block):
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for the batches under way: all uploads of one round of each job that runs. A batch for
-    which others leave no room waits at the proxy."""
+    """Disk for the batches under way; a batch without room waits at the proxy."""
     jobs_running: int = Field(default=4, ge=1, le=64)
     """Jobs that run at once; the others wait in the queue."""
 
@@ -44,15 +43,13 @@ class ComputeAt(Block):
     bit."""
 
     engine: Literal["local", "ray"] = "local"
-    """`local`: processes on this machine, started for the first large batch. `ray`: a Ray cluster,
-    which sees what the cloud sees of a round and its key; it is the cloud operator's own."""
+    """`local`: processes here. `ray`: the operator's own Ray cluster, which sees a round's key."""
     workers: int = Field(default=0, ge=0, le=256)
     """How many open a batch's segments, each on one processor; 0: the cloud's own process alone."""
     address: str | None = Field(default=None, pattern=r"^\S{1,300}$", examples=["10.0.0.1:6379"])
     """HOST:PORT of the head of `engine: ray`; null: a Ray of the cloud's own on this machine."""
     least_bytes: int = Field(default=32 << 20, ge=0, le=1 << 50)
-    """Sealed segments below this are opened by the cloud itself, in a tenth of a second: they are
-    not worth the way to a worker."""
+    """Sealed segments below this are opened by the cloud itself."""
 
     @model_validator(mode="after")
     def _meant(self) -> Self:
@@ -67,8 +64,7 @@ class ReleaseValidity(Block):
     """How long devices take a release for the newest one."""
 
     valid_s: float = Field(default=7 * 86400.0, ge=60, le=366 * 86400)
-    """Seconds from each renewal after which a release is stale: a newer one may be withheld. It is
-    renewed seven times as often, so that a device may miss some."""
+    """Seconds after a renewal until a release is stale; it is renewed seven times as often."""
 
 
 class CloudCell(Block):
@@ -91,8 +87,7 @@ class CloudKeys(Block):
     http: CloudHttp = Http()
     """Status and control."""
     test_data: DataSource | TestSources | None = None
-    """Labelled records to test each round's model on, of the data set that `name` names: jobs name
-    it as `data.source`. A list: of several data sets, or of one in several forms; null: none."""
+    """Labelled records to test models on; jobs name their `name` as `data.source`; or a list."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()
@@ -125,8 +120,7 @@ class CloudSite(CloudKeys):
     releases: ReleaseValidity = ReleaseValidity()
     """Renewal of what devices have in use."""
     blobs: BlobStore | None = None
-    """A store from which the proxy gets large packages and to which it puts large batches; null:
-    all goes over the broker."""
+    """A store for packages and batches that are large; null: all goes over the broker."""
 
     @property
     def test_sets(self) -> tuple[DataSource, ...]:

@@ -43,22 +43,18 @@ class Images(Block):
     classes: tuple[FolderName, ...] | None = Field(
         default=None, min_length=1, max_length=10000, examples=[["cat", "dog"]]
     )
-    """The classes' folders, class 0 first. Needed in a site file: were it the folders that are
-    there, one could number all others. In a run, null: the folders by name, as it starts."""
+    """The classes' folders, class 0 first. A site file needs them; in a run, null: those there."""
 
 
 class DataFiles(Block):
     """The files of a data source, as far as it has any."""
 
     path: SitePath | None = None
-    """The data file; for `idx` the images; for `images` the folder with one folder for each class,
-    for published sets the folder of their files."""
+    """The file; for `idx` the images, for `images` and published sets their folder."""
     labels_path: SitePath | None = None
     """The labels of `idx`."""
     header: bool | None = Field(default=None, exclude_if=lambda said: said is None)
-    """Of `csv`: whether the first line names the columns (true), or is a record like the others
-    (false: a job's `data.schema.header` names them). A device answers no job from a CSV file while
-    this is not said: read off a record, the form of a file would tell of it."""
+    """Of `csv`: whether line 1 names the columns (else `data.schema.header`). Devices need it."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
     """The label's column in `csv` and `parquet`; none: the last one."""
     images: Images | None = None
@@ -84,8 +80,7 @@ class Partition(Block):
     kind: Annotated[
         str, AfterValidator(_partition_name), Field(json_schema_extra=_every_partition)
     ] = DEFAULT_PARTITION
-    """`iid`: at random. `n_class`: each device holds records of about so many classes.
-    `dirichlet`: each class is cut in uneven proportions. `quantity_skew`: sizes are uneven."""
+    """`iid`, `n_class` (few classes), `dirichlet` (uneven classes), `quantity_skew` (sizes)."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)
     """Classes of one device; read by `n_class` alone."""
     alpha: float = Field(default=0.5, gt=0, le=1e6)
@@ -95,8 +90,7 @@ class Partition(Block):
     lq_data: float = Field(default=0.0, ge=0, le=1)
     """Share of such a device's records that are of low quality: of another class, and noisy."""
     lq_range: tuple[float, float] | None = Field(default=None, examples=[[0, 255]])
-    """Least and greatest value, for files of your own, of whose records that may not follow;
-    published sets have theirs. The noise has half of that range as its standard deviation."""
+    """Least and greatest value of files of your own; half of it is the noise's deviation."""
 
 
 class Shard(Block):
@@ -111,8 +105,7 @@ class Shard(Block):
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing; the same on all devices of the demonstration."""
     classes: int | None = Field(default=None, ge=1, le=10**6, examples=[10])
-    """How many classes there are, where a file of your own is dealt or disturbed by class: that may
-    not follow from its records."""
+    """How many classes a file of your own has, where it is dealt or disturbed by class."""
 
 
 class DataSource(DataFiles):
@@ -121,19 +114,15 @@ class DataSource(DataFiles):
     name: str = Field(min_length=1, max_length=64, examples=["digits"])
     """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
     source: SourceName = Field(max_length=300, examples=["digits"])
-    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
-    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
+    """`digits` (of scikit-learn), a published set, a kind of file, or `python: module:function`."""
     test_records: int | None = Field(default=None, ge=0, le=10**9)
-    """Records of the cloud's test, for digits and published sets; null: 360 of digits, of published
-    sets their test half."""
+    """The cloud's test of digits (null: 360) and published sets (null: their test half)."""
     test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
-    """Of other sources: the share held back from the devices for the cloud's test, the same at all
-    parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
+    """Of other sources: the share, by each record's hash, that is the cloud's test; null: none."""
     test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
     """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
     test_path: SitePath | None = Field(default=None, exclude_if=operator.not_)
-    """In place of a share: a file of its own, in the form of `path`, that the cloud tests on and no
-    device reads."""
+    """In place of a share: a file in the form of `path` that the cloud alone reads."""
     shard: Shard | None = Field(default=None, exclude_if=operator.not_)
     """On a device of a demonstration: take one share of the data set; null: all of it."""
 

@@ -55,8 +55,7 @@ class Conditions(Block):
     idle: bool = False
     """Only while nobody uses the box: systemd-logind's idle hint, else untouched terminals."""
     unmetered: bool = False
-    """Only on a network that is not paid by the byte: as NetworkManager knows it, else by
-    `metered_interfaces`."""
+    """Only on a network that is not paid by the byte; see `metered_interfaces`."""
     metered_interfaces: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
         default=("wwan*", "ppp*", "usb*", "rmnet*"), max_length=32
     )
@@ -151,8 +150,7 @@ class EdgeSite(Block):
     policy_file: SitePath | None = Field(default=None, examples=["policy.yaml"])
     """The same in a file of the owner's own, with the one key `policy`; in place of that above."""
     claim: ClaimUse | None = None
-    """At the first start a certificate is claimed, and kept as broker.cert_file and key_file; null:
-    they are there."""
+    """At the first start claim a certificate, kept as broker.cert_file; null: it is there."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """What training computes on; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()
@@ -162,8 +160,7 @@ class EdgeSite(Block):
     page: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8711))] | None = None
     """The owner's page: ledger, jobs, pause, release; `edge status --page` prints the way in."""
     blobs: BlobAccess | None = None
-    """Where large packages may come from and large uploads go beside the broker; null: all goes
-    over the broker."""
+    """Stores for what is large, beside the broker; null: all goes over the broker."""
     limits: EdgeLimits = EdgeLimits()
     """Bounds."""
     log: Log = Log()

@@ -74,18 +74,15 @@ class BrokerLink(Block):
     """How to reach an MQTT broker."""
 
     url: BrokerUrls = Field(examples=["mqtt://127.0.0.1:1883"])
-    """`mqtt://host:port`, `mqtts://host:port` for TLS, `ws://host:port/path` or `wss://…` over
-    WebSockets (path `/mqtt` when not given); or a list of them, tried in turn."""
+    """`mqtt[s]://host:port` or `ws[s]://host:port/path`; or a list of them, tried in turn."""
     http_proxy: Annotated[str, Field(max_length=300), AfterValidator(_proxy_url)] | None = Field(
         default=None, repr=False, examples=["http://10.0.0.1:3128"]
     )
-    """`http://[user@]host:port` of an HTTP proxy that all these addresses are reached through, by
-    CONNECT; none: directly."""
+    """`http://[user@]host:port` of an HTTP proxy that all go through (CONNECT); none: directly."""
     http_proxy_password_file: SitePath | None = None
     """File whose first line is the password at that proxy; read when the process starts."""
     profile: ProfileName = "default"
-    """The managed service whose limits the link keeps to (docs/brokers.md): publishes and bytes in
-    a second, what is unacknowledged, sizes, and a client id that stays the same."""
+    """The managed service whose limits the link keeps to (docs/brokers.md)."""
     protocol: Literal[5, 4] = 5
     """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
     username: str | None = Field(default=None, min_length=1, max_length=128)
@@ -101,12 +98,9 @@ class BrokerLink(Block):
     keepalive_s: int = Field(default=60, ge=5, le=65535)
     """Seconds of silence after which the link is checked."""
     links: int = Field(default=1, ge=1, le=64)
-    """Connections of a proxy; from two on the first listens and the others speak, each device over
-    one of them. What devices send arrives over the first alone. The cloud's side has use for two.
-    """
+    """Connections of a proxy; the first listens, the others speak. The cloud's side takes two."""
     silence_s: float = Field(default=600.0, ge=5, le=3600)
-    """Seconds without a message after which the other side is asked for a sign, a tenth of them
-    where a question was repeated; without a word the link is made anew, at the next address."""
+    """Seconds without a message until the other side is asked for one; none comes: a new link."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -120,8 +114,7 @@ class Listens(Block):
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     """Address; the default is reachable from this machine alone."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port; 0: the usual one, 8701 of the cloud, 8702 of the proxy, 8710 of predictions, 8711
-    of the owner's page."""
+    """TCP port; 0: the usual one (cloud 8701, proxy 8702, predictions 8710, owner's page 8711)."""
 
 
 P = TypeVar("P", bound=Listens)
@@ -135,8 +128,7 @@ class HttpTls(Block):
     key_file: SitePath
     """PEM file of that certificate's private key, unencrypted, for this user's eyes only."""
     client_ca_file: SitePath | None = None
-    """PEM file of the authorities that vouch for clients; each client then shows a certificate.
-    None: no client is asked for one."""
+    """PEM of the authorities for clients, who then show a certificate; none: nobody is asked."""
 
 
 class HttpClient(Block):
@@ -158,8 +150,7 @@ class Http(Listens):
     tls: HttpTls | None = None
     """Speak HTTPS; none: plain HTTP."""
     clients: tuple[HttpClient, ...] = Field(default=(), max_length=1000)
-    """Clients of the cloud that need no token, by the certificates that `tls.client_ca_file`
-    vouches for."""
+    """Clients of the cloud without a token, known by certificates of `tls.client_ca_file`."""
 
 
 class Log(Block):

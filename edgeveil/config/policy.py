@@ -69,73 +69,50 @@ class Policy(Block):
     lifetime_delta: float = Field(default=1e-4, ge=0, lt=1, examples=[1e-4])
     """Largest δ of all jobs together on this data set, of training and of evaluation each."""
     max_inference_epsilon: float = Field(default=100.0, ge=0)
-    """Largest ε of all that is uploaded of evaluation records, inferences and counts, together on
-    this data set: per device of what has a price for the device, and per record of all of it."""
+    """Largest ε of all uploads of evaluation records, per device where it has one, per record."""
     max_inference_record_epsilon: float | None = Field(default=None, ge=0, examples=[5])
-    """The same per record, where that limit is to be another than the device's. null: as
-    max_inference_epsilon."""
+    """The same per record, where that is to differ. null: as max_inference_epsilon."""
     max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
-    """Largest training ε of one job if all others collude, where noise is shared
-    (`privacy.noise: shared`). null: as max_epsilon_per_job."""
+    """Of shared noise, if all others collude, in one job. null: as max_epsilon_per_job."""
     lifetime_collusion_epsilon: float | None = Field(default=None, ge=0, examples=[150])
-    """The same of all jobs together on this data set, of training and of evaluation each. null: as
-    lifetime_epsilon."""
+    """The same of all jobs, training and evaluation each. null: as lifetime_epsilon."""
     accept_unproven: bool = False
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False
     """Upload inferences, or trained updates, without noise when a job asks for it."""
     accept_releases: Literal["none", "joined", "data_set"] = "data_set"
-    """Final models that are put in use: `data_set`: those for this data set, but of jobs that this
-    policy refuses; `joined`: of jobs that this device answered; `none`."""
+    """Final models put in use: `data_set`: for this data set; `joined`: of own jobs; `none`."""
     on_expired_release: Literal["warn", "stop"] = "warn"
-    """What `edgeveil predict` does with a release that the cloud has not renewed in time, as when
-    somebody withholds a newer one: say so, or refuse to run it."""
+    """What `edgeveil predict` does with a release that was not renewed: say so, or refuse."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
     """Training methods that may read the data; one without a proof must be named here."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
-    """SHA-256 digests (hex) of the ONNX feature extractors, and of the frozen weights that adapters
-    stand on, that may run on the data.
-
-    The owners that `edgeveil run` plays allow those of its own job.
-    """
+    """SHA-256 (hex) of ONNX feature extractors and frozen weights that may run on the data."""
     allowed_python_models: tuple[AllowedPythonModel, ...] = ()
-    """Installed Python code that a job's `model: {name: python}` may run here, as this user.
-
-    The owners that `edgeveil run` plays allow that of its own job.
-    """
+    """Installed code that a job's `model: {name: python}` may run here, as this user."""
     allowed_plugins: tuple[AllowedPlugin, ...] = ()
-    """Installed plug-ins whose parts (methods, rules, feature maps, data sources, ...) may be
-    imported and run on the data.
-
-    The owners that `edgeveil run` plays allow those of its own job.
-    """
+    """Installed plug-ins whose parts may be imported and run on the data."""
     allowed_columns: tuple[ColumnPattern, ...] | None = Field(
         default=None,
         max_length=4096,
         exclude_if=lambda given: given is None,
         examples=[["age", "hours_*"]],
     )
-    """The columns of a table that jobs may read, the label's too, as names or patterns with `*`;
-    null: all. Where a job names a file's columns by their order (`data.schema.header`), `#3` stands
-    for the third, whatever the job calls it. A job of a table without a schema reads all of them.
-    """
+    """Columns that jobs may read, label too, as names or patterns with `*`; null: all. Where a job
+    names them by order (`data.schema.header`), `#3` is the third. No schema: reads all."""
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
     max_jobs: int = Field(default=4, ge=1)
-    """Most jobs that the device takes part in at once, each with its budget reserved, from its
-    first answer to the job's end. One more is declined until there is a place again."""
+    """Most jobs at once, each with its budget reserved; one more is declined for now."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     max_records: int = Field(
         default=USUAL_RECORDS, ge=1, le=10**9, exclude_if=lambda records: records == USUAL_RECORDS
     )
-    """The most records that the box will ever hold, a public number: every job is tried on so many
-    made-up records, and declined where they would not fit memory or the round's time budget.
-    Otherwise a job could be made so wide or so slow that one record more is one too many, and an
-    answer would tell of it. Of more records that a box holds all the same so many are used. The
-    tools write four times the nominal count of the data set; do not write a count of records."""
+    """The most records the box will ever hold: public, so no count of them. Each job is tried on so
+    many made-up ones; of more, so many are used. The tools write 4 times the nominal count."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
 

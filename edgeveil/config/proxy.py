@@ -32,20 +32,17 @@ class ProxyLimits(Block):
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package or batch in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for uploads and batches that wait to be handed over; while a round closes, its batch
-    stands beside its uploads."""
+    """Disk for uploads and batches that wait; a closing round stands there twice."""
     cache_bytes: ByteLimit = 1 << 30
     """Disk for broadcasts that devices may still ask for; more are refused."""
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
     """Devices heard in a second; those beyond are told when to come again."""
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
-    """Messages taken from one device in a second, bursts of two seconds, counted before they are
-    decoded; parts of an upload that the proxy asked for come on top."""
+    """Messages taken from one device in a second, bursts of two; parts of uploads come on top."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     lot_bytes: int = Field(default=1 << 20, ge=1, le=1 << 50)
-    """Masked uploads that go on to the cloud together while their round is open; never fewer than
-    `min_batch_floor` of them. Larger than a round: all wait for the last, as without masks."""
+    """Masked uploads that go on together while a round is open, min_batch_floor of them or more."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
     """Devices that may be enrolled."""
 
@@ -71,8 +68,7 @@ class ProxyKeys(Block):
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
     """Fewest uploads ever handed over in one batch, whatever a job says."""
     cover_traffic: bool = False
-    """Every device answers every round, the unselected with dummies, so that not even the proxy can
-    tell who was selected. Costs an upload per device and round."""
+    """Every device answers every round, the unselected with dummies: costs an upload each."""
     limits: ProxyLimits = ProxyLimits()
     """Bounds."""
     log: Log = Log()
@@ -95,15 +91,13 @@ class ProxySite(ProxyKeys):
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
     devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
-    """Devices that the fleet's plan admits and revokes, from `edgeveil site apply`; read at start
-    and when it changes. Whoever is not in it stays as it is."""
+    """Devices that the fleet's plan admits and revokes, from `edgeveil site apply`."""
     claims: ClaimDeskSettings | None = None
     """Admission by one-time claims; null: there is none."""
     cover_window_s: float = Field(default=10, gt=0, le=86400)
     """Seconds over which devices spread their answers under cover traffic."""
     blobs: BlobStore | None = None
-    """A store from which devices get large packages and to which they put large uploads; null: all
-    goes over the broker."""
+    """A store for devices' large packages and uploads; null: all goes over the broker."""
     cloud_blobs: BlobAccess | None = None
     """The cloud's store, likewise; null: all goes over the cloud's broker."""
 

@@ -43,13 +43,11 @@ class Column(Block):
     number: tuple[Finite, Finite] | None = Field(
         default=None, examples=[[17, 90]], exclude_if=_empty
     )
-    """A number, and its public range: what lies outside is clipped, the range becomes [-1, 1]; what
-    is missing is its middle, 0."""
+    """A number, and its public range, which becomes [-1, 1]; clipped, and 0 where it is missing."""
     bins: tuple[Finite, ...] = Field(
         default=(), max_length=256, examples=[[25, 35, 45]], exclude_if=_empty
     )
-    """Of a number: public edges within its range that cut it into bins, each of them a place of its
-    own (1 there, 0 elsewhere), and one more for what is missing."""
+    """Of a number: public inner edges of bins, each a place of its own, one more for missing."""
     category: tuple[Text, ...] | None = Field(
         default=None,
         min_length=1,
@@ -57,8 +55,7 @@ class Column(Block):
         examples=[["red", "green"]],
         exclude_if=_empty,
     )
-    """A text, and the public list of what it may be: each is a place of its own, and one more is
-    for whatever else stands there, or nothing."""
+    """A text, and the public list of what it may be, each a place, one more for all else."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,19 +76,15 @@ class Label(Block):
     classes: tuple[Text | Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)], ...] = (
         Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_empty)
     )
-    """The classes' names, class 0 first. A list of names in the place of one: all of them mean that
-    class, the first is printed. A record with another label is dropped."""
+    """The classes' names, class 0 first; a list of names is one class. Other labels are dropped."""
     number: tuple[Finite, Finite] | None = Field(
         default=None, examples=[[0, 100]], exclude_if=_empty
     )
-    """In place of `classes`: the label is a number, and this its public range. What lies outside is
-    clipped; a record without a number there is dropped."""
+    """In place of `classes`: a number, and its public range; clipped, dropped where missing."""
     normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_empty)
-    """In place of both: what is usual is learned, and these labels say so of a record. One without
-    a label, or in a file without the column, is learned from too."""
+    """In place of both: learn what is usual; these labels, or none, say that a record is."""
     anomalous: LabelNames = Field(default=(), examples=[["leak", "stall"]], exclude_if=_empty)
-    """Beside `normal`: labels that say the opposite. Such a record is not learned from, and one
-    with another label is dropped; without a list, any other label says so."""
+    """Beside `normal`: labels that say the opposite, others are dropped; empty: any other does."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,17 +114,15 @@ class PictureForm(Block):
     values: tuple[Finite, Finite] = Field(
         default=PIXEL_RANGE, exclude_if=lambda value: value == PIXEL_RANGE
     )
-    """The public range of the values in an NPZ file, which becomes 0 to 255; files of pictures have
-    that already."""
+    """The public range of values in an NPZ file, which becomes 0 to 255 as pictures have it."""
 
 
 class DataSchema(Block):
     """Names and values of a data set's records; all of it is public."""
 
     origin: Origin = Field(examples=["public"])
-    """`public`: lists and ranges are known without looking at anybody's records. `own_records`:
-    drawn from records, as `edgeveil init --from` does it; no job may have that, since a list or a
-    range can tell of a single record: judge each of them, then write `public`."""
+    """`public`: known without any records. `own_records`: drawn from them (`edgeveil init --from`);
+    no job may have that: judge each list and range, then write `public`."""
     label: Label
     """What is learned to tell."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=4096)] | None = Field(
@@ -141,8 +132,7 @@ class DataSchema(Block):
     header: Annotated[tuple[ColumnName, ...], Field(min_length=2, max_length=65536)] | None = Field(
         default=None, exclude_if=_empty
     )
-    """All columns of a CSV file that has no line to name them, in their order; null: the first line
-    of the file names them."""
+    """All columns of a CSV file that has no line to name them; null: its first line does."""
     missing: tuple[Text, ...] = Field(
         default=(), max_length=16, examples=[["?"]], exclude_if=_empty
     )

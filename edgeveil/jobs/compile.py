@@ -27,7 +27,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import MODELS, Network, build_network
+from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.round import CLUSTER, EVALUATE, TRAIN, PlannedRound
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.stage import BaseStage
@@ -56,12 +56,9 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     mixes = [
         *_privacy(job),
         *_evaluation(job),
-        *_federated_evaluation(job),
         *_cluster_sums(job),
-        *_selected(job),
-        *_participations(job, fleet),
+        *_selected(job, fleet),
         *_without_classes(job),
-        *_time_budget(job),
     ]
     refused = list(_schema(job, fleet)) or list(_records(job, fleet))
     refused = refused or list(_features(job)) or list(_model(job))
@@ -90,20 +87,23 @@ def compile_canonical(raw: bytes) -> Plan:
 def _privacy(job: Job) -> Iterator[Mix]:
     delta, bound = job.privacy.delta, 1 / job.data.nominal_records
     if delta >= bound:
-        text = f"{number(delta)} is not below 1 / data.nominal_records, so it protects nobody"
-        text += f"; set for example {number(bound / 1000)}"
+        text = f"{number(delta)} protects nobody; set for example {number(bound / 1000)}"
         yield Mix(("privacy.delta", "data.nominal_records"), text)
-    limit = job.privacy.max_participations
-    if limit is not None and limit > job.rounds:
-        text = f"{limit} is more than the {job.rounds} rounds of the job; set at most {job.rounds}"
-        yield Mix(("privacy.max_participations", "train.rounds"), text)
-
-
-def _time_budget(job: Job) -> Iterator[Mix]:
+    asked, federated = job.unsupervised, job.federated_evaluation
+    every = asked.every_rounds if job.infer_every or job.cluster_every else 0
+    federated_every = None if federated is None else federated.every_rounds
+    for value, *keys in (
+        (job.privacy.max_participations, "privacy.max_participations", "train.rounds"),
+        (every, "unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
+        (federated_every, "federated_evaluation.every_rounds", "train.rounds"),
+    ):
+        if value is not None and value > job.rounds:
+            text = f"{value} is more than the {job.rounds} rounds of the job; set at most"
+            yield Mix(tuple(keys), f"{text} {job.rounds}, or leave it out")
     closes_s = job.round.deadline_s
     if job.round.time_budget_s >= closes_s:
-        text = f"the round closes {number(closes_s)} s after the broadcast; set at most"
-        yield Mix(("round.budget_s", "round.deadline_s"), f"{text} {number(closes_s / 2)}")
+        text = f"the round closes after {number(closes_s)} s; set at most {number(closes_s / 2)}"
+        yield Mix(("round.budget_s", "round.deadline_s"), text)
 
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -115,23 +115,21 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     yield from found
     if found:
         return
-    if job.data.classes != schema.classes:
-        text = f"is {job.data.classes}, data.schema names {schema.classes} labels; leave it out"
-        yield Mix(("data.classes", "data.schema.label"), text)
+    for key, given, made in (
+        ("classes", job.data.classes, schema.classes),
+        ("input_shape", list(job.data.input_shape), list(schema.input_shape)),
+    ):
+        if given != made:
+            text = f"is {given}, and data.schema makes it {made}; leave it out"
+            yield Mix((f"data.{key}", "data.schema.label", "data.schema"), text)
     if schema.anomaly != job.anomaly:
         yield _other_labels(job)
-    if job.data.input_shape != schema.input_shape:
-        shape = list(schema.input_shape)
-        text = f"is {list(job.data.input_shape)}, data.schema makes records of {shape}"
-        yield Mix(("data.input_shape", "data.schema"), f"{text}; leave it out")
-    size = len(job.canonical())
-    if size > CANONICAL_BYTES:
+    if (size := len(job.canonical())) > CANONICAL_BYTES:
         text = f"makes the job {size} bytes, devices take {CANONICAL_BYTES}; name fewer columns"
         yield Mix(("data.schema",), f"{text} or categories, and like columns in one list")
-    source = SOURCES.get(fleet.source) if fleet is not None else None
-    if fleet is not None and source is not None:
+    if fleet is not None and fleet.source in SOURCES:
         try:
-            require_schema(source, schema)
+            require_schema(SOURCES[fleet.source], schema)
         except DataError as error:
             yield Mix((f"{fleet.key}.data.source", "data.source"), f"{error.what}; {error.fix}")
 
@@ -159,7 +157,7 @@ def _without_classes(job: Job) -> Iterator[Mix]:
         text = f"method '{job.train.method}' learns classes, and the label is a number; use {able}"
         yield Mix(("train.method", at), f"{text}, or name classes")
     if job.infer_every or job.cluster_every:
-        text = f"{job.learns}, and there are no probabilities of classes to upload; set NOT_EVAL"
+        text = f"{job.learns}, and no probabilities of classes can be uploaded; set NOT_EVAL"
         keys = ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at)
         yield Mix(keys, text)
     if build_rule(job.aggregation).validation_records:
@@ -173,13 +171,12 @@ def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     if math.prod(shape) > RECORD_VALUES:
         text = f"one record would hold more than {RECORD_VALUES} values; make it smaller"
         yield Mix(("data.input_shape",), text)
-    elif fleet is not None and fleet.source in SOURCES and SOURCES[fleet.source].shape:
-        name, known = fleet.source, SOURCES[fleet.source]
+    elif fleet is not None and fleet.source in SOURCES and (known := SOURCES[fleet.source]).shape:
         if shape != known.shape:
-            text = f"is {list(shape)}; for records of {name} write input_shape: {list(known.shape)}"
+            text = f"is {list(shape)}, of {fleet.source} write input_shape: {list(known.shape)}"
             yield Mix(("data.input_shape", "data.source", fleet.key), text)
         if job.data.classes < known.classes:
-            text = f"is {job.data.classes}, {name} has {known.classes} classes; write that"
+            text = f"is {job.data.classes}, {fleet.source} has {known.classes} classes; write that"
             yield Mix(("data.classes", "data.source", fleet.key), text)
 
 
@@ -199,26 +196,33 @@ def _features(job: Job) -> Iterator[Mix]:
 
 
 def _evaluation(job: Job) -> Iterator[Mix]:
-    every = job.infer_every or job.cluster_every
+    """Evaluations on devices that cannot be, uploads of a form that the job cannot have."""
     for key in _evaluation_keys(job):
         block = key.partition(".")[0]
         if job.data.evaluation_share == 0:
-            text = "devices keep no records apart for their evaluation; set for example 0.1, or"
-            keys = ("data.evaluation_share", key, "unsupervised.eval_type")
-            yield Mix(keys, f"{text} leave {block} out")
+            text = (
+                f"devices keep no records apart for it; set for example 0.1, or leave {block} out"
+            )
+            yield Mix(("data.evaluation_share", key, "unsupervised.eval_type"), text)
         sums = key == "federated_evaluation" or job.cluster_every
         if sums and METHODS[job.train.method].learns_on == "nothing":
             text = f"method '{job.train.method}' learns nothing to evaluate; leave {block} out"
             yield Mix((key, "unsupervised.upload", "train.method"), text)
-    if not every:
+    federated = job.federated_evaluation
+    if federated is not None and federated.alarm_rate is not None and not job.anomaly:
+        text = "is of a job that learns what is normal; leave it out"
+        yield Mix(("federated_evaluation.alarm_rate", "train.method"), text)
+    asked = job.unsupervised
+    if (job.infer_every or job.cluster_every) and asked.of_all and asked.upload != "mean":
+        text = "MEAN_SOFTMAX is the mean of one vector a device; leave upload out"
+        yield Mix(("unsupervised.eval_type", "unsupervised.upload"), text)
+    if not job.infer_every:
         return
-    yield from _uploads(job)
-    if every > job.rounds:
-        text = f"{every} is more than the {job.rounds} rounds of the job; set at most {job.rounds}"
-        keys = ("unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type")
-        yield Mix(keys, f"{text}, or 0 for never")
-    if job.cluster_every:
-        return
+    most = UPLOAD_VALUES // job.data.classes
+    if asked.upload == "per_sample" and asked.samples_per_device > most:
+        text = f"more than {UPLOAD_VALUES} values a device; set at most {most}, or upload: mean"
+        keys = ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload")
+        yield Mix(keys, text)
     if job.encrypt.privacy_eval_type == "LAPLACE" and job.encrypt.laplace_eval is None:
         text = "LAPLACE needs an ε; add for example `laplace_eval: {laplace_eval_eps: 20}`"
         keys = ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised")
@@ -238,80 +242,51 @@ def _evaluation_keys(job: Job) -> list[str]:
 
 def _cluster_sums(job: Job) -> Iterator[Mix]:
     """`unsupervised.upload: sums`, and keys of other uploads, or of sums alone."""
-    wanted, key = job.unsupervised, "unsupervised"
-    if wanted.upload != "sums":
-        if wanted.epsilon is not None:
-            text = "is of upload: sums; leave it out, or write encrypt.laplace_eval"
-            yield Mix((f"{key}.epsilon", f"{key}.upload"), text)
-        return
+    upload, epsilon = "unsupervised.upload", "unsupervised.epsilon"
+    if job.unsupervised.upload != "sums" and job.unsupervised.epsilon is not None:
+        yield Mix(
+            (epsilon, upload), "is of upload: sums; leave it out, or use encrypt.laplace_eval"
+        )
     if not job.cluster_every:
         return
-    if wanted.epsilon is None:
-        text = "upload: sums needs the ε of all its sums together; add for example epsilon: 1"
-        yield Mix((f"{key}.epsilon", f"{key}.upload"), text)
+    if job.unsupervised.epsilon is None:
+        yield Mix((epsilon, upload), "upload: sums needs the ε of all sums; add for example 1")
     if job.encrypt != Encrypt():
-        text = f"with upload: sums there are no softmax uploads; use {key}.epsilon in its place"
-        yield Mix(("encrypt.privacy_eval_type", "encrypt", f"{key}.upload"), text)
+        text = f"with upload: sums there are no softmax uploads; use {epsilon} in its place"
+        yield Mix(("encrypt.privacy_eval_type", "encrypt", upload), text)
     cells = ClusterSums(job.data.classes).cells
     if cells > UPLOAD_VALUES:
         text = f"would be {cells} values a device, more than {UPLOAD_VALUES}; use upload: mean"
-        yield Mix((f"{key}.upload", "data.classes"), text)
+        yield Mix((upload, "data.classes"), text)
 
 
-def _federated_evaluation(job: Job) -> Iterator[Mix]:
-    """Evaluations that never come, and alarms of a job that learns none."""
-    asked, key = job.federated_evaluation, "federated_evaluation"
-    if asked is None:
-        return
-    if asked.every_rounds > job.rounds:
-        text = f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; leave it out"
-        yield Mix((f"{key}.every_rounds", "train.rounds"), text)
-    if asked.alarm_rate is not None and not job.anomaly:
-        text = "is of a job that learns what is normal; leave it out"
-        yield Mix((f"{key}.alarm_rate", "train.method"), text)
-
-
-def _uploads(job: Job) -> Iterator[Mix]:
-    wanted, most = job.unsupervised, UPLOAD_VALUES // job.data.classes
-    if wanted.upload == "per_sample" and wanted.samples_per_device > most:
-        text = f"more than {UPLOAD_VALUES} values a device; set at most {most} samples"
-        keys = ("unsupervised.samples_per_device", "data.classes", "unsupervised.upload")
-        yield Mix(keys, f"{text}, or upload: mean")
-    if wanted.of_all and wanted.upload != "mean":
-        text = "MEAN_SOFTMAX is the mean of one vector a device; leave upload out"
-        yield Mix(("unsupervised.eval_type", "unsupervised.upload"), text)
-
-
-def _selected(job: Job) -> Iterator[Mix]:
-    wanted = job.selection.devices
-    if wanted == "all":
-        return
-    selected, least = rounded_up(wanted, job.selection.over_select), job.round.min_batch
-    if least > selected:
-        text = f"a batch needs {least} uploads (round.min_batch) but only {selected} devices are"
-        text += " selected; raise selection.devices or lower round.min_batch"
+def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
+    """Too few devices a round, or rounds that ask each device more often than it may answer."""
+    wanted, least = job.selection.devices, job.round.min_batch
+    selected = None if wanted == "all" else rounded_up(wanted, job.selection.over_select)
+    if selected is not None and least > selected:
+        text = f"a batch needs {least} uploads but only {selected} devices are selected; raise"
+        text += " selection.devices or lower round.min_batch"
         yield Mix(("round.min_batch", "selection.devices", "selection.over_select"), text)
-
-
-def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    limit, wanted = job.privacy.max_participations, job.selection.devices
+    limit = job.privacy.max_participations
     if limit is None or limit >= job.rounds or job.round.mode == "buffered":
         return  # a buffered round takes the answers of some, and a late one trains in none
-    if wanted != "all":
-        selected = rounded_up(wanted, job.selection.over_select)
-        if fleet is None or selected < fleet.devices:
-            return
+    if selected is not None and (fleet is None or selected < fleet.devices):
+        return
     at = () if fleet is None else (f"{fleet.key}.devices",)
-    text = f"all devices are selected in each of {job.rounds} rounds, so the job would fail after"
-    text += f" round {limit}; select fewer devices a round, or set at least {job.rounds}"
+    text = f"all devices are selected in each round, and the job would fail after round {limit};"
+    text += f" select fewer devices a round, or set at least {job.rounds}"
     yield Mix(("privacy.max_participations", "selection.devices", "train.rounds", *at), text)
 
 
 def _model(job: Job) -> Iterator[Mix]:
     """A model where none is trained, none where one is, or one that takes other records."""
-    method = job.train.method
+    method, whole = job.train.method, job.proxy.shuffle == "whole"
     if not trains_model(method):
-        yield from _for_updates_alone(job)
+        given = {"model": job.model, "update": job.update}
+        for key in [key for key, value in given.items() if value] + ["proxy.shuffle"] * whole:
+            text = f"is for methods that train a whole model, as sgd, and '{method}' does not"
+            yield Mix((key, "train.method"), f"{text}; leave it out")
         if not job.features and METHODS[method].learns_on == "features":
             text = f"method '{method}' learns on public features; add for example"
             yield Mix(("features", "train.method"), f"{text} `features: [{{name: identity}}]`")
@@ -329,30 +304,14 @@ def _model(job: Job) -> Iterator[Mix]:
         network = build_network(job.model, network_input(job), job.data.classes, weights)
         if weights:
             network.pretrained()  # whether they fit
-        yield from _segment_names(job, network)
+        wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
+        if wrong and not whole:
+            text = f"{wrong[0]} is a name under which no segment travels; use at most 64 small"
+            text += " letters, digits and '.', '_', '-', or set proxy.shuffle to whole"
+            yield Mix(("model.function", "model", "proxy.shuffle"), text)
     except (DataError, UsageError) as error:
         own = (error.where,) if error.where.startswith("model.") else ()
         yield Mix((*own, "model", "data.input_shape"), f"{error.what}; {error.fix}")
-
-
-def _segment_names(job: Job, network: Network) -> Iterator[Mix]:
-    """Names of weights under which no segment can travel."""
-    wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
-    if wrong and job.proxy.shuffle != "whole":
-        text = f"{wrong[0]} is a name under which no segment travels; use at most 64 small"
-        text += " letters, digits and '.', '_', '-', or set proxy.shuffle to whole"
-        yield Mix(("model.function", "model", "proxy.shuffle"), text)
-
-
-def _for_updates_alone(job: Job) -> Iterator[Mix]:
-    for key, given in (
-        ("model", job.model is not None),
-        ("update", bool(job.update)),
-        ("proxy.shuffle", job.proxy.shuffle == "whole"),
-    ):
-        if given:
-            text = f"is for methods that train a whole model, '{job.train.method}' does not"
-            yield Mix((key, "train.method"), f"{text}; leave it out, or use for example sgd")
 
 
 def _stages(plan: Plan) -> Iterator[Mix]:

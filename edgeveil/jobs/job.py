@@ -87,11 +87,9 @@ class JobData(Block):
     schema_: DataSchema | None = Field(
         default=None, alias="schema", exclude_if=says_nothing(None), examples=[_SCHEMA_EXAMPLE]
     )
-    """Names, ranges and categories of columns or the form of pictures, and the classes' names: how
-    each device makes numbers of its own records. null: its records are numbers already."""
+    """How devices make numbers of their records, and the classes' names; null: they are numbers."""
     classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
-    """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device. With
-    a schema it follows from that."""
+    """Number of classes, labels 0 to classes − 1; others are dropped. Follows from a schema."""
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], OfSchema] = Field(
         default_factory=_unset, min_length=1, max_length=4, examples=[[64]]
     )
@@ -116,18 +114,15 @@ class Privacy(Block):
     """The training guarantee of the whole job, per record; of some methods per device."""
 
     epsilon: float | None = Field(default=None, gt=0, examples=[8])
-    """ε of the whole training: needed where training adds noise, a guarantee is chosen, not
-    inherited. null: it adds none, as `sgd` and `fedprox` without a stage that does."""
+    """ε of the whole training, where it adds noise: chosen, not inherited; null: it adds none."""
     delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is made for it. null: all rounds."""
     noise: Literal["local", "shared"] = Field(default="local", exclude_if=says_nothing("local"))
-    """`local`: each device adds all of the noise. `shared`: each adds a part, which protects it in
-    sums with those of others (`aggregation.secure`); reports then print two ε."""
+    """`local`: each device adds all of it. `shared`: each a part, in sums; two ε are printed."""
     honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=says_nothing(0.8))
-    """With shared noise: the share of the uploads in a sum that honest devices are counted on to
-    have sent. Nobody can tell whether they did: fewer, and the printed ε does not hold."""
+    """Share of a sum's uploads counted on as honest in shared noise. Fewer, and ε is broken."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print none."""
 
@@ -147,21 +142,18 @@ class Round(Block):
     """When a round closes, and what becomes of uploads that are late."""
 
     mode: Literal["sync", "buffered"] = Field(default="sync", exclude_if=says_nothing("sync"))
-    """`sync`: an upload counts in its own round or not at all. `buffered` (FedBuff): a round closes
-    with its first `buffer` uploads, and a device that is late sends its update in a later one."""
+    """`sync`: uploads count in their round alone. `buffered` (FedBuff): late ones in a later."""
     buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=says_nothing(None))
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
     deadline_s: Seconds = 30.0
     """Seconds from the broadcast after which the round closes with what has come."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
-    """Public time budget: seconds from the package's arrival within which every answer leaves, at
-    a moment fixed before records are read. Work that is not done by then counts as if there were
-    no records. null: a tenth of deadline_s, at most 60."""
+    """Seconds after which every answer leaves, public; work not done by then counts as no records.
+    null: a tenth of deadline_s, at most 60."""
     quorum: float = Field(default=0.8, gt=0, le=1)
     """Share of the wanted devices whose uploads close the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
-    """Seconds that the round stays open for late uploads once the quorum is there; a buffered round
-    closes at once."""
+    """Seconds open for late uploads once the quorum is there; a buffered round has none."""
     min_batch: int = Field(default=5, ge=1, le=10**6)
     """Fewest uploads the proxy ever hands over in one shuffled batch."""
     retries: int = Field(default=2, ge=0, le=100)
@@ -178,10 +170,7 @@ class Proxy(Block):
 
     shuffle: Literal["split", "whole", "none"] = "split"
     """`split`: each layer's segments are permuted alone. `whole`: a device's update stays one.
-
-    `none`: uploads keep the order in which they came, so the cloud can tell which segments came
-    together and may follow a device by when it answers; owners must allow it.
-    """
+    `none`: as they came, so the cloud may follow a device; owners must allow it."""
 
 
 class ReleaseRollout(Block):
@@ -192,8 +181,7 @@ class ReleaseRollout(Block):
     canary_floor: int = Field(default=5, ge=2, le=10**6)
     """Fewest devices of a canary, and fewest of their reports on which the rest follows."""
     soak_s: Seconds = 3600.0
-    """Seconds until a canary in good health is followed by the rest; reports come in the first
-    half."""
+    """Seconds until the rest follows a healthy canary, whose reports come in the first half."""
 
 
 class LaplaceEval(Block):
@@ -221,8 +209,7 @@ class Unsupervised(Block):
     every_rounds: int = Field(default=5, ge=0, le=10**6)
     """Evaluate in every so-manyth training round; 0: never."""
     upload: Literal["mean", "per_sample", "sums"] = "mean"
-    """`mean`: one vector a device, unit device. `per_sample`: one a record, unit record. `sums`: no
-    vector; noised sums over a device's records by their nearest public centroid, unit record."""
+    """`mean`: one vector a device. `per_sample`: one a record. `sums`: noised sums by centroid."""
     epsilon: float | None = Field(default=None, gt=0, exclude_if=says_nothing(None), examples=[1])
     """ε of all `sums` of one device's evaluation records together, with `privacy.delta`."""
     samples_per_device: int = Field(default=16, ge=1, le=4096)
@@ -236,8 +223,7 @@ class Unsupervised(Block):
         "MEAN_SOFTMAX",
         "NOT_EVAL",
     ] = "SILHOUETTE_SCORE"
-    """The clustering score. `MEAN_SOFTMAX`: no clusters, the mean of the devices' uploads alone;
-    with secure sums the cloud sees no single one. `NOT_EVAL`: no inferences are uploaded at all."""
+    """The score. `MEAN_SOFTMAX`: the uploads' mean, as a secure sum. `NOT_EVAL`: no uploads."""
 
     @property
     def of_all(self) -> bool:
@@ -252,13 +238,11 @@ class FederatedEvaluationBlock(Block):
     epsilon: float = Field(gt=0, examples=[1])
     """ε of all evaluations of one device's evaluation records together, with `privacy.delta`."""
     every_rounds: int = Field(default=0, ge=0, le=10**6)
-    """Evaluate after every so-manyth training round as well; 0: the model after the last one alone,
-    which always is."""
+    """Evaluate every so-manyth training round too; 0: after the last one alone."""
     alarm_rate: float | None = Field(
         default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=says_nothing(None)
     )
-    """Of a job that learns what is normal: the share of normal records that may be flagged. The
-    threshold of its model is what the devices' noised counts make of it; null: 0.05."""
+    """Of anomalies: share of normal records that may be flagged, by noised counts; null: 0.05."""
 
     @property
     def wanted_alarm_rate(self) -> float:
