@@ -71,7 +71,6 @@ class BrokerAddress:
 
     @property
     def url(self) -> str:
-        """The whole URL."""
         scheme = "mqtt" if self.path is None else "ws"
         at = place(self.host, self.port)
         return f"{scheme}{'s' if self.tls else ''}://{at}{self.path or ''}"

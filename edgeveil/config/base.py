@@ -37,7 +37,6 @@ class Block(BaseModel):
     )
 
     def _mixes(self) -> Iterable[Mix]:
-        """Impossible mixes of this block's values."""
         return ()
 
     @model_validator(mode="after")

@@ -30,7 +30,6 @@ def _prefix(url: str) -> str:
 
 
 def is_near(host: str) -> bool:
-    """Whether a host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -83,7 +82,6 @@ class BlobStore(Block):
 
 
 def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
-    """Impossible mixes of one such block at key `at`."""
     if store is None:
         return
     if (store.serve is None) == (store.bucket is None):

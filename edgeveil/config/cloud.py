@@ -124,13 +124,11 @@ class CloudSite(CloudKeys):
 
     @property
     def test_sets(self) -> tuple[DataSource, ...]:
-        """`test_data` as a list."""
         found = self.test_data or ()
         return (found,) if isinstance(found, DataSource) else found
 
     @property
     def all_cells(self) -> tuple[CloudCell, ...]:
-        """Its cells; where none is named, the one without a name."""
         return self.cells or (CloudCell(name="", proxy_key_file=self.proxy_key_file),)
 
     def _mixes(self) -> Iterator[Mix]:

@@ -139,7 +139,6 @@ def _published(source: str) -> bool:
 
 
 def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
-    """Impossible mixes of one data block that stands at key `at`."""
     source = f"{at}.source"
     part = _source(data.source)
     if part is not None and part.place and data.path is None:
@@ -186,7 +185,6 @@ def held_back_mixes(
 
 
 def test_file_mixes(path: object, share: float | None, at: str) -> Iterator[Mix]:
-    """A test part that is stated twice."""
     if path is not None and share is not None:
         text = "names a file to test on, and test_share holds records back for it; leave one out"
         yield Mix((f"{at}.test_path", f"{at}.test_share"), text)
@@ -210,7 +208,6 @@ def unstated_header(data: Mapping[str, Any]) -> str:
 
 
 def _readers(family: str, key: str) -> list[str]:
-    """The names of one family whose parts read a key."""
     named = ((name, part_named(family, name)) for name in known_names(family))
     return [name for name, part in named if part is None or key in part.reads]
 
@@ -222,7 +219,6 @@ def _by_class(rule: Partition) -> bool:
 
 
 def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Iterator[Mix]:
-    """What the dealing of one data set needs or does not read; the rule stands at key `at`."""
     yield from partition_mixes(rule, at)
     published = _published(source)
     if published and rule.lq_range is not None:
@@ -234,7 +230,6 @@ def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Ite
 
 
 def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
-    """Impossible mixes of one `partition` block that stands at key `at`."""
     if bool(rule.lq_user) != bool(rule.lq_data):
         set_key, zero = ("lq_user", "lq_data") if rule.lq_user else ("lq_data", "lq_user")
         text = f"disturbs nothing while {zero} is 0; set both, or neither"

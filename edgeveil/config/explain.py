@@ -134,7 +134,6 @@ class Explainer:
 
 
 def faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
-    """The errors of single keys."""
     if isinstance(error, ImpossibleMixError):
         return []
     silent = (MIX, RESTS_ON_ANOTHER)
@@ -216,7 +215,6 @@ class SchemaWalk:
         return self.follow({"$ref": mapping[tag]}) if tag in mapping else None
 
     def tags(self, node: Schema) -> list[str]:
-        """The names that a discriminator may have, empty for a node without one."""
         return list(self._mapping(node))
 
     def chosen(self, node: Schema, value: Any) -> Schema:
@@ -233,7 +231,6 @@ class SchemaWalk:
         return next((one["discriminator"] for one in options if "discriminator" in one), {})
 
     def keys(self, node: Schema) -> list[str]:
-        """The keys a block may have, over all its alternatives."""
         names = (name for variant in self.variants(node) for name in variant.get("properties", {}))
         return list(dict.fromkeys(names))
 

@@ -16,7 +16,6 @@ from edgeveil.errors import UsageError
 
 
 def _broker_urls(value: object) -> str | tuple[str, ...]:
-    """One URL, or a list of them."""
     if isinstance(value, str):
         return _broker_url(value)
     if not isinstance(value, (list, tuple)) or not all(isinstance(url, str) for url in value):
@@ -104,7 +103,6 @@ class BrokerLink(Block):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All addresses, in their order."""
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
@@ -177,7 +175,6 @@ ProxyHttp = Annotated[Http, AfterValidator(at_usual_port(8702))]
 
 
 def http_mixes(http: Http) -> Iterator[Mix]:
-    """Impossible mixes of the block `http`."""
     tls = "http.tls.client_ca_file"
     if http.socket is not None:
         for key in ("host", "port", "tls"):

@@ -124,13 +124,11 @@ class Policy(Block):
 
     @property
     def collusion_epsilon_per_job(self) -> float:
-        """`max_collusion_epsilon_per_job`, or what stands for it."""
         given = self.max_collusion_epsilon_per_job
         return self.max_epsilon_per_job if given is None else given
 
     @property
     def collusion_epsilon_in_all(self) -> float:
-        """`lifetime_collusion_epsilon`, or what stands for it."""
         given = self.lifetime_collusion_epsilon
         return self.lifetime_epsilon if given is None else given
 

@@ -26,7 +26,6 @@ _OF_JOBS = ("job", "preset", "train", "privacy", "features")  # jobs have a `pro
 
 
 def site_of(kind: str) -> type[Site]:
-    """The model of one kind of `SITES`."""
     module = import_module(f"edgeveil.config.{kind}")
     found: type[Site] = getattr(module, f"{kind.title()}Site")
     return found

@@ -104,7 +104,6 @@ def read_tree(raw: bytes) -> Tree:
 
 
 def too_large(size_bytes: int) -> str:
-    """What is wrong with a text of more than `TEXT_BYTES`."""
     return f"must be at most {TEXT_BYTES} bytes, got {size_bytes}; is this a configuration file?"
 
 

@@ -36,7 +36,6 @@ def check_records(
     input_range: tuple[float, float] | None = None,
     anomaly: bool = False,
 ) -> DataReport:
-    """Count what learning will drop or clip, by what the job says."""
     shape, wanted = tuple(training.x.shape[1:]), input_shape and tuple(input_shape)
     y = np.concatenate([training.y, evaluation.y])
     rows = [flat_rows(part.x) for part in (training, evaluation)]

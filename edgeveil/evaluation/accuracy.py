@@ -92,7 +92,6 @@ class HeldOutTest:
         return ModelScore(accuracy, loss, classification_figures(found, self._y))
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
-        """The number of records that the model with these weights gets right."""
         return self._right(self._outputs(weights))
 
     def _outputs(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -51,12 +51,10 @@ class ClusterSums:
 
     @property
     def outputs(self) -> int:
-        """A probability a class."""
         return self.classes
 
     @property
     def cells(self) -> int:
-        """classes·(classes + 2) + 3."""
         return self.classes * (self.classes + 2) + _TOTALS
 
     @property
@@ -190,7 +188,6 @@ def _there(sums: _Sums, noise: float) -> NDArray[np.bool_]:
 
 
 def _likely(sums: _Sums, noise: float) -> _Sums:
-    """Sums that could be, near noised ones."""
     there = _there(sums, noise)
     counts = np.where(there, sums.counts, 0.0)
     means = sums.vectors / np.maximum(sums.counts, 1e-9)[:, None]

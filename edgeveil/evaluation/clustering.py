@@ -30,7 +30,6 @@ class ClusterScores:
     wanted: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: labels as a list, everything else as it is."""
         return {**self.__dict__, "labels": list(self.labels)}
 
 

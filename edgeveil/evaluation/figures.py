@@ -322,7 +322,6 @@ def cluster_text(found: Mapping[str, Any]) -> str:
 
 
 def score_text(found: Mapping[str, Any], key: str) -> str:
-    """One of them: `131 ± 12`."""
     value, error = found.get(key), found.get(f"{key}_deviation")
     return "hidden by the noise" if value is None else error_text(value, error or 0.0)
 

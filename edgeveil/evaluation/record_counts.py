@@ -82,7 +82,6 @@ class _Classes:
 
     @property
     def outputs(self) -> int:
-        """A probability a class."""
         return self.classes
 
 
@@ -96,11 +95,9 @@ class Confusion(_Classes):
 
     @property
     def cells(self) -> int:
-        """2 + classes²."""
         return 2 + self.classes**2
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """See `RecordCounts.of`."""
         labels, predicted = _told(outputs, labels, self.classes)
         there = predicted >= 0
         crossed = np.bincount(
@@ -127,11 +124,9 @@ class Hits(_Classes):
 
     @property
     def cells(self) -> int:
-        """2 + 3·classes."""
         return 2 + 3 * self.classes
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """See `RecordCounts.of`."""
         labels, predicted = _told(outputs, labels, self.classes)
         hit, there = labels == predicted, predicted >= 0
         by_class = (
@@ -161,7 +156,6 @@ class Errors:
     sensitivity_squared = 3 * ERROR_STEPS**2
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """See `RecordCounts.of`."""
         known = (labels >= 0) & (labels < LABELS)
         found, wanted = outputs[known, 0], self.target.values(labels[known])
         away = np.abs(np.where(np.isfinite(found), found, np.inf) - wanted) / self.target.half

@@ -25,7 +25,6 @@ def load_plan(path: Path) -> Plan:
 
 
 def load_job(path: Path) -> Job:
-    """The job of a file, as `load_plan` judges it."""
     return load_plan(path).job
 
 
@@ -37,7 +36,6 @@ def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | Non
 
 
 def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
-    """The job of YAML text, as `parse_plan` judges it."""
     return parse_plan(text, where, folder=folder).job
 
 

@@ -152,7 +152,6 @@ class Plan:
 
     @property
     def model_metadata(self) -> dict[str, str]:
-        """What its released model says of itself: how it reads records, what its classes are."""
         schema = self.job.data.schema_
         return {} if schema is None else schema_metadata(schema)
 
@@ -182,17 +181,14 @@ class Plan:
 
     @cached_property
     def cloud(self) -> CloudMethod:
-        """The method's cloud half."""
         return METHODS[self.job.train.method].cloud(self.job.train, self.context)
 
     @cached_property
     def device(self) -> DeviceMethod:
-        """The method's device half."""
         return METHODS[self.job.train.method].device(self.job.train, self.context)
 
     @cached_property
     def rule(self) -> AggregationRule:
-        """How the cloud combines uploads."""
         return build_rule(self.job.aggregation)
 
     @cached_property
@@ -216,7 +212,6 @@ class Plan:
 
     @property
     def of_method(self) -> tuple[PlannedRound, ...]:
-        """Those of the rounds that the method asks for."""
         return tuple(round for round in self.all_rounds if not round.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
@@ -226,7 +221,6 @@ class Plan:
 
     @cached_property
     def evaluation(self) -> FederatedEvaluation:
-        """See `evaluation_of`."""
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
@@ -237,7 +231,6 @@ class Plan:
 
     @cached_property
     def cluster_sums(self) -> FederatedEvaluation:
-        """See `evaluation_of`; for `unsupervised.upload: sums`."""
         epsilon = self.job.unsupervised.epsilon
         if epsilon is None or not self.job.cluster_every:
             raise UsageError("the job asks for no sums", where="unsupervised.upload")
@@ -255,7 +248,6 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Training rounds that will be run."""
         return max((round.number for round in self.all_rounds), default=0)
 
     def round(self, index: int) -> PlannedRound:
@@ -295,7 +287,6 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Sets into which the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
@@ -395,7 +386,6 @@ class Plan:
         return (classes,) if samples is None else (samples, classes)
 
     def softmax_event(self) -> Event:
-        """The price of one softmax upload."""
         return softmax_event(
             self.job.data.classes,
             self.softmax_epsilon,
@@ -477,7 +467,6 @@ class Plan:
         )
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
-        """What the ledger reserves."""
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:

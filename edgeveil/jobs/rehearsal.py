@@ -186,7 +186,6 @@ def evaluation_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
 
 
 def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int | None) -> float:
-    """Seconds of the slowest round."""
     longest_s = 0.0
     for round in training_kinds(plan):
         package = plan.cloud.package(state, round)

@@ -35,7 +35,6 @@ class RoundContext:
 
     @property
     def job(self) -> Job:
-        """The job that the round belongs to."""
         return self.plan.job
 
     @property
@@ -53,24 +52,19 @@ class RoundContext:
 
     @property
     def segment_bytes(self) -> tuple[int, ...]:
-        """Bytes of each segment when it is sealed."""
         return tuple(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.groups)
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes of one device's whole upload."""
         return sum(self.segment_bytes)
 
     @property
     def min_batch(self) -> int:
-        """Fewest uploads that the job lets be aggregated."""
         return self.job.round.min_batch
 
     @property
     def shuffled(self) -> bool:
-        """Whether the proxy hands uploads over in random order."""
         return self.job.proxy.shuffle != "none"
 
     def price(self, *, trains: bool) -> tuple[Event, ...]:
-        """The events that one device's answer costs, the softmax upload last."""
         return self.plan.price(self.round, trains=trains)

@@ -56,7 +56,6 @@ def _evaluation(plan: Plan, cells: int, name: str, what: str) -> Sight:
 
 
 def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:
-    """What the cloud sees of uploads under masks."""
     sets = sets or plan.sets
     least, each = plan.job.round.min_batch // sets, " and cell" if cells > 1 else ""
     of = f"{kind} of each round" if sets == 1 else f"{kind}s of {sets} groups a round"

@@ -45,5 +45,4 @@ def asset(name: str, package: str = "edgeveil.pages") -> bytes:
 
 
 def content_type(name: str) -> str:
-    """What a file is, by its ending."""
     return CONTENT_TYPES[name.rpartition(".")[2]]

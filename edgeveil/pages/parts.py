@@ -27,12 +27,10 @@ MOST_POINTS = 400  # of a line: more are not told apart on a screen
 
 
 def said(text: str, tone: Tone = "soft") -> Json:
-    """One paragraph."""
     return {"text": text, "tone": tone}
 
 
 def card(name: str, value: str, note: str = "", *, tone: Tone = "", words: bool = False) -> Json:
-    """One figure of those at the top."""
     return {"name": name, "value": value, "note": note, "tone": tone, "words": words}
 
 
@@ -44,7 +42,6 @@ def section(
     before: Sequence[Json | None] = (),
     after: Sequence[Json | None] = (),
 ) -> Json:
-    """What stands under one heading; None is left out."""
     return {
         "id": key,
         "title": title,
@@ -119,12 +116,10 @@ def table(
 
 
 def terms(rows: Sequence[tuple[str, str]]) -> Json:
-    """Words and what they mean."""
     return {"kind": "terms", "rows": [list(row) for row in rows]}
 
 
 def bars(label: str, rows: Sequence[tuple[str, float, str]], colour: str = "blue") -> Json:
-    """Horizontal bars: name, length, and what is written at the end."""
     return {"kind": "bars", "label": label, "rows": [list(row) for row in rows], "colour": colour}
 
 
@@ -161,12 +156,10 @@ def events(rows: Sequence[Json], before: int) -> Json:
 
 
 def figure_text(value: float | None, digits: int = 3) -> str:
-    """A share or a score."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def counted(count: int, what: str) -> str:
-    """`1 round`, `2 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -183,5 +176,4 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
 
 
 def least(values: Sequence[float | None]) -> float:
-    """The smallest of those that are there; 0 where none is."""
     return min((value for value in values if value is not None), default=0.0)

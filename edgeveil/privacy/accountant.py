@@ -77,7 +77,6 @@ class SampledSteps:
 
     @property
     def moments(self) -> Moments:
-        """Of all its steps."""
         return times(sampled_moments(self.probability, self.mu), self.steps)
 
 
@@ -175,7 +174,6 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
-    """`Guarantee.among_others`."""
     updates = any(isinstance(event, GaussianEvent) and event.unit == "device" for event in events)
     if not updates and not any(getattr(event, "record_sensitivity_steps", 0) for event in events):
         return None
@@ -245,7 +243,6 @@ def _squared_mu(event: NoisyEvent) -> float:
 
 
 def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[SampledSteps]:
-    """The sampled steps, those that are alike together."""
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in noisy.items():
         if isinstance(event, PoissonSampled) and event.sampling_probability < 1:

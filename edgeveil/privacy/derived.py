@@ -87,7 +87,6 @@ class DerivedRandom(SampleBytes):
         return "DerivedRandom(hidden)"
 
     def to_bytes(self) -> bytes:
-        """The question's key, for a process that answers in this one's place."""
         return self._key
 
     def bound(self, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:

@@ -289,7 +289,6 @@ _WIDE = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
     kind = next(name for name, known in _KINDS.items() if type(event) is known)
     if isinstance(event, PoissonSampled):
         values = asdict(event.event)

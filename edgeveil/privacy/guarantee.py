@@ -72,7 +72,6 @@ class Guarantee:
 
     @property
     def record_epsilon(self) -> float:
-        """ε of one record, whatever the unit."""
         return self.epsilon if self.among_others is None else self.among_others
 
     @property

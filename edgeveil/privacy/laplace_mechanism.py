@@ -52,7 +52,6 @@ def laplace(
 
 
 def scale_of(event: LaplaceEvent) -> Fraction:
-    """The exact scale of the event's noise, in steps."""
     return Fraction(event.scale_numerator, event.scale_denominator)
 
 

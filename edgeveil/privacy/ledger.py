@@ -125,7 +125,6 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def noise_key(self) -> NoiseKey:
@@ -283,25 +282,21 @@ class Ledger:
                 self._chain.append(db, Change(self.dataset, "elsewhere", UNTOLD.job_id))
 
     def answered(self, job_id: str) -> bool:
-        """Whether anything was released in this job."""
         with self._file.guard():
             entry = self._account().get(job_id)
             return entry is not None and bool(entry.releases)
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The data sets that something was released of."""
         with self._file.guard():
             accounts = self._chain.accounts.items()
             return tuple(name for name, of in accounts if any(job.releases for job in of.values()))
 
     def next_refusal(self, limits: Limits) -> PrivacyError | None:
-        """Return the limit that one more job like the newest would pass; None where it fits."""
         with self._file.guard():
             return next_refusal(self._account(), limits)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """Return what was spent: see `ledger_chain.spent`."""
         with self._file.guard():
             return spent(self._account(), job_id, purpose)
 

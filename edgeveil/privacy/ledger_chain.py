@@ -107,7 +107,6 @@ class Release:
 
     @staticmethod
     def body(events: Sequence[Event], payload_sha256: bytes) -> str:
-        """Return the text of a link of kind `released`."""
         listed = [to_dict(event) for event in events]
         return json.dumps({"events": listed, "payload_sha256": payload_sha256.hex()})
 
@@ -211,7 +210,6 @@ class LedgerChain:
         self.settle(write=create)
 
     def account(self, dataset: str) -> Account:
-        """Return the jobs of a data set, empty if it has none."""
         return self.accounts.setdefault(dataset, {})
 
     def noise_key(self) -> NoiseKey:
@@ -243,7 +241,6 @@ class LedgerChain:
         return [name for name in _TABLES if name not in names]
 
     def _begun(self) -> bool:
-        """Whether the head is that of a ledger with links."""
         return self._head_path.exists() and ChainHead.load(self._head_path).number > 0
 
     def _create(self) -> None:

@@ -42,7 +42,6 @@ def log_moments(event: Event) -> Moments | None:
 
 
 def gaussian_moments(mu: float) -> Moments:
-    """Of μ-GDP noise."""
     return tuple(order * (order + 1) * mu**2 / 2 for order in ORDERS)
 
 
@@ -60,12 +59,10 @@ def sampled_moments(probability: float, mu: float) -> Moments:
 
 
 def times(moments: Moments, count: int) -> Moments:
-    """Of `count` releases alike."""
     return tuple(count * moment for moment in moments)
 
 
 def added(parts: Iterable[Moments]) -> Moments:
-    """Of several releases."""
     return tuple(math.fsum(column) for column in zip(NO_MOMENTS, *parts, strict=True))
 
 

@@ -58,14 +58,12 @@ class JobRequest:
 
     @classmethod
     def from_json(cls, text: str) -> JobRequest:
-        """The request of `to_json`."""
         plain = json.loads(text)
         pairs = [(event_from_dict(event), count) for event, count in plain["events"]]
         events = tuple(event for event, count in pairs for _ in range(count))
         return cls(plain["job_id"], plain["delta"], events)
 
     def same_as(self, other: JobRequest) -> bool:
-        """Whether both ask for the same, in whatever order."""
         same = (self.job_id, self.delta) == (other.job_id, other.delta)
         return same and Counter(self.events) == Counter(other.events)
 
