@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -269,8 +269,7 @@ class Store:
             self._said.add(job)
         table, now_s = tables.events, self._now_s()
         values = {"job": job, "time": now_s, "type": kind, "data": dict(data)}
-        key = db.execute(table.insert().values(values)).inserted_primary_key
-        seq = int(cast(Any, key)[0])
+        seq = db.execute(table.insert().values(values).returning(table.c.seq)).scalar_one()
         if seq % _SWEEP_EVERY == 0:
             of_job = table.c.job == job if job is not None else table.c.job.is_(None)
             newest = sa.select(table.c.seq).where(of_job).order_by(table.c.seq.desc())

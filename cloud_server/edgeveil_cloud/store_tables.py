@@ -151,152 +151,49 @@ class StoredRelease:
     safetensors: bytes = field(repr=False)
 
 
-# --- tables ---
+# --- tables: as statements name them; the revisions in `migrations` make them ---
 
 VERSION = 6
 
-metadata = sa.MetaData()
-_serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_JSON = sa.JSON(none_as_null=True)
 
 
-def _table(name: str, *columns: sa.Column[Any], **options: Any) -> sa.Table:
-    return sa.Table(name, metadata, *columns, **options)
+def _table(name: str, columns: str, **typed: Any) -> sa.TableClause:
+    return sa.table(name, *(sa.column(one, typed.get(one)) for one in columns.split()))
 
 
-def _must(name: str, kind: Any, **options: Any) -> sa.Column[Any]:
-    return sa.Column(name, kind, nullable=False, **options)
-
-
-def _key(name: str, kind: Any) -> sa.Column[Any]:
-    return sa.Column(name, kind, primary_key=True, autoincrement=False)
-
-
-def _job_key() -> sa.Column[Any]:
-    return sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True)
-
-
-def _attempt_keys() -> tuple[sa.Column[Any], ...]:
-    return (
-        _job_key(),
-        _key("exchange", sa.Integer),
-        _key("attempt", sa.Integer),
-        _key("cell", sa.String(32)),
-    )
-
-
-info = _table("info", _must("version", sa.Integer))
-
+info = _table("info", "version")
 jobs = _table(
     "jobs",
-    sa.Column("number", _serial, primary_key=True, autoincrement=True),
-    _must("id", sa.String(96), unique=True),
-    _must("name", sa.String(64)),
-    _must("canonical", sa.LargeBinary),
-    _must("digest", sa.LargeBinary),
-    _must("status", sa.String(16), index=True),
-    _must("reason", sa.Text),
-    _must("submitted_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("ended_at", sa.Float),
-    _must("priority", sa.String(8), server_default="normal"),
+    "number id name canonical digest status reason submitted_at started_at ended_at priority",
 )
-
 rounds = _table(
     "exchanges",
-    _job_key(),
-    _key("index", sa.Integer),
-    _must("phase", sa.String(64)),
-    _must("number", sa.Integer),
-    _must("attempt", sa.Integer),
-    _must("uploads", sa.Integer),
-    sa.Column("accuracy", sa.Float),
-    sa.Column("loss", sa.Float),
-    sa.Column("scores", sa.JSON(none_as_null=True)),
-    _must("seconds", sa.Float),
-    _must("bytes", sa.JSON),
-    _must("committed_at", sa.Float),
-    _must("accepted", sa.LargeBinary),
+    "job index phase number attempt uploads accuracy loss scores seconds bytes committed_at"
+    " accepted",
+    scores=_JSON,
+    bytes=_JSON,
 )
-
-states = _table("states", _job_key(), _must("index", sa.Integer), _must("tensors", sa.LargeBinary))
-
-events = _table(
-    "events",
-    sa.Column("seq", _serial, primary_key=True, autoincrement=True),
-    sa.Column("job", sa.ForeignKey("jobs.id"), index=True),
-    _must("time", sa.Float),
-    _must("type", sa.String(64)),
-    _must("data", sa.JSON),
-    sqlite_autoincrement=True,
-)
-
-sequence = _table("sequence", _must("last", sa.BigInteger))
-
-enrolled_keys = _table(
-    "enrolled_keys",
-    _key("public_key", sa.LargeBinary),
-    _must("added_at", sa.Float),
-    _must("cell", sa.String(32), server_default=""),
-)
-
+states = _table("states", "job index tensors")
+events = _table("events", "seq job time type data", type=sa.String, data=_JSON)
+sequence = _table("sequence", "last")
+enrolled_keys = _table("enrolled_keys", "public_key added_at cell")
 # One row a cell: the roster taken last, and why a later one was refused ("": none was).
-roster = _table(
-    "roster",
-    _must("lineage", sa.String(32)),
-    _must("epoch", sa.BigInteger),
-    _must("expires_s", sa.Float),
-    _must("refused", sa.String(64)),
-    _must("refused_lineage", sa.String(32)),
-    _must("cell", sa.String(32), server_default=""),
-)
-
-round_keys = _table("round_keys", *_attempt_keys(), _must("secret", sa.LargeBinary))
-
-openings = _table("openings", *_attempt_keys(), _must("digest", sa.LargeBinary))
-
+roster = _table("roster", "lineage epoch expires_s refused refused_lineage cell")
+round_keys = _table("round_keys", "job exchange attempt cell secret")
+openings = _table("openings", "job exchange attempt cell digest")
 # A round whose masks were asked for: what was added up, and the question; until its commit.
-unmaskings = _table(
-    "unmaskings",
-    *(_job_key(), _key("exchange", sa.Integer)),
-    *(_must("attempt", sa.Integer), _must("sums", sa.LargeBinary)),
-)
-
-batches = _table("batches", _job_key(), _key("digest", sa.LargeBinary), _must("index", sa.Integer))
-
-backbones = _table("backbones", _key("digest", sa.String(64)), _must("graph", sa.LargeBinary))
-
-releases = _table(
-    "releases", _job_key(), _must("onnx", sa.LargeBinary), _must("safetensors", sa.LargeBinary)
-)
-
+unmaskings = _table("unmaskings", "job exchange attempt sums")
+batches = _table("batches", "job digest index")
+backbones = _table("backbones", "digest graph")
+releases = _table("releases", "job onnx safetensors")
 # A release on its way: `canary` are the keys that get it first, 32 bytes each.
-rollouts = _table(
-    "rollouts",
-    _job_key(),
-    _must("data_set", sa.String(64)),
-    _must("stage", sa.String(16)),
-    _must("reason", sa.Text),
-    _must("canary", sa.LargeBinary),
-    _must("started_at", sa.Float),
-    _must("expires_s", sa.Float),
-)
-
+rollouts = _table("rollouts", "job data_set stage reason canary started_at expires_s")
 # Each time it was sealed; `secret` opens the reports that came of it.
 release_broadcasts = _table(
     "release_broadcasts",
-    _key("sequence", sa.BigInteger),
-    _must("job", sa.ForeignKey("jobs.id"), index=True),
-    _must("stage", sa.String(16)),
-    _must("selected", sa.Integer),
-    _must("secret", sa.LargeBinary),
-    _must("sent_at", sa.Float),
-    _must("held", sa.Boolean),
-    _must("cells", sa.JSON, server_default="[]"),
+    "sequence job stage selected secret sent_at held cells",
+    held=sa.Boolean,
+    cells=_JSON,
 )
-
-release_reports = _table(
-    "release_reports",
-    *(_key("sequence", sa.BigInteger), _key("digest", sa.LargeBinary)),
-    _must("job", sa.ForeignKey("jobs.id"), index=True),
-    *(_must("stage", sa.String(16)), _must("outcome", sa.String(32))),
-)
+release_reports = _table("release_reports", "sequence digest job stage outcome")

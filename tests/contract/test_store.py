@@ -16,7 +16,6 @@ from edgeveil_cloud.store_tables import (
     RoundRecord,
     StoreError,
     UnknownJob,
-    metadata,
 )
 from tests.kits.postgres_server import GIVEN, empty, postgres_server
 
@@ -43,7 +42,7 @@ def store(request, tmp_path):
     yield opened
     opened.close()
     if server:
-        empty(server, metadata)
+        empty(server)
 
 
 def submitted(store, name="quickstart"):

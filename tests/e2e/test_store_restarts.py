@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 import yaml
 
 from edgeveil_cloud.role import STORE_FILE
-from edgeveil_cloud.store_tables import metadata
+from edgeveil_cloud.store import Store
 from tests.chaos import checks
 from tests.chaos.evidence import collect, tap_site
 from tests.kits.live_site import LiveSite, wait_for
@@ -64,12 +63,13 @@ class StoredElsewhere(LiveSite):
     def copy_store(self) -> None:
         """To the file in which a cloud without a server has it."""
         path = self.plan.folder / "state" / "cloud" / STORE_FILE
-        with closing(sqlite3.connect(path)):
-            copy = sa.create_engine(f"sqlite:///{path}")
+        Store(f"sqlite:///{path}").close()
+        copy, metadata = sa.create_engine(f"sqlite:///{path}"), sa.MetaData()
         there = sa.create_engine(self.server.url.replace("postgresql", "postgresql+psycopg"))
-        metadata.create_all(copy)
+        metadata.reflect(copy)
         with there.connect() as source, copy.begin() as target:
             for table in metadata.sorted_tables:
+                target.execute(table.delete())
                 if rows := [dict(row._mapping) for row in source.execute(table.select())]:
                     target.execute(table.insert(), rows)
         for engine in (there, copy):

@@ -102,10 +102,10 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def empty(url: str, metadata: sa.MetaData) -> None:
+def empty(url: str) -> None:
     """Drop all tables."""
+    metadata = sa.MetaData()
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    metadata.reflect(engine)
     metadata.drop_all(engine)
-    with engine.begin() as db:
-        db.execute(sa.text("DROP TABLE IF EXISTS alembic_version"))
     engine.dispose()
