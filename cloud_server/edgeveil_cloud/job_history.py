@@ -36,6 +36,10 @@ class EvaluationPoints:
     labels: list[int]
     rows: int
 
+    @property
+    def thinned(self) -> bool:
+        return len(self.points) < self.rows
+
 
 @dataclass
 class JobHistory:
@@ -51,7 +55,7 @@ class JobHistory:
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
-    figures_by_round: list[dict[str, Any]] = field(default_factory=list)
+    figures_round: int = 0
     guessing: Mapping[str, float] = field(default_factory=dict)
     federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     events: int = 0
@@ -145,7 +149,9 @@ class JobHistory:
         self.void.update({str(why): int(n) for why, n in (data.get("refused") or {}).items()})
         self.causes.update(data.get("causes") or {})
         self._evaluate(data)
-        self._figure(data)
+        if found := data.get("figures"):
+            self.figures, self.guessing = found, guessing(found)
+            self.figures_round = int(data["number"])
         return row
 
     def _evaluate(self, data: Mapping[str, Any]) -> None:
@@ -174,13 +180,3 @@ class JobHistory:
             kept = {name: value for name, value in found.items() if name not in _LONG}
             self.scores = [one for one in self.scores if one["round"] < number]
             self.scores.append({**kept, "round": number})
-
-    def _figure(self, data: Mapping[str, Any]) -> None:
-        found = data.get("figures")
-        if not found:
-            return
-        self.figures, self.guessing = found, guessing(found)
-        numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
-        number = int(data["number"])
-        self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
-        self.figures_by_round.append({**numbers, "round": number})

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -54,12 +53,11 @@ from edgeveil.pages.parts import (
     table,
     terms,
 )
-from edgeveil.parts.round import EVALUATIONS, TRAIN, round_label, short_label
+from edgeveil.parts.round import EVALUATIONS, round_label, short_label
 from edgeveil.privacy.guarantee import (
     colluding_text,
     guarantee_bounds,
     guarantee_text,
-    record_text,
     shared_text,
     up,
     worth_of,
@@ -73,7 +71,7 @@ from edgeveil.protocol.cloud_reasons import (
 )
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import told_federated
-from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
+from edgeveil_cloud.job_history import MOST_POINTS, EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
@@ -94,11 +92,9 @@ STEPS = (
     ("wait_s", "wait for devices", "orange"),
     ("absorb_s", "open, aggregate, test", "green"),
 )
-_COLOURS = ("blue", "orange", "green", "purple", "red")
 _CLOUDS_RECORDS = "on records the cloud holds"
-_NO_FIGURES = (  # among numbers of a round: counts, and what no model moves
-    *("round", "unusable", "normal", "anomalous"),
-    *("largest_class_rate", "rmse_of_mean"),
+_NO_FIGURES = (  # counts, and what no model moves
+    *("unusable", "normal", "anomalous", "largest_class_rate", "rmse_of_mean"),
 )
 _BY_DEVICES = (  # figures that devices' counts may give
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
@@ -203,12 +199,12 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
 # --- a row of the list ---
 
 
-def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, Any]:
+def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
     """JSON-able. Both guarantees are as planned until the job has ended, then as spent."""
     entry, newest = glimpse.entry, glimpse.newest
     facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
-    reason, advice = why_it_stands(glimpse, running, most_running)
+    reason, advice = why_it_stands(glimpse)
     led = facts.measure
     value = leading_stored(led, glimpse.accuracy, glimpse.loss, facts.half)
     names = ("id", "name", "status", "priority", "submitted_at", "started_at", "ended_at")
@@ -227,7 +223,7 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
             "text": None if value is None else leading_text(led, value, glimpse.scores),
         },
         "guarantees": [
-            {"name": f"ε {which}", **_cell(privacy[which], planned=spent is None)}
+            _guarantee_card(f"ε {which}", _Guarantee(privacy, which), planned=spent is None)
             for which in ("training", "inference")
             if privacy
         ],
@@ -246,20 +242,7 @@ def record_figure(canonical: bytes, record: RoundRecord) -> str:
     return f"{facts.measure} {leading_text(facts.measure, value, record.scores)}"
 
 
-def _cell(part: Mapping[str, Any], *, planned: bool) -> dict[str, str]:
-    """A guarantee in few words: an ε only where it is proven."""
-    if part["status"] != "proven" or part["epsilon"] is None:
-        return {"value": "none", "note": "no proven guarantee", "tone": "bad"}
-    if not part["epsilon"]:
-        return {"value": "0", "note": "nothing is released", "tone": ""}
-    delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
-    unworthy = worth_of(part)
-    note = f"per {part['unit']}{delta}{', as planned' if planned else ''}"
-    note += record_text(part) + unworthy + shared_text(part)
-    return {"value": up(part["epsilon"]), "note": note, "tone": "bad" if unworthy else ""}
-
-
-def why_it_stands(glimpse: JobGlimpse, running: int, most_running: int) -> tuple[str, str]:
+def why_it_stands(glimpse: JobGlimpse) -> tuple[str, str]:
     """Why a job does not go on, and what to do; ("", "") where it runs or is done."""
     entry, life = glimpse.entry, glimpse.life
     if entry.status == "paused":
@@ -270,10 +253,8 @@ def why_it_stands(glimpse: JobGlimpse, running: int, most_running: int) -> tuple
         found, wanted = life.data.get("enrolled"), life.data.get("wanted")
         why = f"{found} devices are enrolled, the job wants {wanted}"
         return why, "admit devices at the proxy: edgeveil proxy admit --config proxy.yaml"
-    if running >= most_running:
-        why = f"{running} jobs run, and no more than {most_running} may at once"
-        return why, "it starts by itself; limits.jobs_running of the cloud's file allows more"
-    return "its turn comes in a moment", ""
+    advice = "it starts by itself; limits.jobs_running of the cloud's file allows more at once"
+    return "as many jobs run as may at once, or its turn comes in a moment", advice
 
 
 def _paused(entry: JobEntry) -> tuple[str, str]:
@@ -306,6 +287,20 @@ class _Guarantee:
         self.text, self.unit = guarantee_text(privacy, which), str(part["unit"])
         self.epsilon = float(part["epsilon"] or 0.0)
         self.proven = part["status"] == "proven" and part["epsilon"] is not None
+
+
+def _guarantee_card(name: str, one: _Guarantee, *, planned: bool, simulated: bool = False) -> Json:
+    if not (one.proven and one.epsilon):
+        tone: Tone = "" if one.proven else "bad"
+        note = f"per {one.unit}" + (", as planned" if planned else "")
+        return card(name, one.text, note, tone=tone, words=True)
+    lead, behind = guarantee_bounds(one.part)
+    whole = "whole job as planned" if planned else "whole job"
+    real = " for a real run" if simulated else ""
+    each = one.part.get("epsilon_per_round")
+    note = f"{behind}; {whole}, proven{real}{shared_text(one.part)}"
+    note += f"; ε = {up(each)} per {one.unit} and evaluation" if each else ""
+    return card(name, lead, note, tone="bad" if worth_of(one.part) else "")
 
 
 class _View:
@@ -439,22 +434,9 @@ class _View:
         return card(name.format(words(key)), _with_error(own, key), note)
 
     def _guarantee_cards(self) -> list[Json]:
-        found = []
-        for which, one in self._guarantees.items():
-            name = f"{which} guarantee"
-            if not (one.proven and one.epsilon):
-                tone: Tone = "" if one.proven else "bad"
-                note = f"per {one.unit}" + (", as planned" if self._planned else "")
-                found.append(card(name, one.text, note, tone=tone, words=True))
-                continue
-            lead, behind = guarantee_bounds(one.part)
-            whole = "whole job as planned" if self._planned else "whole job"
-            real = " for a real run" if self._simulated else ""
-            each = one.part.get("epsilon_per_round")
-            note = f"{behind}; {whole}, proven{real}{shared_text(one.part)}"
-            note += f"; ε = {up(each)} per {one.unit} and evaluation" if each else ""
-            found.append(card(name, lead, note, tone="bad" if worth_of(one.part) else ""))
-        return found
+        how = {"planned": self._planned, "simulated": self._simulated}
+        found = self._guarantees.items()
+        return [_guarantee_card(f"{which} guarantee", one, **how) for which, one in found]
 
     # --- accuracy ---
 
@@ -506,7 +488,12 @@ class _View:
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
-        shown += self._spent(x)
+        spent = {row["number"]: row["epsilon"] for row in self._rows}
+        for which, one in self._guarantees.items():
+            values = [spent.get(number, {}).get(which) for number in x]
+            if any(values):
+                name = f"ε {which} by plan, per {one.unit}"
+                shown.append(series(name, _ups(values), "grey", "up", quiet=True))
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
@@ -518,41 +505,26 @@ class _View:
             parts.append(lines("Loss on the test records", list(tested), loss, low=0.0))
         return section("accuracy", title, parts, before=[said(text), note])
 
-    def _spent(self, rounds: Sequence[int]) -> list[Json]:
-        """Both ε by plan after each of these rounds, to be read with the figures."""
-        spent = {row["number"]: row["epsilon"] for row in self._rows}
-        found = []
-        for which, one in self._guarantees.items():
-            values = [spent.get(number, {}).get(which) for number in rounds]
-            if any(values):
-                name = f"ε {which} by plan, per {one.unit}"
-                found.append(series(name, _ups(values), "grey", "up", quiet=True))
-        return found
-
     def _figures(self) -> Json | None:
-        found, by_round = self._course.figures, self._course.figures_by_round
+        found = self._course.figures
         if not found:
             return None
-        names = {name: None for row in by_round for name in row if name not in _NO_FIGURES}
-        parts: list[Json | None] = []
-        if len(by_round) > 1 and names:
-            x = [row["round"] for row in by_round]
-            shown = [
-                series(words(name), [rounded(row.get(name)) for row in by_round], colour)
-                for name, colour in zip(names, cycle(_COLOURS), strict=False)
-            ]
-            parts.append(lines("Figures by round", x, shown + self._spent(x)))
-        elif names:
-            text_of = "{:.4g}".format if "rmse" in found else figure_text
-            rows = [[words(name), text_of(found[name])] for name in names if name in found]
-            parts.append(table("Figures", ["figure", "value"], rows))
+        text_of = "{:.4g}".format if "rmse" in found else figure_text
+        rows = [
+            [words(name), text_of(value)]
+            for name, value in found.items()
+            if type(value) in (int, float) and name not in _NO_FIGURES
+        ]
         called = found.get("classes") or []
-        parts.append(_per_class(found.get("per_class") or [], called))
+        parts = [
+            table("Figures", ["figure", "value"], rows) if rows else None,
+            _per_class(found.get("per_class") or [], called),
+        ]
         if crossed := found.get("confusion"):
             of = [*called, *map(str, range(len(called), len(crossed)))]
             label, axes = "Records by true and predicted class", ("true class", "predicted class")
             parts.append(heat(label, crossed, of, of, axes))
-        at = by_round[-1]["round"] if by_round else 0
+        at = self._course.figures_round
         text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
         answer, count = _UNUSABLE[self._measure]
@@ -710,19 +682,15 @@ class _View:
     def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
         if not shown:
             return None
-        inference = self._guarantees.get("inference")
+        inference, count = self._guarantees.get("inference"), len(self._course.scores)
         of_record = inference is not None and inference.unit == "record"
         rows = "a row for each of some records" if of_record else "a mean for each device"
-        numbered = all(one.rows <= NUMBERED for one in shown)
-        colour = "colour and number are" if numbered else "its colour is"
-        count = len(self._course.scores)
         some = f"; {len(shown)} of {count} evaluations are shown" if len(shown) < count else ""
-        thin = [one for one in shown if len(one.points) < one.rows]
-        fewer = f" Of {thin[-1].rows} points {len(thin[-1].points)} are drawn." if thin else ""
+        thin = f", {MOST_POINTS} of them at most" if any(one.thinned for one in shown) else ""
         return said(
-            f"Each point is one uploaded softmax vector after its noise ({rows}), projected to the"
-            f" two main directions; {colour} its cluster. All panels share one projection{some}."
-            f"{fewer}"
+            f"Each point is one uploaded softmax vector after its noise ({rows}{thin}), projected"
+            f" to the two main directions; its colour is its cluster. All panels share one"
+            f" projection{some}."
         )
 
     def _averages(self) -> Json | None:
@@ -823,27 +791,23 @@ class _View:
         if not training.proven:
             return "At least one mechanism of this job has no proof that holds, so no ε is stated."
         real = "in a real run " if self._simulated else ""
-        found = (
-            f"Adding or removing any one {training.unit} changes the probability of everything that"
-            " training released by at most a factor e^ε, up to δ. It covers all rounds together and"
-            f" {real}holds against "
-        )
+        against = "the cloud and the proxy, even if they work together."
         if shared_text(training.part):
-            found += (
+            against = (
                 "the cloud and any devices together, while the proxy works with none of them and at"
                 f" least {training.part['honest_devices']} of the devices in each sum keep to the"
-                " protocol: each adds a part of the noise. Nobody can check that. If all others"
-                " work together, a device's own part protects it:"
-                f" {colluding_text(training.part)}."
+                " protocol, which nobody can check. If all others work together, a device's own"
+                f" part of the noise protects it: {colluding_text(training.part)}."
             )
-        else:
-            found += "the cloud and the proxy, even if they work together."
-        if "record_epsilon" in training.part:
-            found += (
-                " The device is hidden with all its records, beside none. One record among others"
-                ' that stay has another ε, "per record"; none means that no bound is proven.'
-            )
-        return found
+        record = (
+            " The device is hidden with all its records, beside none; one record among others that"
+            ' stay has another ε, "per record": none where no bound is proven.'
+        )
+        return (
+            f"Adding or removing any one {training.unit} changes the probability of everything that"
+            " training released by at most a factor e^ε, up to δ. It covers all rounds together and"
+            f" {real}holds against {against}{record * ('record_epsilon' in training.part)}"
+        )
 
     def _accuracy_meaning(self) -> str:
         run, found = self._run, _MEASURES[self._measure]
@@ -861,14 +825,13 @@ class _View:
     def _rounds(self) -> Json | None:
         if not self._rows:
             return None
-        head = ["round", self._measure, "loss", "uploads", "declined", "attempt", "score"]
+        head = ["round", self._measure, "loss", "uploads", "declined", "attempt"]
         units = {which: f" per {one.unit}" for which, one in self._guarantees.items()}
         head.append(f"ε training{units.get('training', '')}, by plan")
         head += ["if all others collude"] * self._shared
         head.append(f"ε inference{units.get('inference', '')}, by plan")
         hops = [] if self._simulated else [("from cloud", "cloud_out"), ("to cloud", "cloud_in")]
         head += [name for name, _ in hops] + ["seconds"]
-        scores = {one["round"]: one.get("score") for one in self._course.scores}
         keys = ["training", *[COLLUSION] * self._shared, "inference"]
         rows = [
             [
@@ -876,9 +839,6 @@ class _View:
                 self._text(self._measured(row)),
                 figure_text(row["loss"]),
                 *(_count(row[name]) for name in ("uploads", "declined", "attempt")),
-                figure_text(scores[row["number"]], 2)
-                if row["number"] in scores and row["phase"] == TRAIN
-                else "",
                 *(_up(row["epsilon"].get(key)) for key in keys),
                 *(byte_text(row["bytes"].get(key, 0)) for _, key in hops),
                 f"{row['seconds']:.2f}",
@@ -1053,34 +1013,18 @@ _MEASURES = {
 
 def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
     """`counted_too`: devices also count on their evaluation records."""
-    if counted_too and inference.proven and inference.epsilon:
-        return (
-            "Of a device's evaluation records all that is uploaded is priced here together: the"
-            " noised counts and sums of how the model does on them, and inferences where there are"
-            f" any. It holds for one {inference.unit} added or removed{shared_text(inference.part)}"
-            ". Training is priced apart: its records are never the same."
-        )
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
         return "No device uploaded an inference."
-    if "device_epsilon" in inference.part:
-        return (
-            "Each evaluation also uploads one noised vector per device, which has a price for the"
-            " whole evaluation set of one device, and what is counted or summed over its records,"
-            " which has one for a record alone. Training and evaluation records are never the same."
-        )
-    if inference.unit == "record":
-        return (
-            "Each evaluation also uploads one noised vector for each of a fixed number of"
-            " evaluation records. This is priced apart: training and evaluation records are never"
-            " the same."
-        )
+    uploads = "the noised counts and sums of how the model does on them, and inferences"
+    what = uploads if counted_too else "noised softmax vectors"
+    one = "one record" if inference.unit == "record" else "the whole evaluation set of one device"
+    one += ", or one record of it" * ("record_epsilon" in inference.part)
     return (
-        "Each evaluation also uploads one noised vector per device. This is priced apart because it"
-        f" protects other records: the whole evaluation set of one {inference.unit}"
-        + ", and at the ε per record one record of it" * ("record_epsilon" in inference.part)
-        + "."
+        f"All that is uploaded of a device's evaluation records is priced here together: {what}. It"
+        f" holds for {one}, added or removed{shared_text(inference.part)}. Training is priced"
+        " apart: its records are never the same."
     )
 
 

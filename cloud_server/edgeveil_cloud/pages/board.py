@@ -56,11 +56,8 @@ class JobBoard:
         self.version = 0
         self._rows: dict[str, tuple[int, bytes]] = {}
         self._news: dict[str, int] = {}  # of each job, when its row was made
-        self._queued: set[str] = set()
-        self.room = (0, 1)  # jobs that run, and how many may
         self._told: tuple[int, bytes] = (0, b"{}")
         self._seen = -1  # the store's news when it was read last
-        self._messages: dict[int, bytes] = {}  # by the version of who gets it
         self._moved = asyncio.Event()
         self._watchers = 0
         self._keeping: asyncio.Future[None] | None = None
@@ -90,12 +87,9 @@ class JobBoard:
 
     def since(self, version: int) -> bytes:
         """JSON for who has `version`: the rows that are newer, and the status."""
-        if version not in self._messages:
-            rows = [content for number, content in self._rows.values() if number > version]
-            status = self._told[1] if self._told[0] > version else b"null"
-            message = b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
-            self._messages[version] = message
-        return self._messages[version]
+        rows = [content for number, content in self._rows.values() if number > version]
+        status = self._told[1] if self._told[0] > version else b"null"
+        return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
 
     # --- reading ---
 
@@ -119,7 +113,11 @@ class JobBoard:
         async with self._refreshing:
             version = self.version + 1
             try:
-                status = await self._look(version)
+                if (news := self._store.news_of_all) != self._seen:
+                    await self._read(version)
+                    self._seen = news
+                asked = await self._ask(self._status)
+                status = {key: value for key, value in asked.items() if key != "time_s"}
             except StoreError as error:
                 status = {"problem": error.what, "fix": error.fix}
             content = encoded(status)
@@ -127,44 +125,29 @@ class JobBoard:
                 self._told = version, content
             if self._told[0] == version or any(n == version for n, _ in self._rows.values()):
                 self.version = version
-                self._messages.clear()
                 self._moved.set()
                 self._moved.clear()
 
-    async def _look(self, version: int) -> Mapping[str, Any]:
-        news = self._store.news_of_all
-        status = {k: v for k, v in (await self._ask(self._status)).items() if k != "time_s"}
-        room = len(status.get("jobs", ())), int(status.get("most_running", 1))
-        if news != self._seen or room != self.room:
-            await self._read(version, self._queued if room != self.room else set(), room)
-            self._seen, self.room = news, room
-        return status
-
-    async def _read(self, version: int, again: set[str], room: tuple[int, int]) -> None:
+    async def _read(self, version: int) -> None:
         def newer() -> dict[str, int]:
             names = self._store.newest_job_names(MOST_JOBS)
             return {job: self._store.news(job) for job in names}
 
+        def read(part: list[str]) -> list[JobGlimpse]:
+            return [self._store.glimpse(job) for job in part]
+
+        def rows(glimpses: list[JobGlimpse]) -> list[bytes]:
+            return [encoded(row_of(one)) for one in glimpses]
+
         counts = await self._ask(newer)
         for gone in self._rows.keys() - counts.keys():
             del self._rows[gone], self._news[gone]
-        found = [k for k, n in counts.items() if self._news.get(k) != n or k in again]
+        found = [job for job, count in counts.items() if self._news.get(job) != count]
         for start in range(0, len(found), _JOBS_AT_ONCE):
             part = found[start : start + _JOBS_AT_ONCE]
-
-            def read(part: list[str] = part) -> list[JobGlimpse]:
-                return [self._store.glimpse(job) for job in part]
-
-            def rows(glimpses: list[JobGlimpse]) -> list[bytes]:
-                return [encoded(row_of(one, *room)) for one in glimpses]
-
-            glimpses = await self._ask(read)
-            made = await asyncio.to_thread(rows, glimpses)
-            for job, glimpse, row in zip(part, glimpses, made, strict=True):
-                self._news[job] = counts[job]
-                self._rows[job] = version, row
-                queued = glimpse.entry.status == "queued"
-                (self._queued.add if queued else self._queued.discard)(job)
+            glimpses = await self._ask(partial(read, part))
+            for job, row in zip(part, await asyncio.to_thread(rows, glimpses), strict=True):
+                self._news[job], self._rows[job] = counts[job], (version, row)
 
 
 @dataclass
@@ -183,9 +166,9 @@ class JobViews:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
 
-    async def view(self, job: str, room: tuple[int, int]) -> bytes:
+    async def view(self, job: str) -> bytes:
         """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
-        where this is the newest. `room` as for `why_it_stands`. Raises UnknownJob, StoreAway."""
+        where this is the newest. Raises UnknownJob, StoreAway."""
         one = self._looked.pop(job, None) or _Looked()
         self._looked[job] = one
         while len(self._looked) > _VIEWS_KEPT:
@@ -196,12 +179,12 @@ class JobViews:
                 began_s = time.monotonic()
                 wait_s = one.again_s - began_s
                 if not one.content or wait_s <= 0:
-                    await self._make(job, one, room)
+                    await self._make(job, one)
                     now_s, wait_s = time.monotonic(), 0.0
                     one.again_s = now_s + min(_SLOWEST_S, (now_s - began_s) / SHARE)
         return b'{"again_s":%.3f,"view":%s}' % (wait_s, one.content)
 
-    async def _make(self, job: str, one: _Looked, room: tuple[int, int]) -> None:
+    async def _make(self, job: str, one: _Looked) -> None:
         news, course = self._store.news(job), one.course
         if not one.content:
             records = await self._ask(partial(self._store.rounds, job))
@@ -212,7 +195,7 @@ class JobViews:
         glimpse = await self._ask(partial(self._store.glimpse, job))
 
         def made() -> bytes:
-            reason, advice = why_it_stands(glimpse, *room)
+            reason, advice = why_it_stands(glimpse)
             told = f"{reason}. What to do: {advice}" if advice else reason
             facts = JobDetails.of_entry(glimpse.entry, self._cells)
             return encoded(job_view(replace(facts, reason=told), course))

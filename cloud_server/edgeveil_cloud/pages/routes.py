@@ -127,8 +127,7 @@ class PageRoutes:
                 await board.moved(version, BEAT_S)
 
     async def job(self, request: Request) -> Response:
-        await self.board.refresh()
-        return Response(await self._views.view(request.parameters["id"], self.board.room), _JSON)
+        return Response(await self._views.view(request.parameters["id"]), _JSON)
 
     async def fleet(self, _request: Request) -> Response:
         """Made at most every `FRESH_S`, for all who ask."""

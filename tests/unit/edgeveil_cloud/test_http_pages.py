@@ -342,7 +342,7 @@ async def test_the_stream_begins_with_all_and_goes_on_with_what_changed(page, st
         assert (row["status"], row["round"], row["rounds"]) == ("running", 2, 15)
         assert row["figure"] == {"name": "accuracy", "text": "0.200"}
         training, inference = row["guarantees"]
-        assert (training["name"], training["value"]) == ("ε training", "8")
+        assert (training["name"], training["value"]) == ("ε training", "ε = 8")
         assert "as planned" in training["note"]
         assert "per device" in inference["note"]
         store.set_status(first, "paused", "2 uploaded: below the minimum; mend it")

@@ -108,7 +108,7 @@ OUTPUTS = {
     "predict": predicted,
     "event": event,
     "stored round": lambda _: record_figure(ENTRY.canonical, told_round()[0]),
-    "row of a job": lambda _: row_of(GLIMPSE, 1, 1)["figure"]["text"],
+    "row of a job": lambda _: row_of(GLIMPSE)["figure"]["text"],
     "cards of a job": lambda _: json.dumps(job_view(facts_of_plan(PLAN), [ROUND])["cards"]),
     "events of a job": events_of_a_job,
 }
