@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -21,8 +21,11 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import at_most, device_records, of_shape
 from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors
 from edgeveil.privacy.derived import DerivedRandom
@@ -50,6 +53,13 @@ class TaughtJob:
     plan: Plan
     canonical: bytes
     graph: bytes
+
+    @classmethod
+    def of(cls, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> Self:
+        """Raises ProtocolError `bad_job`, and DataError where a backbone is missing."""
+        plan = compile_canonical(canonical)
+        kept = match_artifacts(carried_digests(plan.job), backbones)
+        return cls(plan.with_artifacts(kept), canonical, graph)
 
 
 @dataclass(frozen=True)

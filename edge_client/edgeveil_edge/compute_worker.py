@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
-from typing import Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,9 +25,7 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError, RecordsError
-from edgeveil.jobs import compile_canonical
-from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.parts.features import match_artifacts, prepare
+from edgeveil.parts.features import prepare
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
 from edgeveil.parts.round import Answer
@@ -139,13 +137,14 @@ class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """Why question `number` has no answer; never for what a record holds."""
+    """Why question `number` has no answer; never for what a record holds. `reason`: a protocol's
+    own, of a ProtocolError."""
 
     number: int
-    kind: Literal["data", "privacy", "protocol", "other"]
     what: str
-    where: str
-    fix: str
+    where: str = ""
+    fix: str = ""
+    reason: str = ""
 
 
 Learned = TeachJob | IntroduceDevice | ReadRecords | ForgetJob | LoadModules
@@ -201,18 +200,16 @@ def answer_of(part: HalfAnswer) -> Answer:
 def refusal_of(number: int, error: Exception) -> Refusal:
     """An error as it travels. Of an unexpected one only the type is told."""
     if isinstance(error, ProtocolError):
-        return Refusal(number, "protocol", str(error), error.reason, "")
+        return Refusal(number, str(error), reason=error.reason)
     if isinstance(error, EdgeVeilError):
-        kind: Literal["data", "privacy"] = "data" if isinstance(error, DataError) else "privacy"
-        return Refusal(number, kind, error.what, error.where, error.fix)
-    return Refusal(number, "other", f"internal error ({type(error).__name__})", "", "")
+        return Refusal(number, error.what, error.where, error.fix)
+    return Refusal(number, f"internal error ({type(error).__name__})")
 
 
 def error_of(refusal: Refusal) -> EdgeVeilError:
-    if refusal.kind == "protocol":
-        return ProtocolError(refusal.where, refusal.what)
-    kind = DataError if refusal.kind == "data" else PrivacyError
-    return kind(refusal.what, where=refusal.where, fix=refusal.fix)
+    if refusal.reason:
+        return ProtocolError(refusal.reason, refusal.what)
+    return PrivacyError(refusal.what, where=refusal.where, fix=refusal.fix)
 
 
 # --- the server ---
@@ -282,9 +279,8 @@ class ComputeServer:
 
     def _know(self, request: TeachJob) -> None:
         plugins.admit(plugins.Allowance(*one) for one in request.plugins)
-        plan = compile_canonical(request.canonical)
-        plan = plan.with_artifacts(match_artifacts(carried_digests(plan.job), request.backbones))
-        self.jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
+        job = TaughtJob.of(request.canonical, request.graph, request.backbones)
+        plan, self.jobs[request.digest] = job.plan, job
         if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")
         if any(one.carries_model for one in plan.all_rounds):
@@ -348,15 +344,14 @@ def _load(*modules: str) -> None:
 # --- reading records ---
 
 _RecordHalves = tuple[Records, Records]
-_Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]
+_DTYPES = (np.float32, np.int64, np.float32)  # of records' x, y and stored
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    shapes: tuple[_Shapes, ...] = ()
+    """Shapes of both halves' arrays, which follow; or why the records cannot be read."""
+
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
     unreadable: str = ""
-
-
-_outcomes = msgspec.msgpack.Decoder(_Outcome)
 
 
 def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHalves | RecordsError:
@@ -390,47 +385,30 @@ def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHa
 
 
 def _hand_over(read: Callable[[], _RecordHalves], to: Connection) -> None:
-    halves: tuple[Records, ...] = ()
+    arrays: list[NDArray[Any] | None] = []
     try:
-        halves = read()
-        outcome = _Outcome(tuple(_shapes(half) for half in halves))
+        arrays = [array for half in read() for array in (half.x, half.y, half.stored)]
+        outcome = _Outcome(tuple(None if one is None else one.shape for one in arrays))
     except RecordsError as error:
         outcome = _Outcome(unreadable=str(error))
     except Exception:
         outcome = _Outcome()
     to.send_bytes(msgspec.msgpack.encode(outcome))
-    for half in halves:
-        for array in _arrays(half):
+    for array in arrays:
+        if array is not None and array.nbytes:  # an empty one has no bytes to cast
             to.send_bytes(np.ascontiguousarray(array).data.cast("B"))
 
 
-def _shapes(half: Records) -> _Shapes:
-    return half.x.shape, half.y.shape, None if half.stored is None else half.stored.shape
-
-
-def _arrays(half: Records) -> list[NDArray[np.float32] | NDArray[np.int64]]:
-    """Those that hold anything: an empty one has no bytes to cast."""
-    found = (half.x, half.y, half.stored)
-    return [array for array in found if array is not None and array.nbytes]
-
-
 def _taken_over(pipe: Connection) -> _RecordHalves | RecordsError:
-    outcome = _outcomes.decode(pipe.recv_bytes())
+    outcome = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Outcome)
     if outcome.unreadable:
         return RecordsError(outcome.unreadable)
     if not outcome.shapes:
         raise DataError("cannot be read in this form", where="data", fix="see `edgeveil check`")
-    training, evaluation = (_half(shapes, pipe) for shapes in outcome.shapes)
-    return training, evaluation
-
-
-def _half(shapes: _Shapes, pipe: Connection) -> Records:
-    x, y, stored = shapes
-    half = Records(
-        np.empty(x, np.float32),
-        np.empty(y, np.int64),
-        None if stored is None else np.empty(stored, np.float32),
-    )
-    for array in _arrays(half):
-        pipe.recv_bytes_into(array.data.cast("B"))
-    return half
+    arrays: list[Any] = []
+    for shape, dtype in zip(outcome.shapes, 2 * _DTYPES, strict=True):
+        array = None if shape is None else np.empty(shape, dtype)
+        if array is not None and array.nbytes:
+            pipe.recv_bytes_into(array.data.cast("B"))
+        arrays.append(array)
+    return Records(*arrays[:3]), Records(*arrays[3:])

@@ -120,14 +120,9 @@ def too_few(policy: Policy, selected: int) -> PrivacyError | None:
     )
 
 
-def enough(policy: Policy, selected: int) -> None:
-    """Raise PrivacyError with the owner's reason against a round of so many devices."""
-    if (refusal := too_few(policy, selected)) is not None:
-        raise refusal
-
-
-def judge(site: EdgeSite, plan: Plan) -> None:
-    """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
+def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
+    """Raise PrivacyError with the owner's reason against a job as such, or against its round that
+    selects so many devices; reads no record."""
     wanted = plan.job.data.source
     if wanted != site.data.name:
         what = f"the job is for data '{wanted}', this device holds '{site.data.name}'"
@@ -139,6 +134,8 @@ def judge(site: EdgeSite, plan: Plan) -> None:
         raise PrivacyError(error.what, where=error.where, fix=error.fix) from None
     for refusal in refusals(site.policy, plan, trains=trains, header=bool(data.header)):
         raise refusal
+    if selected is not None and (few := too_few(site.policy, selected)):
+        raise few
 
 
 def decline_cause(error: EdgeVeilError) -> str:
@@ -155,8 +152,7 @@ def decline_cause(error: EdgeVeilError) -> str:
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
     """Reserve the whole job's price, or raise PrivacyError. Reads no record."""
-    judge(site, plan)
-    enough(site.policy, manifest.selected)
+    judge(site, plan, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(site.policy))
 

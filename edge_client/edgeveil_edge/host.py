@@ -17,8 +17,6 @@ from msgspec import structs
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
-from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.parts.features import match_artifacts
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
@@ -62,6 +60,21 @@ _LINES = {
 }
 
 
+@dataclass
+class _OpenedRound:
+    """What a round's package opened to; `tensors` and `model` until they are used."""
+
+    blob: bytes  # its digest
+    membership: bytes
+    tensors: bytes = b""
+    model: bytes = b""
+
+    def whole(self, package: RoundPackage) -> RoundPackage:
+        whole = structs.replace(package, tensors=self.tensors, model=self.model)
+        self.tensors = self.model = b""
+        return whole
+
+
 @dataclass(frozen=True)
 class DeviceChance:
     """Randomness: `noise_for` (None: from the ledger's key), and `moment`, a number in [0, 1)."""
@@ -95,8 +108,7 @@ class DeviceHost:
         self.releases.follow(site.policy.on_expired_release)
         self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed
-        self._memberships: dict[bytes, tuple[bytes, bytes]] = {}  # job -> its newest round's
-        self._given: dict[bytes, tuple[bytes, bytes]] = {}  # its tensors and model, until used
+        self._rounds: dict[bytes, _OpenedRound] = {}  # the newest of each job
 
     def pause(self, paused: bool) -> None:
         """Whether to decline rounds from the next one on, by the owner's word."""
@@ -110,8 +122,7 @@ class DeviceHost:
             # The ledger first: a reservation must not outlive its job.
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
-            self._memberships.pop(item.job_id, None)
-            self._given.pop(item.job_id, None)
+            self._rounds.pop(item.job_id, None)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             policy, alone = self.site.policy, ""
             if train.if_colluding is not None:
@@ -169,12 +180,11 @@ class DeviceHost:
                     return fx.WorkFailed("trust_expired")
                 return rounds.NoAnswer(problem, "conditions")
             case rounds.ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
-                job_id = manifest.at.job_id
-                blob, membership = self._memberships.get(job_id, (b"", b""))
-                if blob != manifest.blob.digest:
+                opened = self._rounds.get(manifest.at.job_id)
+                if opened is None or opened.blob != manifest.blob.digest:
                     return self._work.answer(task, package, None)
                 # Held by nobody else: they go when they were used, before the answer is sealed.
-                return self._work.answer(task, self._whole(job_id, package), membership)
+                return self._work.answer(task, opened.whole(package), opened.membership)
             case rounds.SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
             case machine.InstallRelease(manifest=manifest, package=package):
@@ -207,29 +217,19 @@ class DeviceHost:
             if m.wants_reports(manifest):
                 self._note_fate(manifest, membership=membership.hex())
             return rounds.OpenedPackage(decode_package(package), chance)
-        decoded, job_id = decode_package(package), manifest.at.job_id
-        self._memberships[job_id] = manifest.blob.digest, membership
+        decoded = decode_package(package)
+        opened_round = _OpenedRound(manifest.blob.digest, membership)
+        self._rounds[manifest.at.job_id] = opened_round
         if isinstance(decoded, RoundPackage):
             # The machine holds what it says, and not the model, for as long as it answers.
-            self._given[job_id] = decoded.tensors, decoded.model
+            opened_round.tensors, opened_round.model = decoded.tensors, decoded.model
             decoded = structs.replace(decoded, tensors=b"", model=b"")
         return rounds.OpenedPackage(decoded, chance, *self._work.times_s(manifest))
-
-    def _whole(self, job_id: bytes, package: RoundPackage) -> RoundPackage:
-        tensors, model = self._given.pop(job_id, (b"", b""))
-        return structs.replace(package, tensors=tensors, model=model)
 
     def _learn(self, manifest: m.Manifest, package: JobPackage) -> machine.Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
-        job = self._work.compiled(package.job).job
-        try:
-            found = match_artifacts(carried_digests(job), package.backbones)
-        except DataError as error:
-            raise ProtocolError("wrong_backbone", str(error)) from None
-        job_id = manifest.at.job_id
-        self._store.put_job(job_id, package.job, package.graph, found.values())
-        self._work.take_up(manifest)
+        self._work.learn(manifest, package.job, package.graph, package.backbones)
         return machine.Installation()
 
     def _install(self, manifest: m.Manifest, package: ReleasePackage) -> object:

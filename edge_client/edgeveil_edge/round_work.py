@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
-from edgeveil.jobs import compile_canonical
-from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import late_rounds, own_budget_s, staleness_weight
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.round import EVALUATIONS, KEPT, Answer, Array, Tensors
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
@@ -195,10 +192,20 @@ class RoundWork:
             raise ProtocolError("wrong_job")
         return job
 
-    def compiled(self, canonical: bytes) -> Plan:
-        """The plan of a job's bytes. Raises ProtocolError `bad_job`, shown on the console."""
+    def learn(
+        self, manifest: Manifest, canonical: bytes, graph: bytes, backbones: Iterable[bytes]
+    ) -> None:
+        """Keep a job and take it up. Raises ProtocolError `bad_job` or `wrong_backbone`."""
         try:
-            return compile_canonical(canonical)
+            plan = self._taught(canonical, graph, backbones).plan
+        except DataError as error:
+            raise ProtocolError("wrong_backbone", str(error)) from None
+        self._store.put_job(manifest.at.job_id, canonical, graph, plan.artifacts.values())
+        self.take_up(manifest)
+
+    def _taught(self, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> TaughtJob:
+        try:
+            return TaughtJob.of(canonical, graph, backbones)
         except ProtocolError as error:
             self._say(f"a job is declined: {error}")
             raise
@@ -209,11 +216,7 @@ class RoundWork:
             known = self._store.job(job_id)
             if known is None:
                 raise ProtocolError("unknown_job")
-            canonical, graph = known
-            plan = self.compiled(canonical)
-            kept = match_artifacts(carried_digests(plan.job), self._store.backbones(job_id))
-            found = TaughtJob(plan.with_artifacts(kept), canonical, graph)
-            self._jobs[job_id] = found
+            found = self._jobs[job_id] = self._taught(*known, self._store.backbones(job_id))
         return found
 
     # --- rounds ---

@@ -8,7 +8,6 @@ import logging
 import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
-from msgspec import structs
 
 from edgeveil.jobs import compile_job
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
@@ -36,14 +35,14 @@ def answered(device, sealed, package):
     """What the process makes of a package that its machine accepted."""
     opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     assert opened.package is not None
-    device.host._given[JOB_ID] = package.tensors, package.model
+    opened_round = device.host._rounds[JOB_ID]
+    opened_round.tensors, opened_round.model = package.tensors, package.model
     return perform(device.host, ComputeAnswer(sealed.manifest, package), LOG)
 
 
 def true_package(device, sealed):
     opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
-    tensors, model = device.host._given[JOB_ID]
-    return structs.replace(opened.package, tensors=tensors, model=model)
+    return device.host._rounds[JOB_ID].whole(opened.package)
 
 
 def changed(raw, change):

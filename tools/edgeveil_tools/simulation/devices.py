@@ -31,7 +31,7 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
 from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
-from edgeveil_edge.consent import decline_cause, enough, judge, limits_of
+from edgeveil_edge.consent import decline_cause, judge, limits_of
 from edgeveil_edge.round_work import (
     check_price,
     kept_of,
@@ -189,8 +189,7 @@ class SimulatedDevices:
         """The same of a device that has answered nothing: of the job and its whole price."""
         site = self._sites[role]
         try:
-            judge(site, self._plan)
-            enough(site.policy, selected)
+            judge(site, self._plan, selected)
             check_job(self._requests[role], limits_of(site.policy), ())
         except PrivacyError as error:
             return error
