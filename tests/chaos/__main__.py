@@ -4,17 +4,13 @@ OUT gets `chaos.json` and `logs/`. Exit code 0: every check holds; 1: a violatio
 everything ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError
 from edgeveil.ray_cluster import imported_ray
@@ -24,7 +20,7 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json
 from tests.chaos.checks import check_all, rounds_during_faults
-from tests.chaos.evidence import Evidence, collect
+from tests.chaos.evidence import collect
 from tests.chaos.run import ChaosRun
 from tests.chaos.site import ASKED_BY
 
@@ -32,7 +28,7 @@ JOB = Path(__file__).parent / "chaos.yaml"
 _SHOWN = 20  # violations of one check that are listed
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="default 20")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule, default 1")
@@ -44,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/chaos"), help="default out/chaos")
     parser.add_argument("--keep", action="store_true", help="keep the site's folder")
     asked = parser.parse_args(argv)
-    out: Path = asked.out.absolute()
+    out = asked.out.absolute()
     (out / "chaos.json").unlink(missing_ok=True)
     shutil.rmtree(out / "logs", ignore_errors=True)
     (out / "logs").mkdir(parents=True)
@@ -55,15 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _say(line: str) -> None:
+def _say(line):
     print(line, flush=True)
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def _play(asked: argparse.Namespace, out: Path) -> int:
+def _play(asked, out):
     wanted = Overrides(settings=(("aggregation.secure", True),) if asked.secure else None)
     job, run = local_job(JOB, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
@@ -101,7 +97,7 @@ def _play(asked: argparse.Namespace, out: Path) -> int:
     return 0 if sound else 1
 
 
-def _result(chaos: ChaosRun, found: Evidence) -> dict[str, Any]:
+def _result(chaos, found):
     """Plain values for JSON; times in seconds since the run's beginning."""
     facts, ends = chaos.facts(), chaos.site.supervisor.ends
     return {

@@ -6,19 +6,15 @@ A check yields the number of things it looked at, and a string for each violatio
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.round import PlannedRound
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil_edge.store import UploadReceipt
-from tests.chaos.evidence import CommittedRound, DeviceFacts, Evidence, JobFacts
 from tests.chaos.faults import Fault
 from tests.chaos.supervisor import ProcessEnd
 
@@ -58,11 +54,11 @@ class CheckOutcome:
     violations: list[str] = field(default_factory=list)
 
     @property
-    def holds(self) -> bool:
+    def holds(self):
         return not self.violations
 
 
-def jobs_complete(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
+def jobs_complete(found, facts):
     """every job came to its end"""
     if facts.stalled is not None:
         yield f"nothing moved any more at {facts.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
@@ -74,7 +70,7 @@ def jobs_complete(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
             yield f"{job.id} is {job.status}: {job.reason or 'no reason'}"
 
 
-def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def rounds_intact(found, _facts):
     """committed rounds without a gap, each with as many uploads as it may have, of each cell too"""
     senders = _senders(found)
     for job in found.jobs:
@@ -96,7 +92,7 @@ def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             yield f"{found.jobs[-1].id}, the last job, has no round with {cell}"
 
 
-def _senders(found: Evidence) -> dict[bytes, DeviceFacts]:
+def _senders(found):
     return {
         mark: device
         for device in found.devices
@@ -105,9 +101,7 @@ def _senders(found: Evidence) -> dict[bytes, DeviceFacts]:
     }
 
 
-def _parts_intact(
-    job: JobFacts, commit: CommittedRound, senders: Mapping[bytes, DeviceFacts], low: int
-) -> Iterator[str]:
+def _parts_intact(job, commit, senders, low):
     """The batch of a cell is an anonymity set of its own, and one left out counts nowhere."""
     known = {one.number: one.cell for mark in commit.accepted if (one := senders.get(mark))}
     devices = Counter(known.values())
@@ -120,9 +114,9 @@ def _parts_intact(
         yield f"{_at(job, commit.index)} counts uploads of {cell}, whose batch is no part of it"
 
 
-def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def counted_once(found, _facts):
     """no update counted twice, and none that no device had priced and stored"""
-    places: dict[bytes, list[str]] = {}
+    places = {}
     for job in found.jobs:
         for commit in job.commits:
             for digest in commit.accepted:
@@ -136,7 +130,7 @@ def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
         yield f"{where[0]} counts a segment that no device stored"
 
 
-def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def acknowledged_counted(found, _facts):
     """every upload that a proxy acknowledged stands in the record of its round, if its cell does;
     of one with wrong masks nothing that is masked"""
     for job, device, receipt, commit in _promised(found):
@@ -156,9 +150,7 @@ def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | 
             )
 
 
-def _promised(
-    found: Evidence,
-) -> Iterator[tuple[JobFacts, DeviceFacts, UploadReceipt, CommittedRound]]:
+def _promised(found):
     """Uploads that a proxy acknowledged in the attempt that was committed."""
     commits = {
         (job.wire, commit.index, commit.attempt): (job, commit)
@@ -173,7 +165,7 @@ def _promised(
                 yield job, device, receipt, commit
 
 
-def faults_met(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
+def faults_met(found, facts):
     """rounds were committed while the faults went on"""
     count = rounds_during_faults(found, facts)
     yield count
@@ -182,15 +174,15 @@ def faults_met(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
         yield f"no round was committed during {kills} kills: this run proves nothing"
 
 
-def rounds_during_faults(found: Evidence, facts: ChaosFacts) -> int:
+def rounds_during_faults(found, facts):
     """How many rounds were committed between the first fault and the quiet time."""
     times_s = [c.committed_s - facts.begun_at for job in found.jobs for c in job.commits]
     return sum(facts.up_s <= at_s <= facts.quiet_s for at_s in times_s)
 
 
-def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def unmasked_once(found, _facts):
     """each cell's part of a round under masks unmasked for one choice, in the committed attempt"""
-    choices: dict[tuple[str, bytes, int], set[tuple[int, bytes]]] = defaultdict(set)
+    choices = defaultdict(set)
     for one in found.unmasked:
         choices[one.cell, one.job, one.round].add((one.attempt, one.question))
     for job in found.jobs:
@@ -208,7 +200,7 @@ def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
                     yield f"{where} was not unmasked as attempt {commit.attempt} asks"
 
 
-def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def ledgers_exact(found, _facts):
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
     for device in found.devices:
@@ -234,7 +226,7 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
                     yield f"device {device.number} priced {where} as {list(release.events)}"
 
 
-def models_same(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def models_same(found, _facts):
     """states and releases whole and finite, the last release the same at cloud and devices"""
     for job in found.jobs:
         yield 1
@@ -252,7 +244,7 @@ def models_same(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             yield f"device {device.number} does not hold the release of {released[-1].id}"
 
 
-def processes_sound(_found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
+def processes_sound(_found, facts):
     """no process ended but by a kill, a fault that excuses it, or the clean stop"""
     for end in facts.ends:
         yield 1
@@ -263,7 +255,7 @@ def processes_sound(_found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
         yield f"{name} did not stop when asked to"
 
 
-def logs_silent(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+def logs_silent(found, _facts):
     """no password, no token and no device's name in a log"""
     names = [f"box-{device.number}" for device in found.devices]
     for log, text in sorted(found.logs.items()):
@@ -281,7 +273,7 @@ def logs_silent(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             yield f"{log} holds a device's id"
 
 
-def _excused(end: ProcessEnd, facts: ChaosFacts) -> bool:
+def _excused(end, facts):
     if end.how == "killed":
         return True
     if end.how == "stopped":
@@ -291,7 +283,7 @@ def _excused(end: ProcessEnd, facts: ChaosFacts) -> bool:
     )
 
 
-def _excuses(fault: Fault, end: ProcessEnd, after_s: float) -> bool:
+def _excuses(fault, end, after_s):
     if fault.kind == "disk":
         return fault.target == end.name and 0 <= after_s <= fault.lasts_s + _DISK_S
     return (
@@ -303,22 +295,20 @@ def _excuses(fault: Fault, end: ProcessEnd, after_s: float) -> bool:
     )
 
 
-def _at(job: JobFacts, index: int) -> str:
+def _at(job, index):
     return f"{job.id} round {index}"
 
 
 # --- the cloud's state, computed again from the devices' ledgers ---
 
-Array = NDArray[np.generic]
-Upload = tuple[str, Array]  # a segment's name and what was in it
 # Of floats: far above the rounding of a sum, far below what one device's noise moves.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 
-def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
+def uploads_of(found, job):
     """The tensor behind each mark, from the ledgers of the devices that sealed it. Raises
     EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt."""
-    uploads: dict[bytes, Upload] = {}
+    uploads = {}
     for device in found.devices:
         for receipt in device.receipts:
             payload = device.releases.get((job.wire.hex(), receipt.round))
@@ -332,7 +322,7 @@ def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
     return uploads
 
 
-def sums_right(found: Evidence, _facts: object) -> Iterator[str | int]:
+def sums_right(found, _facts):
     """the cloud's state is that of the mean of the uploads it lists; under masks, bit for bit"""
     for job in found.jobs:
         try:
@@ -341,7 +331,7 @@ def sums_right(found: Evidence, _facts: object) -> Iterator[str | int]:
             yield f"{job.id} cannot be computed again: {error}"
 
 
-def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
+def _job(job, uploads):
     state = job.plan.cloud.initial_state()
     for commit in job.commits:
         where = f"{job.id} round {commit.index}"
@@ -366,11 +356,9 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
                 yield f"{job.id}: '{name}' of the state is not that of the uploads listed"
 
 
-def _groups(
-    plan: Plan, round: PlannedRound, commit: CommittedRound, uploads: Mapping[bytes, Upload]
-) -> dict[str, list[Array]]:
+def _groups(plan, round, commit, uploads):
     """The training segments that a commit lists, by name; a name of which none is listed too."""
-    found: dict[str, list[Array]] = defaultdict(list)
+    found = defaultdict(list)
     for spec in plan.cloud.segments(round):
         found[spec.name] = []
     for mark in commit.accepted:
@@ -380,7 +368,7 @@ def _groups(
     return found
 
 
-def _mean(arrays: Sequence[Array]) -> NDArray[np.float64]:
+def _mean(arrays):
     """Of integers the exact sum, divided once, as the cloud does with what it unmasked."""
     whole = np.stack(arrays)
     exact = np.int64 if np.issubdtype(whole.dtype, np.integer) else np.float64
@@ -388,7 +376,7 @@ def _mean(arrays: Sequence[Array]) -> NDArray[np.float64]:
     return total / len(arrays)
 
 
-def _close(held: Array, wanted: Array) -> bool:
+def _close(held, wanted):
     return held.shape == wanted.shape and np.allclose(
         held.astype(np.float64), wanted.astype(np.float64), _RELATIVE, _ABSOLUTE
     )
@@ -396,7 +384,7 @@ def _close(held: Array, wanted: Array) -> bool:
 
 # --- all of them ---
 
-CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
+CHECKS = (
     jobs_complete,
     rounds_intact,
     counted_once,
@@ -415,18 +403,18 @@ KEPT = (rounds_intact, counted_once, acknowledged_counted, ledgers_exact, models
 """Of those what holds of a site whose brokers or store went away."""
 
 
-def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
+def check_all(found, facts):
     return [outcome(check, check(found, facts)) for check in CHECKS]
 
 
-def all_hold(found: Evidence, *kept: Callable[..., Iterable[str | int]]) -> None:
+def all_hold(found, *kept):
     """Every one of these checks has looked, and found nothing."""
     for check in kept:
         seen = outcome(check, check(found, ChaosFacts()))
         assert seen.looked and not seen.violations, seen
 
 
-def outcome(check: Callable[..., object], found: Iterable[str | int]) -> CheckOutcome:
+def outcome(check, found):
     yielded = list(found)
     violations = [item for item in yielded if isinstance(item, str)]
     looked = sum(item for item in yielded if isinstance(item, int))

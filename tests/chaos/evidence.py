@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore, UploadReceipt
 from edgeveil_proxy.spool import SPOOL_FILE
 from edgeveil_tools.site.fleet_plan import of_cell
-from edgeveil_tools.site.provision import Site, SitePlan
 
 HASH_BYTES = 32
 CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
@@ -55,7 +53,7 @@ class JobFacts:
     faults: tuple[str, ...] = ()
 
     @property
-    def wire(self) -> bytes:
+    def wire(self):
         return wire_id(self.id)
 
 
@@ -98,7 +96,7 @@ class Evidence:
     cells: tuple[str, ...] = ("",)
 
 
-def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Evidence:
+def collect(site, logs, wrong_masks=()):
     """Read the files of a stopped site. `wrong_masks`: devices whose masks are wrong."""
     folder, plan = site.plan.folder, site.plan
     texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
@@ -123,17 +121,17 @@ def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Eviden
     )
 
 
-def spool_of(plan: SitePlan, cell: str) -> Path:
+def spool_of(plan, cell):
     return plan.folder / "state" / of_cell("proxy", cell) / SPOOL_FILE
 
 
-def stored_jobs(path: Path) -> list[JobFacts]:
+def stored_jobs(path):
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         jobs = db.execute("SELECT id, status, reason, canonical FROM jobs ORDER BY number")
         return [_job(db, *row) for row in jobs.fetchall()]
 
 
-def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: bytes) -> JobFacts:
+def _job(db, job, status, reason, canonical):
     rows = db.execute(
         'SELECT "index", attempt, uploads, accepted, committed_at FROM exchanges'
         ' WHERE job = ? ORDER BY "index"',
@@ -158,12 +156,12 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
     return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 
 
-def device_facts(plan: SitePlan, number: int, wrong_masks: bool) -> DeviceFacts:
+def device_facts(plan, number, wrong_masks):
     state, faults = plan.edge_state(number), list[str]()
-    receipts: Sequence[UploadReceipt] = ()
-    links: tuple[tuple[str, int], ...] = ()
-    ledger: dict[str, JobAccount] = {}
-    releases: dict[tuple[str, int], bytes] = {}
+    receipts = ()
+    links = ()
+    ledger = {}
+    releases = {}
     release = None
     try:
         store = DeviceStore(state / "device.sqlite")
@@ -193,11 +191,11 @@ def device_facts(plan: SitePlan, number: int, wrong_masks: bool) -> DeviceFacts:
     )
 
 
-def _hashes(packed: bytes) -> tuple[bytes, ...]:
+def _hashes(packed):
     return tuple(packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES))
 
 
-def _tensor_faults(what: str, raw: bytes) -> list[str]:
+def _tensor_faults(what, raw):
     try:
         tensors = unpack_tensors(raw)
     except (EdgeVeilError, ValueError) as error:
@@ -209,7 +207,7 @@ def _tensor_faults(what: str, raw: bytes) -> list[str]:
     ]
 
 
-def _graph_fault(onnx: bytes) -> str:
+def _graph_fault(onnx):
     try:
         open_session(onnx)
     except EdgeVeilError as error:
@@ -249,39 +247,39 @@ WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange OR
 """
 
 
-def tap_ledger(ledger: Path) -> None:
+def tap_ledger(ledger):
     """Keep every release of a device. Raises sqlite3.Error without a ledger."""
     _tap(ledger, _TAP_LEDGER)
 
 
-def tap_spool(spool: Path) -> None:
+def tap_spool(spool):
     """Keep every choice that a proxy unmasks, also one that its table passes over or replaces."""
     _tap(spool, _TAP_SPOOL)
 
 
-def tap_site(plan: SitePlan) -> None:
+def tap_site(plan):
     """Keep both of a site of one cell."""
     tap_spool(spool_of(plan, ""))
     for number in range(1, plan.devices + 1):
         tap_ledger(plan.edge_state(number) / LEDGER_FILE)
 
 
-def tap_store(store: Path) -> None:
+def tap_store(store):
     """Keep which batch of which cell the cloud opened; a commit deletes these rows."""
     _tap(store, _TAP_STORE)
 
 
-def _tap(path: Path, script: str) -> None:
+def _tap(path, script):
     with closing(sqlite3.connect(f"file:{path}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
         db.executescript(script)
 
 
-def _tapped(db: sqlite3.Connection, table: str) -> bool:
+def _tapped(db, table):
     wanted = "SELECT 1 FROM sqlite_master WHERE name = ?"
     return db.execute(wanted, (table,)).fetchone() is not None
 
 
-def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
+def unmasked_choices(spool, cell=""):
     """All that the proxy ever unmasked, in order; () without a tap."""
     with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
         if not _tapped(db, "chaos_unmasked"):
@@ -290,13 +288,13 @@ def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
         return tuple(UnmaskedChoice(job, at, k, question, cell) for job, at, k, question in rows)
 
 
-def _cells_in(db: sqlite3.Connection, job: str, round: int, attempt: int) -> tuple[str, ...]:
+def _cells_in(db, job, round, attempt):
     """Cells whose batches a commit is made of; without a tap the one that has no name."""
     if not _tapped(db, "chaos_opened"):
         return ("",)
     return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, round, attempt)))
 
 
-def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:
+def tapped_releases(db):
     """All tensors that were ever released, by (job on the wire in hex, round)."""
     return {(job, round): bytes(payload) for job, round, payload in db.execute(_ALL_RELEASES)}

@@ -17,7 +17,7 @@ COMPUTE = "compute"
 _START_SHARE = 0.25  # share of kills that hit the process which was killed last, while it starts
 _START_S = (0.1, 3.0)
 _REST_SHARE = 0.3  # share of kills with a rest before them, so that rounds are hit midway
-_LASTS_S: dict[Kind, tuple[float, float]] = {
+_LASTS_S = {
     "broker": (0.0, 2.0),
     "cut": (0.2, 3.0),
     "delay": (2.0, 6.0),
@@ -25,7 +25,7 @@ _LASTS_S: dict[Kind, tuple[float, float]] = {
     "duplicate": (2.0, 6.0),
     "disk": (1.0, 4.0),
 }
-_AMOUNT: dict[Kind, tuple[float, float]] = {
+_AMOUNT = {
     "delay": (0.05, 0.5),  # seconds for each packet
     "corrupt": (0.1, 0.5),  # share of the publications
     "duplicate": (0.2, 0.8),
@@ -42,16 +42,16 @@ class FaultTargets:
     compute: bool = False
 
     @property
-    def links(self) -> tuple[str, ...]:
+    def links(self):
         """From a party to a side's broker: `proxy-edge`, of a named cell `proxy-edge-north`."""
         ways = ("devices-edge", "proxy-edge", "proxy-cloud")
         return (*(of_cell(way, cell) for cell in self.cells for way in ways), "cloud-cloud")
 
     @property
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self):
         return (*(of_cell("edge", cell) for cell in self.cells), "cloud")
 
-    def of(self, kind: Kind) -> Sequence[str]:
+    def of(self, kind):
         if kind == "kill":
             return (*self.processes, *((COMPUTE,) if self.compute else ()))
         if kind == "broker":
@@ -59,7 +59,7 @@ class FaultTargets:
         return self.processes if kind == "disk" else self.links
 
 
-def broker_of(link: str) -> str:
+def broker_of(link):
     """The broker at the end of a link."""
     _, side, *cell = link.split("-", 2)
     return of_cell(side, *cell) if side == "edge" and cell else side
@@ -77,11 +77,11 @@ class Fault:
     amount: float = 0.0
 
     @property
-    def until_s(self) -> float:
+    def until_s(self):
         return self.at_s + self.lasts_s
 
     @property
-    def cut_off(self) -> tuple[str, ...]:
+    def cut_off(self):
         """First parts of the names of the processes whose broker is out of reach."""
         if self.kind == "broker":
             side, _, cell = self.target.partition("-")
@@ -92,17 +92,15 @@ class Fault:
         return (of_cell(party, *cell_of) if cell_of else party,)
 
 
-def schedule(
-    seed: int, kills: int, targets: FaultTargets, every_s: float = 1.5
-) -> tuple[Fault, ...]:
+def schedule(seed, kills, targets, every_s=1.5):
     """All faults, by time: `kills` kills, about `every_s` apart, and half as many others. Every
     kind of fault is among them; no two of one kind on one target overlap."""
     rng = random.Random(seed)
     found = _kills(rng, kills, targets.of("kill"), every_s)
     end_s = max((fault.at_s for fault in found), default=every_s)
-    kinds: list[Kind] = sorted(_LASTS_S)
+    kinds = sorted(_LASTS_S)
     rng.shuffle(kinds)
-    free_s: dict[tuple[Kind, str], float] = {}
+    free_s = {}
     count = max(len(kinds), kills // 2)
     times_s = sorted(rng.uniform(0.0, end_s) for _ in range(count))
     for at_s, kind in zip(times_s, cycle(kinds), strict=False):
@@ -115,8 +113,8 @@ def schedule(
     return tuple(sorted(found, key=lambda fault: fault.at_s))
 
 
-def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: float) -> list[Fault]:
-    found: list[Fault] = []
+def _kills(rng, kills, processes, every_s):
+    found = []
     at_s, target, deck = 0.0, "", list[str]()
     for _ in range(kills):
         chance = rng.random()

@@ -1,30 +1,20 @@
 """TCP relays between processes and brokers that cut, delay, corrupt and repeat MQTT packets."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 
 from edgeveil.errors import ProtocolError
-from edgeveil.transport.mqtt_packets import (
-    CONNECT,
-    PUBLISH,
-    PacketCutter,
-    packet,
-    read_publish,
-)
-from tests.chaos.faults import Fault
+from edgeveil.transport.mqtt_packets import CONNECT, PUBLISH, PacketCutter, packet, read_publish
 
 HOST = "127.0.0.1"
 _READ_BYTES = 65536
 _WAITING_PACKETS = 256
 
 
-def asked_version(first: int, body: bytes) -> int | None:
+def asked_version(first, body):
     """The protocol version that a CONNECT asks for, 4 or 5; None for any other packet."""
     at = 2 + int.from_bytes(body[:2], "big")
     return body[at] if first >> 4 == CONNECT and at < len(body) else None
@@ -33,39 +23,39 @@ def asked_version(first: int, body: bytes) -> int | None:
 class Relay:
     """One link from `port` to `target_port`. Runs on the loop of `Relays`."""
 
-    def __init__(self, name: str, port: int, target_port: int, seed: int) -> None:
+    def __init__(self, name, port, target_port, seed):
         self.port, self._target_port = port, target_port
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
         self._random = random.Random(f"{seed} {name}")
-        self._faults: dict[str, tuple[float, float]] = {}  # kind: (until, amount)
-        self._open: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._faults = {}  # kind: (until, amount)
+        self._open = set()
+        self._tasks = set()
 
-    async def start(self) -> None:
+    async def start(self):
         self._server = await asyncio.start_server(self._accept, HOST, self.port)
 
-    async def stop(self) -> None:
+    async def stop(self):
         self._server.close()
         for task in self._tasks:
             task.cancel()
         self._cut()
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault):
         self._faults[fault.kind] = (time.monotonic() + fault.lasts_s, fault.amount)
         if fault.kind == "cut":
             self._cut()
 
-    def _cut(self) -> None:
+    def _cut(self):
         for writer in tuple(self._open):
             self.counts["cut"] += 1
             writer.transport.abort()
 
-    def _amount(self, kind: str) -> float | None:
+    def _amount(self, kind):
         """Strength of the fault under way, None without one."""
         until_s, amount = self._faults.get(kind, (0.0, 0.0))
         return amount if time.monotonic() < until_s else None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader, writer):
         if self._amount("cut") is not None:
             self.counts["refused"] += 1
             writer.transport.abort()
@@ -82,15 +72,9 @@ class Relay:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pass(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        back: asyncio.StreamWriter,
-        version: list[int],
-    ) -> None:
+    async def _pass(self, reader, writer, back, version):
         """One direction until either end closes; then the other direction ends too."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
+        waiting = asyncio.Queue(_WAITING_PACKETS)
         sender = asyncio.create_task(_send(waiting, writer))
         packets = PacketCutter()
         self._open.add(writer)
@@ -112,7 +96,7 @@ class Relay:
             writer.close()
             back.close()
 
-    def _spoiled(self, first: int, body: bytes, version: int) -> tuple[bytes, ...]:
+    def _spoiled(self, first, body, version):
         """The packet itself, with one bit of its payload flipped, or twice."""
         self.counts["packets"] += 1
         if first >> 4 != PUBLISH:
@@ -130,7 +114,7 @@ class Relay:
         return (out,)
 
 
-async def _send(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+async def _send(waiting, writer):
     """Each packet at its time, in order, until an empty one; into a broken link none."""
     broken = False
     while True:
@@ -150,21 +134,21 @@ async def _send(waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.Str
 class Relays:
     """All relays of a site, on one thread. `ports`: name -> (port to listen on, broker's port)."""
 
-    def __init__(self, ports: Mapping[str, tuple[int, int]], seed: int) -> None:
+    def __init__(self, ports, seed):
         self.links = {name: Relay(name, *pair, seed) for name, pair in ports.items()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="relays")
 
-    def start(self) -> None:
+    def start(self):
         """Listen on all ports. Raises OSError where one is taken."""
         self._thread.start()
         for relay in self.links.values():
             asyncio.run_coroutine_threadsafe(relay.start(), self._loop).result(10.0)
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault):
         self._loop.call_soon_threadsafe(self.links[fault.target].begin, fault)
 
-    def stop(self) -> None:
+    def stop(self):
         """End all; may be called twice, and before `start`."""
         if not self._thread.is_alive():
             return
@@ -174,5 +158,5 @@ class Relays:
         self._thread.join()
         self._loop.close()
 
-    def counts(self) -> dict[str, dict[str, int]]:
+    def counts(self):
         return {name: dict(relay.counts) for name, relay in self.links.items()}

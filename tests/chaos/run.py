@@ -1,27 +1,20 @@
 """One chaos run: a site, jobs one after the other, faults, a quiet time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from edgeveil.config.addresses import place
 from edgeveil.errors import DataError, EdgeVeilError, JobFailed
-from edgeveil.jobs import Job
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import tail
 from edgeveil_tools.local.job import submitted
-from edgeveil_tools.local.local_run import LocalRun
 from tests.chaos.checks import ChaosFacts
-from tests.chaos.faults import Fault, schedule
-from tests.chaos.site import ChaosSite, Engine
+from tests.chaos.faults import schedule
+from tests.chaos.site import ChaosSite
 
 _ENDED_HERE = ("broker", "disk")  # a relay ends its faults itself
 
@@ -31,36 +24,34 @@ class Director:
     the moment that the schedule counts from. Faults of one kind on one target are brought in order:
     a broker has come back before it is stopped again."""
 
-    def __init__(
-        self, site: ChaosSite, faults: Sequence[Fault], now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, site, faults, now_s):
         self._site, self._now_s = site, now_s
         self._stop = threading.Event()
         self._locks = {(fault.kind, fault.target): threading.Lock() for fault in faults}
         self._threads = [
             threading.Thread(target=self._bring, args=(fault,), daemon=True) for fault in faults
         ]
-        self._errors: list[Exception] = []
-        self.done: list[Fault] = []
+        self._errors = []
+        self.done = []
 
-    def start(self) -> None:
+    def start(self):
         for thread in self._threads:
             thread.start()
 
-    def over(self) -> bool:
+    def over(self):
         """Whether every fault has come and gone. Raises BrokerError: one did not come back."""
         if self._errors:
             raise self._errors[0]
         return not any(one.is_alive() for one in self._threads)
 
-    def stop(self) -> None:
+    def stop(self):
         """Bring no more faults; returns when none is being brought."""
         self._stop.set()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
 
-    def _bring(self, fault: Fault) -> None:
+    def _bring(self, fault):
         if self._stop.wait(max(0.0, fault.at_s - self._now_s())):
             return
         try:
@@ -79,14 +70,14 @@ class CloudJobs:
     read anew at every look: the answer to a submission may be lost. Paused jobs are resumed; while
     `feeding` a new one follows the last."""
 
-    def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
+    def __init__(self, connect, job_yaml):
         self._connect, self._yaml = connect, job_yaml
-        self.known: list[dict[str, Any]] = []
+        self.known = []
         self.committed = 0  # rounds of the jobs under way
-        self.resumed: Counter[str] = Counter()
+        self.resumed = Counter()
         self.feeding = False
 
-    def look(self) -> bool:
+    def look(self):
         """Ask for the state of all jobs; False while the cloud does not answer."""
         with suppress(EdgeVeilError):
             cloud = self._connect()
@@ -103,15 +94,15 @@ class CloudJobs:
         return False
 
     @property
-    def idle(self) -> bool:
+    def idle(self):
         return all(job["ended_at"] for job in self.known)
 
     @property
-    def completed(self) -> list[str]:
+    def completed(self):
         return [job["id"] for job in self.known if job["status"] == "completed"]
 
     @property
-    def mark(self) -> tuple[object, ...]:
+    def mark(self):
         """Changes whenever a job gets on; a resumption alone does not count."""
         return len(self.known), sum(bool(job["ended_at"]) for job in self.known), self.committed
 
@@ -134,31 +125,20 @@ class ChaosRun:
     """`run` once, then `stop`; its results are on the site's disks. `say` prints a line. `engine`:
     of workers that open batches; None: no workers."""
 
-    def __init__(
-        self,
-        job: Job,
-        run: LocalRun,
-        kills: int,
-        seed: int,
-        engine: Engine | None,
-        folder: Path,
-        logs: Path,
-        say: Callable[[str], None],
-        cells: int = 1,
-    ) -> None:
+    def __init__(self, job, run, kills, seed, engine, folder, logs, say, cells=1):
         self.kills, self.seed, self._logs, self._say = kills, seed, logs, say
         self._begun_s, self.begun_at = time.monotonic(), time.time()
         self.site = ChaosSite(job, run, folder, logs, seed, self.now_s, engine, cells)
         self.faults = schedule(seed, kills, self.site.targets)
         self.jobs = CloudJobs(self._cloud, submitted(job))
-        self.late: list[str] = []
-        self.stalled: dict[str, Any] | None = None
+        self.late = []
+        self.stalled = None
         self.up_s = self.quiet_s = 0.0
-        self.director: Director | None = None
-        self._moved: tuple[float, tuple[object, ...]] = (0.0, ())
-        self._said: tuple[str, float] = ("", 0.0)
+        self.director = None
+        self._moved = (0.0, ())
+        self._said = ("", 0.0)
 
-    def run(self) -> None:
+    def run(self):
         """Until everything has come back, or nothing moves any more (`stalled`). Raises
         BrokerError, or JobFailed where the site did not even start."""
         self.site.start()
@@ -182,13 +162,13 @@ class ChaosRun:
                     with suppress(JobFailed):  # the checks name the device that lacks it
                         self._until(self._releases_there, _RELEASES_S, "a release is missing")
 
-    def stop(self) -> None:
+    def stop(self):
         """End everything; may be called twice."""
         if self.director is not None:
             self.director.stop()
         self.late += self.site.stop()
 
-    def facts(self) -> ChaosFacts:
+    def facts(self):
         done = self.director.done if self.director is not None else []
         links = self.site.relays.counts().values()
         touched = {
@@ -214,7 +194,7 @@ class ChaosRun:
 
     # --- waiting ---
 
-    def _progress(self, holds: Callable[[], bool], doing: str) -> bool:
+    def _progress(self, holds, doing):
         """Wait for a state of the jobs; False, with `stalled` set, where they stand still."""
         self._moved = (self.now_s(), ())
         while not (self._look(doing) and holds()):
@@ -225,7 +205,7 @@ class ChaosRun:
                 return False
         return True
 
-    def _until(self, holds: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+    def _until(self, holds, limit_s, otherwise):
         end_s = self.now_s() + limit_s
         while not holds():
             ended = [end for end in self.site.supervisor.ends if end.how == "by itself"]
@@ -236,10 +216,10 @@ class ChaosRun:
                 raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
             self._look("waiting")
 
-    def _all_online(self) -> bool:
+    def _all_online(self):
         return self._online() == self.site.site.plan.devices and self.jobs.look()
 
-    def _releases_there(self) -> bool:
+    def _releases_there(self):
         """Every device holds the release of the last completed job."""
         if not self.jobs.completed:
             return False
@@ -252,7 +232,7 @@ class ChaosRun:
 
     # --- looking ---
 
-    def _look(self, doing: str) -> bool:
+    def _look(self, doing):
         """Look at all jobs; whether the cloud answers."""
         time.sleep(_LOOK_S)
         answers = self.jobs.look()
@@ -268,12 +248,12 @@ class ChaosRun:
             )
         return answers
 
-    def _online(self) -> int:
+    def _online(self):
         with suppress(OSError):
             return sum(int(page.get("online", 0)) for page in self._pages().values())
         return 0
 
-    def _pages(self) -> dict[str, dict[str, Any]]:
+    def _pages(self):
         """Status of every proxy. Raises OSError."""
         plan = self.site.site.plan
         return {
@@ -283,10 +263,10 @@ class ChaosRun:
             for cell, path in self.site.site.proxies.items()
         }
 
-    def _picture(self) -> dict[str, Any]:
+    def _picture(self):
         """State of all parties, for a run in which nothing moves any more."""
         alive = self.site.supervisor.alive()
-        found: dict[str, Any] = {
+        found = {
             "at_s": self.now_s(),
             "alive": alive,
             "jobs": self.jobs.known,
@@ -296,14 +276,14 @@ class ChaosRun:
             found |= {"cloud": self._cloud().status()} | self._pages()
         return found
 
-    def _cloud(self) -> Cloud:
+    def _cloud(self):
         return Cloud(self.site.site.plan.url, self.site.site.token_file)
 
-    def now_s(self) -> float:
+    def now_s(self):
         return time.monotonic() - self._begun_s
 
 
-def release_in_use(state: Path) -> str:
+def release_in_use(state):
     """Job on the wire (hex) of the release that a device uses; empty without one."""
     with suppress(DataError):
         held = ReleaseStore(state / "releases").current()

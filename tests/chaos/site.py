@@ -1,31 +1,24 @@
 """The site under faults: brokers, relays before them, supervised processes, batch workers."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
 
 import psutil
 import yaml
 
 from edgeveil.config.site_files import load_site
-from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.ray_cluster import join_cluster
 from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
-from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.brokers import choose_engine, free_ports
 from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision
 from tests.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, tap_store
-from tests.chaos.faults import COMPUTE, Fault, FaultTargets, broker_of
+from tests.chaos.faults import COMPUTE, FaultTargets, broker_of
 from tests.chaos.relays import Relays
 from tests.chaos.supervisor import Supervisor
 
@@ -40,7 +33,6 @@ _BLOCKS = {
 
 # --- workers that open batches: the cloud starts them, so the supervisor does not know them ---
 
-Engine = Literal["local", "ray"]
 ASKED_BY = "tests.chaos --engine"
 _COMPUTE_WORKERS = 2
 _HELD_S = 1.0  # suspended for so long before it is killed, so that it dies with work
@@ -52,10 +44,10 @@ class ComputeWorkers:
     """Kills workers that open batches. With Ray, a cluster of the run's own that outlives the
     cloud's lives, as an operator's would. Raises UsageError where none can be started."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine, seed):
         self._random = random.Random(f"{seed} compute")
-        self._ray: Any = None
-        self.settings: dict[str, Any] = {
+        self._ray = None
+        self.settings = {
             "engine": engine, "workers": _COMPUTE_WORKERS, "least_bytes": 0
         }  # fmt: skip
         if engine == "ray":
@@ -63,7 +55,7 @@ class ComputeWorkers:
             self.settings["address"] = self._ray.get_runtime_context().gcs_address
         self.killed = 0
 
-    def kill(self) -> None:
+    def kill(self):
         """Suspend one of them, if one is there, and SIGKILL it a moment later."""
         there = sorted(self._there(), key=lambda process: process.pid)
         with suppress(psutil.Error):
@@ -74,11 +66,11 @@ class ComputeWorkers:
                 chosen.kill()
                 self.killed += 1
 
-    def stop(self) -> None:
+    def stop(self):
         if self._ray is not None:
             self._ray.shutdown()
 
-    def _there(self) -> Iterator[psutil.Process]:
+    def _there(self):
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 words = process.cmdline()
@@ -92,17 +84,7 @@ class ComputeWorkers:
 class ChaosSite:
     """A generated site whose links pass through relays."""
 
-    def __init__(
-        self,
-        job: Job,
-        run: LocalRun,
-        folder: Path,
-        logs: Path,
-        seed: int,
-        now_s: Callable[[], float],
-        compute: Engine | None = None,
-        cell_count: int = 1,
-    ) -> None:
+    def __init__(self, job, run, folder, logs, seed, now_s, compute=None, cell_count=1):
         numbers = range(1, cell_count + 1) if cell_count > 1 else ()  # one cell needs no name
         cells = tuple(f"cell-{number}" for number in numbers)
         links = FaultTargets((), cells or ("",)).links
@@ -121,7 +103,7 @@ class ChaosSite:
         self.compute = None if compute is None else ComputeWorkers(compute, seed)
         for path in (self.site.cloud, *self.site.proxies.values(), *self.site.edges):
             _adapt(path, {link: port for link, (port, _) in relayed.items()}, self.compute)
-        self.brokers: dict[str, BrokerProcess] = broker_processes(plan)
+        self.brokers = broker_processes(plan)
         self.supervisor = Supervisor(logs, now_s)
         # Under masks the last device that trains has wrong ones, in a process of its own.
         self.wrong = {plan.devices - plan.infer_only} if job.aggregation.secure else set()
@@ -132,7 +114,7 @@ class ChaosSite:
         self.targets = FaultTargets(processes, plan.cell_names, compute is not None)
         self._lock = threading.Lock()
 
-    def start(self) -> None:
+    def start(self):
         """Start brokers, relays, processes, in this order; wait for the brokers alone."""
         for broker in self.brokers.values():
             broker.start()
@@ -147,13 +129,11 @@ class ChaosSite:
         for k, number in enumerate(sorted(self.wrong)):
             self._start_worker(workers + k + 1, [number - 1], WRONG_MASKS)
 
-    def _start_worker(
-        self, worker: int, mine: Sequence[int], module: str = "edgeveil_tools.cli"
-    ) -> None:
+    def _start_worker(self, worker, mine, module="edgeveil_tools.cli"):
         configs = [word for n in mine for word in ("--config", str(self.site.edges[n]))]
         self.supervisor.start(f"worker-{worker}", ["edge", *configs], module)
 
-    def tap(self) -> None:
+    def tap(self):
         """Tap all databases, once every device is up and before the first job."""
         plan = self.site.plan
         tap_store(plan.folder / CLOUD_STORE)
@@ -162,7 +142,7 @@ class ChaosSite:
         for number in range(1, plan.devices + 1):
             tap_ledger(plan.edge_state(number) / LEDGER_FILE)
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault):
         if fault.target == COMPUTE and self.compute is not None:
             self.compute.kill()
         elif fault.kind == "kill":
@@ -175,7 +155,7 @@ class ChaosSite:
         else:
             self.relays.begin(fault)
 
-    def end(self, fault: Fault) -> None:
+    def end(self, fault):
         """Take back what does not end by itself. Raises BrokerError."""
         if fault.kind == "disk":
             self.supervisor.fill(fault.target, False)
@@ -183,7 +163,7 @@ class ChaosSite:
             with self._lock:
                 self.brokers[fault.target].start_again()
 
-    def stop(self) -> list[str]:
+    def stop(self):
         """End everything, the brokers last; names of the processes that had to be killed."""
         late = self.supervisor.stop()
         if self.compute is not None:
@@ -194,9 +174,9 @@ class ChaosSite:
         return late
 
 
-def _adapt(path: Path, ports: dict[str, int], compute: ComputeWorkers | None) -> None:
+def _adapt(path, ports, compute):
     """Point the broker blocks of a site file at their relays, and keep its packets small."""
-    settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
+    settings = yaml.safe_load(path.read_text("utf-8"))
     for link, (party, block) in _BLOCKS.items():
         if party in settings:
             broker = settings[party][block]

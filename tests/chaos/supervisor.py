@@ -7,10 +7,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -51,14 +50,14 @@ class _Supervised:
     keeper: threading.Thread | None = None
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self.process is not None and self.process.poll() is None
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, number):
         if self.process is not None:
             signal_group(self.process, number)
 
-    def limit_files(self) -> bool:
+    def limit_files(self):
         """Fit the limit on the size of its files to `full`; False: no process is there."""
         with suppress(psutil.Error, OSError):
             if self.alive:
@@ -73,32 +72,30 @@ class Supervisor:
     """Starts processes and keeps them running until `stop`. Logs go to `folder/<name>.log`. Output
     goes through a pipe, so that a full disk of a process does not silence it."""
 
-    def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
+    def __init__(self, folder, now_s):
         self._folder, self._now_s = folder, now_s
         self._lifeline = Lifeline()
         self._lock = threading.RLock()
         self._stopping = False
-        self._all: dict[str, _Supervised] = {}
+        self._all = {}
         self.filled = 0  # processes that a full disk met
-        self.ends: list[ProcessEnd] = []
-        self.traces: list[str] = []
+        self.ends = []
+        self.traces = []
 
-    def start(
-        self, name: str, arguments: Sequence[str], module: str = "edgeveil_tools.cli"
-    ) -> None:
+    def start(self, name, arguments, module="edgeveil_tools.cli"):
         """Run `python -m module <arguments>` from now on."""
         kept = self._all[name] = _Supervised(name, arguments, module)
         kept.keeper = threading.Thread(target=self._keep, args=(kept,), daemon=True, name=name)
         kept.keeper.start()
 
-    def kill(self, name: str) -> None:
+    def kill(self, name):
         """SIGKILL; a process that is just being started again gets it at once."""
         kept = self._all[name]
         with self._lock:
             kept.doomed += 1
             kept.send(signal.SIGKILL)
 
-    def fill(self, name: str, full: bool) -> None:
+    def fill(self, name, full):
         """Let writes of this process and its successors fail as on a full disk, or no more. A limit
         on the size of files: `EFBIG` stands for `ENOSPC`."""
         kept = self._all[name]
@@ -106,11 +103,11 @@ class Supervisor:
             kept.full = full
             self.filled += kept.limit_files() and full
 
-    def alive(self) -> dict[str, bool]:
+    def alive(self):
         with self._lock:
             return {kept.name: kept.alive for kept in self._all.values()}
 
-    def stop(self) -> list[str]:
+    def stop(self):
         """End all by SIGTERM; names of those that had to be killed. May be called twice."""
         with self._lock:
             self._stopping = True
@@ -130,7 +127,7 @@ class Supervisor:
             self._lifeline.close()
         return late
 
-    def _keep(self, kept: _Supervised) -> None:
+    def _keep(self, kept):
         """The lives of one process, one after the other."""
         with (self._folder / f"{kept.name}.log").open("ab", buffering=0) as log:
             while True:
@@ -150,7 +147,7 @@ class Supervisor:
                 if process.returncode > 0:
                     time.sleep(_AGAIN_S)
 
-    def _spawn(self, kept: _Supervised) -> subprocess.Popen[bytes]:
+    def _spawn(self, kept):
         threads = 1 if kept.name.startswith("worker") else None
         process = spawn(
             kept.arguments, subprocess.PIPE, self._lifeline, threads=threads, module=kept.module
@@ -161,7 +158,7 @@ class Supervisor:
             signal_group(process, signal.SIGKILL)
         return process
 
-    def _note(self, kept: _Supervised, code: int, said: str) -> None:
+    def _note(self, kept, code, said):
         with self._lock:
             how = "by itself"
             if kept.doomed and code == -signal.SIGKILL:

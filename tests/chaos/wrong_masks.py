@@ -3,18 +3,15 @@
 Such a device is sound in all else: it is selected, pays, answers, and its segments open.
 """
 
-from __future__ import annotations
-
 import sys
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import seal_seed
 from edgeveil_edge import sealing
 from edgeveil_tools.cli import main
 
 
-def seal_another(_seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
+def seal_another(_seed, manifest, device, round_key):
     """A seed that nothing is masked with, in place of the one of the masks."""
     return seal_seed(MaskSeed.generate(), manifest, device, round_key)
 

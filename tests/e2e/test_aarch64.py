@@ -4,13 +4,10 @@ User-mode emulation runs the real aarch64 builds of Python and of every library;
 machine's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +30,7 @@ PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17)]
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def box(tmp_path_factory):
     """The command that starts Python there, with EdgeVeil and without torch."""
     need(EMULATOR, "debootstrap", "dpkg-deb")
     folder = tmp_path_factory.mktemp("aarch64")
@@ -52,7 +49,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [EMULATOR, "-L", str(root), "-E", f"PYTHONPATH={folder / 'packages'}", str(python)]
 
 
-def with_records(config: Path) -> None:
+def with_records(config):
     """The digits are read with a library that a device of this kind has not."""
     site = load_site(config)
     assert isinstance(site, EdgeSite)
@@ -65,14 +62,12 @@ def with_records(config: Path) -> None:
     config.write_text(yaml.safe_dump(text))
 
 
-def test_it_is_another_processor(box: list[str]) -> None:
+def test_it_is_another_processor(box):
     said = run(*box, "-c", "import platform, onnxruntime; print(platform.machine())")
     assert said.stdout.split()[-1] == "aarch64"
 
 
-def test_a_job_counts_it_as_any_other_and_its_release_infers(
-    box: list[str], tmp_path: Path
-) -> None:
+def test_a_job_counts_it_as_any_other_and_its_release_infers(box, tmp_path):
     with LiveSite(tmp_path, devices=5) as live:
         foreign, *others = live.site.edges
         with_records(foreign)

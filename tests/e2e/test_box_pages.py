@@ -1,13 +1,9 @@
 """The pages of proxy and device in a real browser: what a person sees, and what they do there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
@@ -26,7 +22,7 @@ from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.brokers import free_ports
-from tests.kits.browser import DESK, PHONE, Browser, browser
+from tests.kits.browser import DESK, PHONE, browser
 from tests.kits.live_site import LiveSite
 from tests.unit.edgeveil_edge.edge_kit import final_model, site
 from tests.unit.edgeveil_edge.test_conditions import WELL
@@ -39,7 +35,7 @@ HOSTILE = "<img src=x onerror='window.__hit=1'><script>window.__hit=1</script>"
 SHORT = "'\"><svg onload=window.__hit=1>"
 
 
-def sound(shown: Browser) -> None:
+def sound(shown):
     """Nothing went wrong on the page, in light or dark, on a phone or a desk."""
     for size in (PHONE, DESK):
         shown.resize(size)
@@ -50,17 +46,15 @@ def sound(shown: Browser) -> None:
     assert not shown.run("return window.__hit")
 
 
-def click(shown: Browser, selector: str) -> None:
+def click(shown, selector):
     shown.run("document.querySelector(arguments[0]).click()", selector)
 
 
-def text_of(shown: Browser, selector: str) -> str:
+def text_of(shown, selector):
     return str(shown.run("return document.querySelector(arguments[0]).innerText", selector))
 
 
-def test_an_owner_logs_in_pauses_and_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_logs_in_pauses_and_goes_back(tmp_path, monkeypatch):
     monkeypatch.setattr(device_page, "LOOK_S", 0.1)
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
@@ -70,7 +64,7 @@ def test_an_owner_logs_in_pauses_and_goes_back(
     own = site(tmp_path, name=SHORT, policy=policy).model_copy(update={"page": page})
     hostile, plain = "ab" * 16, "cd" * 16
 
-    def prepare(process) -> None:
+    def prepare(process):
         process.device.store.put_job(
             bytes.fromhex(hostile), json.dumps({"job": HOSTILE}).encode(), b""
         )
@@ -88,7 +82,7 @@ def test_an_owner_logs_in_pauses_and_goes_back(
         for release in (final_model(), described(final_model(), schema_metadata(schema))):
             process.device.host.releases.install("boxed", release, {"job_id": plain})
 
-    def look(process) -> None:
+    def look(process):
         prepare(process)
         url = process._page._server.url
         with browser() as shown:
@@ -128,12 +122,12 @@ def test_an_owner_logs_in_pauses_and_goes_back(
 
 
 @contextmanager
-def served(page) -> Iterator[str]:
+def served(page):
     """The address of a proxy's page, served by a thread of its own."""
     loop, address = asyncio.new_event_loop(), []
     ready = threading.Event()
 
-    async def serve() -> None:
+    async def serve():
         server = await HttpServer(page.routes()).start()
         address.append(server.url)
         ready.set()
@@ -152,7 +146,7 @@ def served(page) -> Iterator[str]:
         loop.close()
 
 
-def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path: Path) -> None:
+def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path):
     page = made(tmp_path)
     for _ in range(1002):
         page._proxy.conduct.refused(fx.DeviceAddress(HOSTILE), "malformed")
@@ -165,9 +159,7 @@ def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path: Path) -> None:
         sound(shown)
 
 
-def test_a_fleet_is_seen_from_proxy_and_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fleet_is_seen_from_proxy_and_device(tmp_path, capsys):
     with LiveSite(tmp_path) as live:
         config = live.site.edges[0]
         (port,) = free_ports(1)

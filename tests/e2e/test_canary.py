@@ -1,9 +1,6 @@
 """Releases over real brokers: a canary first, then the rest, or back to the release before."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from edgeveil_edge.releases import ReleaseStore
 from tests.kits.live_site import LiveSite, site_job, wait_for
@@ -16,32 +13,32 @@ trial._RECORD_NUMBERS = 1
 """
 
 
-def submit(live: LiveSite, **release: object) -> str:
+def submit(live, **release):
     text = site_job(live.plan.devices, rounds=1)
     lines = "".join(f"  {name}: {value}\n" for name, value in release.items())
     return live.client.submit_yaml(f"{text}\nrelease:\n{lines}".encode())
 
 
-def stores(live: LiveSite) -> list[ReleaseStore]:
+def stores(live):
     folder = live.plan.folder / "state"
     return [ReleaseStore(folder / f"edge-{n}" / "releases") for n in range(1, DEVICES + 1)]
 
 
-def jobs_in_use(live: LiveSite) -> list[str]:
+def jobs_in_use(live):
     """The digest in use on each device, "" before the first."""
     return [found.digest if (found := store.current()) else "" for store in stores(live)]
 
 
-def withdrawn(store: ReleaseStore) -> list[str]:
+def withdrawn(store):
     """Digests of the models that a device had in use and left."""
     return json.loads((store.folder / "current.json").read_text())["withdrawn"]
 
 
-def stage(live: LiveSite, job: str) -> str:
+def stage(live, job):
     return live.client.release(job)["stage"]
 
 
-def test_a_release_that_fails_on_some_devices_is_stopped_at_its_canary(tmp_path: Path) -> None:
+def test_a_release_that_fails_on_some_devices_is_stopped_at_its_canary(tmp_path):
     with LiveSite(tmp_path, devices=DEVICES) as live:
         strict = tmp_path / "strict"
         strict.mkdir()

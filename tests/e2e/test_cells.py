@@ -1,12 +1,9 @@
 """Two cells of one plan: real processes at one shared broker, and at a broker for each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
 import urllib.request
-from pathlib import Path
 
 import pytest
 import yaml
@@ -23,7 +20,7 @@ NORTH, SOUTH = BOXES[::2], BOXES[1::2]
 class CellFleet(PlannedFleet):
     """Two boxes in each cell, in their places and running. The cloud's machine is not here."""
 
-    def __init__(self, folder: Path, *, own_brokers: bool) -> None:
+    def __init__(self, folder, *, own_brokers):
         own, *http = free_ports(3)
         self.http_of = dict(zip(("north", "south"), http, strict=True))
         plan = self.planned(folder, "--cells", "north,south")
@@ -43,37 +40,37 @@ class CellFleet(PlannedFleet):
         self.start("proxy-north", "proxy-south", *BOXES)
         self.wait_ready("proxy-north", "proxy-south", *BOXES)
 
-    def move(self, box: str, cell: str) -> None:
+    def move(self, box, cell):
         """As an operator does: the device's cell in the plan, and an apply."""
         plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
         plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
         self.command("apply")
 
-    def status(self, cell: str) -> dict:
+    def status(self, cell):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_of[cell]}/status") as answer:
             return json.load(answer)
 
-    def wait_online(self, north: int, south: int) -> None:
+    def wait_online(self, north, south):
         wanted = {"north": north, "south": south}
         wait_for(
             lambda: {cell: self.status(cell)["online"] for cell in wanted} == wanted,
             f"{wanted} online",
         )
 
-    def restart(self, name: str) -> None:
+    def restart(self, name):
         self.processes[name].send_signal(signal.SIGTERM)
         self.processes[name].wait(30)
         self.start(name)
 
-    def claims_cell(self, name: str, cell: str) -> None:
+    def claims_cell(self, name, cell):
         """By hand, in the party's site file."""
         path = self.places / name / "edgeveil.yaml"
         said = yaml.safe_load(path.read_text())
         next(iter(said.values()))["cell"] = cell
         path.write_text(yaml.safe_dump(said))
 
-    def ends(self, name: str) -> str:
+    def ends(self, name):
         """What a process says that must not go on."""
         wait_for(lambda: self.processes[name].poll() is not None, f"the end of {name}")
         assert self.processes[name].returncode == 2
@@ -82,13 +79,13 @@ class CellFleet(PlannedFleet):
 
 
 @pytest.fixture(params=[False, True], ids=["shared broker", "own brokers"])
-def fleet(request: pytest.FixtureRequest, tmp_path: Path):
+def fleet(request, tmp_path):
     found = CellFleet(tmp_path, own_brokers=request.param)
     yield found
     found.end()
 
 
-def test_a_device_is_in_one_cell_and_moves_to_another(fleet: CellFleet) -> None:
+def test_a_device_is_in_one_cell_and_moves_to_another(fleet):
     fleet.wait_online(2, 2)
     box, state = NORTH[0], fleet.places / NORTH[0] / "state"
     identity = (state / "identity.key").read_bytes()
@@ -112,7 +109,7 @@ def test_a_device_is_in_one_cell_and_moves_to_another(fleet: CellFleet) -> None:
 
 
 @pytest.mark.parametrize("fleet", [False], indirect=True)
-def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet: CellFleet) -> None:
+def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet):
     fleet.wait_online(2, 2)
     fleet.claims_cell(NORTH[0], "south")
     fleet.restart(NORTH[0])

@@ -1,9 +1,6 @@
 """Jobs over two cells, each with an edge broker and a proxy of its own, as real processes."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +11,17 @@ DEVICES = 12  # half of them in each cell; a batch needs five
 
 
 @pytest.fixture
-def live(tmp_path: Path):
+def live(tmp_path):
     with LiveSite(tmp_path, DEVICES, cells=2) as found:
         yield found
 
 
-def rounds(live: LiveSite, job: str) -> list[dict]:
-    found: list[dict] = live.client.job(job)["exchanges"]
-    return found
+def rounds(live, job):
+    return live.client.job(job)["exchanges"]
 
 
 @pytest.mark.drill
-def test_a_lost_cell_costs_its_own_devices_until_it_is_back(live: LiveSite) -> None:
+def test_a_lost_cell_costs_its_own_devices_until_it_is_back(live):
     live.start_all()
     job = live.submit(rounds=40, every=0, deadline_s=10, min_devices=5)
     wait_for(lambda: len(rounds(live, job)) >= 3, "rounds of both cells")
@@ -45,11 +41,11 @@ def test_a_lost_cell_costs_its_own_devices_until_it_is_back(live: LiveSite) -> N
     wait_for(lambda: all(_in_use(live, n) for n in range(1, DEVICES + 1)), "all releases")
 
 
-def _in_use(live: LiveSite, number: int) -> bool:
+def _in_use(live, number):
     return f"box-{number}: the job's final model is in use" in live.log("edge")
 
 
-def test_the_brokers_of_a_cell_may_be_away_when_the_cloud_starts(live: LiveSite) -> None:
+def test_the_brokers_of_a_cell_may_be_away_when_the_cloud_starts(live):
     """And a release reaches its devices once its proxy is there."""
     live.start("cloud", live.site.cloud)
     live.start_proxy(NORTH)

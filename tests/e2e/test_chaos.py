@@ -1,12 +1,8 @@
 """`python -m tests.chaos`: short runs under every kind of fault, and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +13,11 @@ pytestmark = pytest.mark.slow
 KINDS = {"kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"}
 
 
-def command(out: Path, *more: str) -> list[str]:
+def command(out, *more):
     return [sys.executable, "-m", "tests.chaos", "--out", str(out), *more]
 
 
-def played(out: Path, *more: str) -> dict[str, Any]:
+def played(out, *more):
     """A run in which every check has looked and holds."""
     done = subprocess.run(command(out, *more), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
@@ -32,7 +28,7 @@ def played(out: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.drill
-def test_a_short_run_in_which_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_short_run_in_which_nothing_is_lost(tmp_path):
     found = played(tmp_path, "--kills", "10", "--seed", "3")
     assert found["faults"].keys() == found["touched"].keys() == KINDS
     assert found["faults"]["kill"] == 10
@@ -43,13 +39,13 @@ def test_a_short_run_in_which_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path: Path) -> None:
+def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path):
     found = played(tmp_path, "--secure", "--kills", "3", "--seed", "3")
     assert {check["name"] for check in found["checks"]} >= {"unmasked once", "sums right"}
 
 
 @pytest.mark.drill
-def test_two_cells_and_workers_that_open_batches_lose_nothing(tmp_path: Path) -> None:
+def test_two_cells_and_workers_that_open_batches_lose_nothing(tmp_path):
     found = played(tmp_path, "--cells", "2", "--engine", "local", "--kills", "5", "--seed", "3")
     assert found["processes"].keys() >= {"cloud", "proxy-cell-1", "proxy-cell-2"}
     assert found["links"].keys() >= {"devices-edge-cell-1", "proxy-cloud-cell-2", "cloud-cloud"}
@@ -57,6 +53,6 @@ def test_two_cells_and_workers_that_open_batches_lose_nothing(tmp_path: Path) ->
     assert cells == {"cell-1", "cell-2"}
 
 
-def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything_that_was_started(tmp_path):
     interrupted(command(tmp_path), after="s  faults: ", processes=6)
     assert not list(tmp_path.glob("*.json"))

@@ -2,7 +2,6 @@
 cookie that may only look."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -70,7 +69,7 @@ def test_a_job_to_its_model_in_a_browser(tmp_path, window):
         assert site.stop("cloud") == 0  # an open page does not hold it up
 
 
-def arrived(path: Path, limit_s: float = 20.0) -> bytes:
+def arrived(path, limit_s=20.0):
     end_s = time.monotonic() + limit_s
     while not path.exists():
         assert time.monotonic() < end_s, "nothing was fetched"

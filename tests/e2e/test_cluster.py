@@ -1,15 +1,10 @@
 """Jobs over clusters of three nodes, NATS's and RabbitMQ's, that lose one or two on the way."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.chaos import checks
 from tests.chaos.evidence import collect, tap_site
-from tests.kits.clustered_site import ClusteredSite, Start
+from tests.kits.clustered_site import ClusteredSite
 from tests.kits.live_site import wait_for
 from tests.kits.nats_cluster import NatsCluster
 from tests.kits.rabbitmq_cluster import RabbitCluster
@@ -23,22 +18,22 @@ ROUND = 2  # in which the kill comes
 ROUNDS_FOR_TWO = 10  # three to six of them pass until a node is back
 
 
-def being_broadcast(live: ClusteredSite, job: str) -> bool:
+def being_broadcast(live, job):
     """The cloud says the round, or is about to: the one before it is committed."""
     return live.committed(job) >= ROUND - 1
 
 
-def uploads_come(live: ClusteredSite, job: str, number: int = ROUND) -> bool:
+def uploads_come(live, job, number=ROUND):
     """The proxy has the first of the round's answers."""
     return _uploads(live, number) >= 1 or live.committed(job) >= number
 
 
-def handed_over(live: ClusteredSite, job: str) -> bool:
+def handed_over(live, job):
     """All answers are there: the proxy shuffles them and hands the batch over."""
     return _uploads(live, ROUND) == DEVICES or live.committed(job) >= ROUND
 
 
-def _uploads(live: ClusteredSite, number: int) -> int:
+def _uploads(live, number):
     """How many of the round's the proxy holds."""
     now = live.proxy_status().get("round") or {}
     return now["uploads"] if now.get("index") == number else 0
@@ -48,9 +43,7 @@ def _uploads(live: ClusteredSite, number: int) -> int:
     ("phase", "client"),  # at whose node the kill is aimed
     [(being_broadcast, "cloud"), (uploads_come, "edge-1"), (handed_over, "proxy cloud")],
 )
-def test_a_job_goes_on_when_a_node_is_killed(
-    tmp_path: Path, phase: Callable[[ClusteredSite, str], bool], client: str
-) -> None:
+def test_a_job_goes_on_when_a_node_is_killed(tmp_path, phase, client):
     with ClusteredSite(tmp_path, DEVICES) as live:
         job = begun(live, rounds=2)
         wait_for(lambda: phase(live, job), phase.__name__, every_s=0.005)
@@ -69,9 +62,7 @@ def test_a_job_goes_on_when_a_node_is_killed(
 
 
 @pytest.mark.parametrize("cluster", [NatsCluster, RabbitCluster])
-def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(
-    tmp_path: Path, cluster: Start
-) -> None:
+def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(tmp_path, cluster):
     """NATS: what lasted since before the first loss hears nothing then, on links that are up.
     RabbitMQ: a queue of before is at home on the lost node, and its client is refused."""
     with ClusteredSite(tmp_path, DEVICES, cluster, silence_s=SILENCE_S) as live:
@@ -90,14 +81,14 @@ def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(
         assert second not in {live.node_of(one) for one in live.clients()}
 
 
-def begun(live: ClusteredSite, rounds: int) -> str:
+def begun(live, rounds):
     """A job under way, of whose traces the checks know."""
     live.begin()
     tap_site(live.plan)
     return live.submit(rounds=rounds, every=0)
 
 
-def ended_in_order(live: ClusteredSite, job: str) -> None:
+def ended_in_order(live, job):
     """It completes, everybody has its model, and nothing that was acknowledged is lost."""
     wait_for(lambda: live.client.job(job)["ended_at"], "the job's end", JOB_LIMIT_S)
     live.wait_released()

@@ -1,15 +1,11 @@
 """A device's folder is copied, and put back: what was answered since counts, and rounds go on."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.privacy.ledger_chain import JobAccount
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
@@ -22,27 +18,27 @@ SOUGHT = "older than what the proxy knows"
 class CopiedSite(LiveSite):
     """Five devices in processes of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(folder, devices=DEVICES)
         self.copies = folder / "copies"
 
-    def begin(self) -> None:
+    def begin(self):
         self.start("cloud", self.site.cloud)
         self.start("proxy", self.site.proxy)
         for number in range(1, DEVICES + 1):
             self.start_device(number)
         self.wait_ready()
 
-    def start_device(self, number: int) -> None:
+    def start_device(self, number):
         self.start(f"edge-{number}", self.site.edges[number - 1])
 
-    def copy(self, number: int) -> Path:
+    def copy(self, number):
         """Its state as it is now."""
         copied = self.copies / str(len(list(self.copies.glob("*"))))
         shutil.copytree(self.plan.edge_state(number), copied)
         return copied
 
-    def copied_after_a_job(self) -> Path:
+    def copied_after_a_job(self):
         """All have learnt once; the first device's state then. The device goes on."""
         self.begin()
         self.job()
@@ -52,17 +48,17 @@ class CopiedSite(LiveSite):
         wait_for(lambda: self.proxy_status()["online"] == DEVICES, "the device again")
         return copied
 
-    def put_back(self, number: int, copied: Path) -> None:
+    def put_back(self, number, copied):
         shutil.rmtree(self.plan.edge_state(number))
         shutil.copytree(copied, self.plan.edge_state(number))
 
-    def job(self, rounds: int = 2) -> tuple[str, list[int]]:
+    def job(self, rounds=2):
         """One job; its name in ledgers, and the uploads of each round."""
         found = self.finish(self.submit(rounds=rounds, every=0))
         assert found["status"] == "completed", found["reason"]
         return wire_id(found["id"]).hex(), [round["uploads"] for round in found["exchanges"]]
 
-    def accounts(self, number: int) -> dict[str, JobAccount]:
+    def accounts(self, number):
         state = self.plan.edge_state(number)
         assert main(["ledger", str(state)]) == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
@@ -70,12 +66,12 @@ class CopiedSite(LiveSite):
 
 
 @pytest.fixture
-def live(tmp_path: Path):
+def live(tmp_path):
     with CopiedSite(tmp_path) as site:
         yield site
 
 
-def test_a_state_that_is_put_back_forgets_no_answer(live: CopiedSite) -> None:
+def test_a_state_that_is_put_back_forgets_no_answer(live):
     early = live.copied_after_a_job()
     _job, uploads = live.job()
     assert set(uploads) == {DEVICES}
@@ -95,7 +91,7 @@ def test_a_state_that_is_put_back_forgets_no_answer(live: CopiedSite) -> None:
     assert [entry.elsewhere for entry in after.values()] == [False, True, False]
 
 
-def test_of_two_copies_neither_keeps_its_answers_from_the_other(live: CopiedSite) -> None:
+def test_of_two_copies_neither_keeps_its_answers_from_the_other(live):
     twin = live.copied_after_a_job()
     first, _uploads = live.job()
     live.stop("edge-1")
@@ -116,9 +112,7 @@ def test_of_two_copies_neither_keeps_its_answers_from_the_other(live: CopiedSite
     assert live.accounts(1)[second].elsewhere and not live.accounts(1)[first].elsewhere
 
 
-def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(
-    live: CopiedSite, tmp_path: Path
-) -> None:
+def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(live, tmp_path):
     twin = live.copied_after_a_job()
     text = yaml.safe_load(live.site.edges[0].read_text())
     text["edge"]["state_dir"] = str(twin)

@@ -1,7 +1,5 @@
 """Faults of the machine that real processes meet: each ends by itself, none is "ok" meanwhile."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shutil
@@ -9,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -31,13 +28,13 @@ STARTS_S = 120.0  # a start beside other work
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LiveSite]:
+def site(tmp_path):
     """A site with its brokers, and no process yet."""
     with LiveSite(tmp_path) as made:
         yield made
 
 
-def without_memory(process: subprocess.Popen) -> None:
+def without_memory(process):
     """Let a process have no more address space than it has: no thread of it can be started."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (size,) = re.findall(r"VmSize:\s+(\d+) kB", status)
@@ -47,7 +44,7 @@ def without_memory(process: subprocess.Popen) -> None:
 # --- a thread that cannot be started ---
 
 
-def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site: LiveSite) -> None:
+def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site):
     cloud = site.start("cloud", site.site.cloud)
     wait_for(site.answers, "the cloud's start")
     job = site.submit(rounds=1, every=0, deadline_s=300)  # waits: no device is known yet
@@ -66,9 +63,7 @@ def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site: LiveSit
 
 @pytest.mark.drill
 @pytest.mark.parametrize("domain", ["edge", "cloud"])
-def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
-    site: LiveSite, domain: str
-) -> None:
+def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site, domain):
     site.start_all()
     job = site.submit(rounds=4, every=0, deadline_s=6)
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
@@ -87,7 +82,7 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
     assert site.finish(job)["status"] == "completed"
 
 
-def health(site: LiveSite) -> int:
+def health(site):
     """What the proxy's health page answers: it is on both links."""
     url = f"http://127.0.0.1:{site.plan.ports_of('').proxy_http}/healthz"
     try:
@@ -104,7 +99,7 @@ FILES = {"cloud": "cloud.yaml", "proxy": "proxy.yaml", "edge": "edge-1.yaml"}
 
 
 @pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def provisioned(tmp_path_factory):
     """The files of a site of which no process runs."""
     folder = tmp_path_factory.mktemp("files") / "site"
     provision(SitePlan(folder, devices=3, ports=Ports(*free_ports(6))))
@@ -112,12 +107,12 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def files(provisioned: Path, tmp_path: Path) -> Path:
+def files(provisioned, tmp_path):
     """The same, for one test to change."""
     return Path(shutil.copytree(provisioned, tmp_path / "site"))
 
 
-def ended(config: Path, *before: str) -> tuple[int, str]:
+def ended(config, *before):
     """The exit code of a process that cannot start, and what it wrote."""
     role = config.name.partition("-")[0].removesuffix(".yaml")
     command = [*before, sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
@@ -125,12 +120,12 @@ def ended(config: Path, *before: str) -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr).decode()
 
 
-def named_in(config: Path, key: str) -> str:
+def named_in(config, key):
     """The first value of this key."""
     return re.findall(rf"^\s*{key}: (.+)$", config.read_text(), re.MULTILINE)[0]
 
 
-def mounted(options: str, state: Path) -> list[str]:
+def mounted(options, state):
     """A prefix of a command that sees another file system in the place of this folder."""
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode:
@@ -141,7 +136,7 @@ def mounted(options: str, state: Path) -> list[str]:
 
 @pytest.mark.parametrize("role", FILES)
 @pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
-def test_a_disk_that_takes_nothing_is_tried_again(files: Path, role: str, options: str) -> None:
+def test_a_disk_that_takes_nothing_is_tried_again(files, role, options):
     config = files / FILES[role]
     state = files / named_in(config, "state_dir")
     state.mkdir(parents=True, exist_ok=True)
@@ -150,7 +145,7 @@ def test_a_disk_that_takes_nothing_is_tried_again(files: Path, role: str, option
 
 
 @pytest.mark.parametrize("role", FILES)
-def test_a_password_that_is_not_there_yet_is_tried_again(files: Path, role: str) -> None:
+def test_a_password_that_is_not_there_yet_is_tried_again(files, role):
     path = files / named_in(files / FILES[role], "password_file")
     path.unlink()
     code, said = ended(files / FILES[role])
@@ -158,7 +153,7 @@ def test_a_password_that_is_not_there_yet_is_tried_again(files: Path, role: str)
 
 
 @pytest.mark.parametrize("role", ["cloud", "proxy"])
-def test_a_port_that_is_taken_is_tried_again(files: Path, role: str) -> None:
+def test_a_port_that_is_taken_is_tried_again(files, role):
     config = files / FILES[role]
     port = int(named_in(config, "port"))
     with socket.create_server(("127.0.0.1", port)):
@@ -167,7 +162,7 @@ def test_a_port_that_is_taken_is_tried_again(files: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", FILES)
-def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files: Path, role: str) -> None:
+def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files, role):
     config = files / FILES[role]
     text = config.read_text().replace(named_in(config, "state_dir"), f"{config}/state")
     config.write_text(text)
@@ -178,7 +173,7 @@ def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files: Path, role:
 
 
 @pytest.mark.parametrize("role", FILES)
-def test_in_a_state_folder_without_its_key_a_process_makes_nothing(files: Path, role: str) -> None:
+def test_in_a_state_folder_without_its_key_a_process_makes_nothing(files, role):
     config = files / FILES[role]
     state = files / named_in(config, "state_dir")
     shutil.rmtree(state)
@@ -189,7 +184,7 @@ def test_in_a_state_folder_without_its_key_a_process_makes_nothing(files: Path, 
 
 
 @pytest.mark.parametrize("role", FILES)
-def test_provision_over_a_site_makes_no_second_key(files: Path, role: str) -> None:
+def test_provision_over_a_site_makes_no_second_key(files, role):
     state = files / named_in(files / FILES[role], "state_dir")
     shutil.rmtree(state)
     before = {path: path.read_bytes() for path in (files / "keys").iterdir()}
@@ -201,9 +196,7 @@ def test_provision_over_a_site_makes_no_second_key(files: Path, role: str) -> No
 
 
 @pytest.mark.drill
-def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
-    site: LiveSite,
-) -> None:
+def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(site):
     site.start_all()
     job = site.submit(rounds=4, every=0, deadline_s=6)
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
@@ -222,7 +215,7 @@ def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
 
 @pytest.mark.drill
 @pytest.mark.parametrize("role", ["cloud", "proxy"])
-def test_a_party_with_another_key_than_its_fleets_is_named(site: LiveSite, role: str) -> None:
+def test_a_party_with_another_key_than_its_fleets_is_named(site, role):
     site.start_all()
     job = site.submit(rounds=12, every=0, deadline_s=6)
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
@@ -250,7 +243,7 @@ def test_a_party_with_another_key_than_its_fleets_is_named(site: LiveSite, role:
 # --- the terminal hangs up ---
 
 
-def test_all_end_cleanly_when_their_terminal_hangs_up(site: LiveSite) -> None:
+def test_all_end_cleanly_when_their_terminal_hangs_up(site):
     site.start_all()
     for role in ("cloud", "proxy", "edge"):
         assert site.stop(role, signal.SIGHUP) == 0

@@ -1,7 +1,5 @@
 """Devices evaluate over a real broker: one by one, under masks, and with noise that they share."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -37,9 +35,7 @@ SECURE = {", noise: shared": ""}
     ],
     ids=["plain", "secure", "shared"],
 )
-def test_figures_of_devices_stand_beside_the_clouds(
-    tmp_path: Path, changes: dict[str, str]
-) -> None:
+def test_figures_of_devices_stand_beside_the_clouds(tmp_path, changes):
     text = JOB.read_text("utf-8")
     for old, new in {**SMALLER, **changes}.items():
         assert old in text

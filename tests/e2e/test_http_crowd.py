@@ -1,10 +1,7 @@
 """Crowds of connections at the HTTP pages leave cloud and proxy working."""
 
-from __future__ import annotations
-
 import resource
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,7 +16,7 @@ FILES = 1024
 
 
 @contextmanager
-def crowd(port: int) -> Iterator[list[socket.socket]]:
+def crowd(port):
     """So many connections that say nothing."""
     with ExitStack() as stack:
         yield [
@@ -29,7 +26,7 @@ def crowd(port: int) -> Iterator[list[socket.socket]]:
 
 
 @pytest.fixture
-def own_files() -> Iterator[None]:
+def own_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     yield
@@ -38,9 +35,7 @@ def own_files() -> Iterator[None]:
 
 @pytest.mark.drill
 @pytest.mark.usefixtures("own_files")
-def test_a_thousand_silent_connections_leave_brokers_devices_and_pages_served(
-    tmp_path: Path,
-) -> None:
+def test_a_thousand_silent_connections_leave_brokers_devices_and_pages_served(tmp_path):
     with LiveSite(tmp_path) as live:
         for name, site in (("cloud", live.site.cloud), ("proxy", live.site.proxy)):
             # The soft limit is what a login shell gives; the hard one cannot be passed.

@@ -1,11 +1,8 @@
 """A job whose model is large: what the brokers carry of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
@@ -27,7 +24,7 @@ local_run:
 """
 
 
-def test_no_broker_carries_a_large_model(tmp_path: Path) -> None:
+def test_no_broker_carries_a_large_model(tmp_path):
     job, out = tmp_path / "job.yaml", tmp_path / "out"
     job.write_text(JOB)
     run = ["run", str(job), "--out", str(out), "--no-reference"]

@@ -1,7 +1,5 @@
 """`edgeveil loadtest` as a user starts it: real brokers, cloud, proxy and generators."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -26,11 +24,11 @@ pytestmark = pytest.mark.slow
 PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
 
 
-def edgeveil(*arguments: object) -> list[str]:
+def edgeveil(*arguments):
     return [sys.executable, "-m", "edgeveil_tools.cli", *map(str, arguments)]
 
 
-def loadtest(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+def loadtest(*arguments, **options):
     command = edgeveil("loadtest", *arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
 
@@ -166,7 +164,7 @@ def test_a_running_site_is_loaded_over_the_network_and_by_its_folder(tmp_path):
     users.write_text(users.read_text() + Path(f"{fleet}.users").read_text())
     started = []
 
-    def start(*arguments: object, **options) -> subprocess.Popen[str]:
+    def start(*arguments, **options):
         started.append(subprocess.Popen(edgeveil(*arguments), text=True, **options))
         return started[-1]
 
@@ -215,10 +213,10 @@ def test_a_running_site_is_loaded_over_the_network_and_by_its_folder(tmp_path):
     told_by_their_pages(result)
 
 
-def _hangs_up(process: subprocess.Popen[str], site: Path) -> None:
+def _hangs_up(process, site):
     """A test whose terminal is closed takes its own three devices out again."""
 
-    def admitted() -> int:
+    def admitted():
         registry = Registry(site / "state" / "proxy" / REGISTRY_FILE)
         try:
             return len(registry.devices())
@@ -231,7 +229,7 @@ def _hangs_up(process: subprocess.Popen[str], site: Path) -> None:
     assert admitted() == 7
 
 
-def told_by_their_pages(result: dict) -> None:
+def told_by_their_pages(result):
     """What a running site's cloud and proxy spend is in the result as that of children is."""
     for name in ("cloud", "proxy"):
         used = result["processes"][name]
@@ -242,7 +240,7 @@ def told_by_their_pages(result: dict) -> None:
         assert result["cpu_ms_per_upload"][name] is None  # of less than ten seconds
 
 
-def _open(port: int) -> bool:
+def _open(port):
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

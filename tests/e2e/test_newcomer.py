@@ -1,13 +1,10 @@
 """docs/walkthroughs/own-data.md as it stands: from a table to predictions, each
 command told by the one before."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,20 +16,18 @@ PAGE = "docs/walkthroughs/own-data.md"
 NEXT = re.compile(r"^(?:Next: |  )(edgeveil .*)$", re.MULTILINE)
 
 
-def command(line: str) -> list[str]:
+def command(line):
     return [sys.executable, "-m", "edgeveil_tools.cli", *shlex.split(line)[1:]]
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(words, folder):
     """What the command says, of which the last command is what to go on with."""
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_five_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(
-    tmp_path: Path,
-) -> None:
+def test_five_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(tmp_path):
     lines = [block.strip() for block in blocks(PAGE, "sh command")]
     assert [line.split()[1] for line in lines] == ["init", "check", "check", "run", "predict"]
     (made,), (judged,) = (blocks(PAGE, k) for k in ("python pets", "sh judged"))

@@ -1,7 +1,5 @@
 """Colour pictures in CIFAR-10's own form, learned with shared noise by the one command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -20,7 +18,7 @@ JOBS = ROOT / "configs" / "jobs"
 DEVICES, RECORDS = 10, 60
 
 
-def written(folder: Path) -> None:
+def written(folder):
     """Procedural pictures as the published files hold them: a label, then the three planes.
 
     The label is the colour that there is most of.
@@ -34,7 +32,7 @@ def written(folder: Path) -> None:
         (folder / name).write_bytes(part.tobytes())
 
 
-def test_the_example_for_colour_pictures_learns_them(tmp_path: Path) -> None:
+def test_the_example_for_colour_pictures_learns_them(tmp_path):
     written(tmp_path / "data")
     job = yaml.safe_load((JOBS / "cifar10_shared.yaml").read_text("utf-8"))
     job["data"]["nominal_records"] = RECORDS

@@ -1,9 +1,5 @@
 """Every published system that a job may name, from its YAML to its model, over MQTT."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -58,7 +54,7 @@ selection: {{min_devices: {devices}}}
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
+def live(tmp_path_factory):
     """One site for all of them: its owners allow everything."""
     with LiveSite(tmp_path_factory.mktemp("presets"), DEVICES, policy=GENEROUS) as site:
         with pytest.MonkeyPatch.context() as patch:
@@ -67,12 +63,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
         yield site
 
 
-def test_every_preset_is_here() -> None:
+def test_every_preset_is_here():
     assert set(TOY) == set(PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS.names())
-def test_a_preset_runs_from_its_yaml_to_the_model(live: LiveSite, name: str) -> None:
+def test_a_preset_runs_from_its_yaml_to_the_model(live, name):
     text = (HEAD.format(name=name, devices=DEVICES) + TOY[name]).encode()
     plan = parse_plan(text)
     ended = live.finish(live.client.submit_yaml(text))

@@ -1,13 +1,10 @@
 """docs/walkthroughs/watch.md as it stands, and what the README shows of it."""
 
-from __future__ import annotations
-
 import http.cookiejar
 import json
 import re
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.drill
 PAGE = "docs/walkthroughs/watch.md"
 
 
-def test_a_fleet_started_by_hand_runs_jobs_and_shows_its_pages(tmp_path: Path) -> None:
+def test_a_fleet_started_by_hand_runs_jobs_and_shows_its_pages(tmp_path):
     await_free(21883, 21884, 8701, 8702, 8711)
     (refused,) = blocks(PAGE, "sh refused")
     (told,) = blocks(PAGE, "text")

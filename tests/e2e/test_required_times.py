@@ -1,12 +1,9 @@
 """The times that are promised, with margins so wide that a busy machine keeps them too."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ TRIES = 5  # the best counts: what the service can do, whatever else the machine
 
 
 @pytest.mark.drill
-def test_one_command_from_a_plan_of_a_thousand_devices_to_their_bundles(tmp_path: Path) -> None:
+def test_one_command_from_a_plan_of_a_thousand_devices_to_their_bundles(tmp_path):
     site = tmp_path / "site"
     command = [sys.executable, "-m", "edgeveil_tools.cli", "site"]
     subprocess.run([*command, "init", site, "--devices", str(DEVICES)], check=True)
@@ -33,7 +30,7 @@ def test_one_command_from_a_plan_of_a_thousand_devices_to_their_bundles(tmp_path
     assert took_s <= MOST_APPLY_S
 
 
-def test_the_inference_service_answers_one_record_at_once() -> None:
+def test_the_inference_service_answers_one_record_at_once():
     found_s = latencies_s(WARM_UP + TRIES * REQUESTS)[WARM_UP:]
     tries = [found_s[start : start + REQUESTS] for start in range(0, len(found_s), REQUESTS)]
     assert min(statistics.median(one) for one in tries) <= MOST_MEDIAN_S

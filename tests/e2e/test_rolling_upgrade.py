@@ -1,7 +1,5 @@
 """A fleet is brought from earlier code to today's, party by party, while a job runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +15,6 @@ import yaml
 from edgeveil.config.site_files import load_site
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil_proxy.registry import REGISTRY_FILE
-from edgeveil_tools.site.provision import Site
 from tests.kits.earlier_code import BEFORE_HALF, EARLIER, earlier_code
 from tests.kits.live_site import LiveSite, site_job, wait_for
 
@@ -47,9 +43,9 @@ ROUNDS = 24
 class UpgradedSite(LiveSite):
     """Every party in a process of its own, by today's code or by earlier one."""
 
-    def __init__(self, folder: Path, commit: str) -> None:
+    def __init__(self, folder, commit):
         self._earlier = earlier_code(folder / "earlier", commit)
-        self._today: dict[Path, str] = {}
+        self._today = {}
         self._commit = commit
         super().__init__(folder, devices=DEVICES)
         if commit == EARLIER:
@@ -57,7 +53,7 @@ class UpgradedSite(LiveSite):
         self.configs = {"cloud": self.site.cloud, "proxy": self.site.proxy}
         self.configs |= {f"edge-{n}": path for n, path in enumerate(self.site.edges, start=1)}
 
-    def provisioned(self) -> Site:
+    def provisioned(self):
         """The site's files as that code writes them, where it can."""
         site = super().provisioned()
         if self._commit == EARLIER:
@@ -74,7 +70,7 @@ class UpgradedSite(LiveSite):
         assert made.returncode == 0, made.stderr
         return replace(site, passwords=json.loads(made.stdout))
 
-    def _as_earlier_code_leaves_it(self) -> None:
+    def _as_earlier_code_leaves_it(self):
         """The site was made by today's code: without what earlier code would not have written."""
         for path in self.site.edges:
             today = self._today[path] = path.read_text(encoding="utf-8")
@@ -86,7 +82,7 @@ class UpgradedSite(LiveSite):
         with closing(sqlite3.connect(registry)) as db:
             db.executescript(_REGISTRY_OF_BEFORE)
 
-    def begin(self, name: str, *, earlier: bool) -> None:
+    def begin(self, name, *, earlier):
         if not earlier and (today := self._today.get(self.configs[name])):
             self.configs[name].write_text(today, "utf-8")  # as its owner does with an upgrade
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
@@ -99,14 +95,14 @@ class UpgradedSite(LiveSite):
                 cwd=self.logs,
             )
 
-    def upgrade(self, name: str) -> None:
+    def upgrade(self, name):
         assert self.stop(name) == 0, self.log(name)
         self.begin(name, earlier=False)
 
-    def committed(self, job: str) -> int:
+    def committed(self, job):
         return len(self.client.job(job)["exchanges"])
 
-    def goes_on(self, job: str, after: str) -> None:
+    def goes_on(self, job, after):
         """The job gets further, or has come to its end."""
         wait_for(self.answers, "the cloud's answer")
         before = self.committed(job)
@@ -117,7 +113,7 @@ class UpgradedSite(LiveSite):
 
 
 @pytest.fixture
-def live(tmp_path: Path, request: pytest.FixtureRequest):
+def live(tmp_path, request):
     with UpgradedSite(tmp_path, getattr(request, "param", EARLIER)) as site:
         yield site
 
@@ -127,7 +123,7 @@ SERVERS, BOXES = ["proxy", "cloud"], [f"edge-{number}" for number in range(1, DE
 
 @pytest.mark.parametrize("live", [EARLIER, BEFORE_HALF], indirect=True)
 @pytest.mark.parametrize("first", ["servers", "devices"])
-def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, first: str) -> None:
+def test_a_job_runs_through_while_every_party_is_brought_up(live, first):
     for name in live.configs:
         live.begin(name, earlier=True)
     live.wait_ready()
@@ -154,7 +150,7 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, 
             assert word not in live.log(name), live.log(name)
 
 
-def test_devices_of_before_decline_what_they_cannot_read(live: UpgradedSite) -> None:
+def test_devices_of_before_decline_what_they_cannot_read(live):
     """A job with a key that came later is for none of them; the next one they answer."""
     for name in live.configs:
         live.begin(name, earlier=name in BOXES)

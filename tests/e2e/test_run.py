@@ -1,7 +1,5 @@
 """`edgeveil run` as a user starts it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -27,11 +25,11 @@ JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 QUICKSTART = Path(__file__).parents[2] / "tests" / "kits" / "quickstart.yaml"
 
 
-def edgeveil(*arguments: object) -> list[str]:
+def edgeveil(*arguments):
     return [sys.executable, "-m", "edgeveil_tools.cli", *map(str, arguments)]
 
 
-def shorter(folder: Path, **changes: str) -> Path:
+def shorter(folder, **changes):
     """The quickstart with fewer rounds and devices, and other changes to its text."""
     text = QUICKSTART.read_text("utf-8")
     edits = {
@@ -49,14 +47,14 @@ def shorter(folder: Path, **changes: str) -> Path:
     return path
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid):
     """CPU seconds of a process and its children so far."""
     started = psutil.Process(pid)
     return sum(sum(one.cpu_times()[:2]) for one in [started, *started.children(recursive=True)])
 
 
 @pytest.mark.parametrize("engine", ["mosquitto", "amqtt"])
-def test_run_leaves_result_model_and_report(tmp_path: Path, engine: str) -> None:
+def test_run_leaves_result_model_and_report(tmp_path, engine):
     out = tmp_path / "out"
     job = shorter(tmp_path, **{"infer_only: 0": "infer_only: 1", "devices: all": "devices: 7"})
     command = edgeveil("run", job, "--out", out, "--broker", engine)
@@ -90,7 +88,7 @@ def test_run_leaves_result_model_and_report(tmp_path: Path, engine: str) -> None
     assert {"accuracy", "figures", "held", "epsilon", "clusters", "time", "bytes"} <= shown
 
 
-def _model_is_the_one_scored(out: Path, accuracy: float) -> None:
+def _model_is_the_one_scored(out, accuracy):
     test = load_digits_split()[1]
     session = onnxruntime.InferenceSession(out / "model.onnx")
     labels = session.run(["label"], {"x": test.x})[0]
@@ -98,7 +96,7 @@ def _model_is_the_one_scored(out: Path, accuracy: float) -> None:
     assert load_file(out / "model.safetensors")["weight"].shape == (64, 10)
 
 
-def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path):
     x, y = load_digits(return_X_y=True)
     names = ",".join([*(f"pixel_{k}" for k in range(64)), "digit"])
     table, how = np.column_stack([x, y]), {"fmt": "%d", "delimiter": ",", "comments": ""}
@@ -119,7 +117,7 @@ def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path: Path) -> Non
     assert right == pytest.approx(round(right))
 
 
-def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+def test_ctrl_c_ends_every_process(tmp_path):
     out = tmp_path / "out"
     job = shorter(tmp_path, **{"rounds: 4": "rounds: 400", "every_rounds: 2": "every_rounds: 0"})
     with (tmp_path / "log").open("w") as log:
@@ -138,7 +136,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     assert json.loads((out / "result.json").read_text())["status"] == "failed"
 
 
-def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path):
     out = tmp_path / "out"
     job = (JOBS / "digits_dp_sgd.yaml").read_text("utf-8")
     for old, new in {

@@ -1,9 +1,6 @@
 """Two jobs at once over a real broker; the cloud is killed in between, and both end."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from tests.kits.live_site import LiveSite, wait_for
 pytestmark = pytest.mark.slow
 
 
-def test_two_jobs_run_at_once_and_go_on_after_a_kill(tmp_path: Path) -> None:
+def test_two_jobs_run_at_once_and_go_on_after_a_kill(tmp_path):
     with LiveSite(tmp_path, devices=5) as live:
         live.start_all()
         jobs = [live.submit(rounds=4, every=0) for _ in range(2)]

@@ -1,14 +1,10 @@
 """A cloud whose store is on PostgreSQL, and a server that goes away in every phase of a job."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +15,7 @@ from edgeveil_cloud.store import Store
 from tests.chaos import checks
 from tests.chaos.evidence import collect, tap_site
 from tests.kits.live_site import LiveSite, wait_for
-from tests.kits.postgres_server import PostgresServer, postgres_server
+from tests.kits.postgres_server import postgres_server
 
 pytestmark = pytest.mark.slow
 DEVICES = 5
@@ -30,29 +26,29 @@ RESTART_S = 20.0  # of a server whose processes have yet to see that the first o
 class StoredElsewhere(LiveSite):
     """A live site with its store at a server; brokers, proxy and devices as ever."""
 
-    def __init__(self, folder: Path, server: PostgresServer) -> None:
+    def __init__(self, folder, server):
         super().__init__(folder, devices=DEVICES)
         self.server = server
         settings = yaml.safe_load(self.site.cloud.read_text())
         settings["cloud"]["store_url"] = server.url
         self.site.cloud.write_text(yaml.safe_dump(settings))
 
-    def begin(self) -> str:
+    def begin(self):
         """All processes and a job; returns when it is queued."""
         self.start_all()
         tap_site(self.plan)
         return self.submit(rounds=3, every=0)
 
-    def wait_said(self, *words: str) -> None:
+    def wait_said(self, *words):
         """Until a line of the cloud's log has all of these."""
 
-        def said() -> bool:
+        def said():
             lines = self.log("cloud").splitlines()
             return any(all(word in line for word in words) for line in lines)
 
         wait_for(said, f"the cloud's line with {words}", every_s=0.002)
 
-    def health(self) -> dict[str, object]:
+    def health(self):
         """What the cloud says of itself."""
         try:
             with urllib.request.urlopen(f"{self.plan.url}/healthz", timeout=10) as answer:
@@ -60,7 +56,7 @@ class StoredElsewhere(LiveSite):
         except urllib.error.HTTPError as error:
             return dict(json.load(error))
 
-    def copy_store(self) -> None:
+    def copy_store(self):
         """To the file in which a cloud without a server has it."""
         path = self.plan.folder / "state" / "cloud" / STORE_FILE
         Store(f"sqlite:///{path}").close()
@@ -76,7 +72,7 @@ class StoredElsewhere(LiveSite):
             engine.dispose()
 
 
-def away_and_back(live: StoredElsewhere, stop: Callable[[], None]) -> None:
+def away_and_back(live, stop):
     """The server is gone until the cloud has said so, and then comes back."""
     stop()
     wait_for(lambda: live.health().get("parts") == ["store"], "the store's absence on /healthz")
@@ -90,7 +86,7 @@ def away_and_back(live: StoredElsewhere, stop: Callable[[], None]) -> None:
     wait_for(lambda: live.health() == {"status": "ok"}, "a sound cloud again")
 
 
-def held_commit(live: StoredElsewhere) -> Iterator[None]:
+def held_commit(live):
     """Hold the next commit of a round up inside its transaction, until the server is gone."""
     engine = sa.create_engine(
         live.server.url.replace("postgresql", "postgresql+psycopg"), poolclass=sa.pool.NullPool
@@ -105,7 +101,7 @@ def held_commit(live: StoredElsewhere) -> Iterator[None]:
 
 
 @pytest.mark.drill
-def test_a_job_ends_whenever_the_server_goes_away(tmp_path: Path) -> None:
+def test_a_job_ends_whenever_the_server_goes_away(tmp_path):
     with postgres_server() as server, StoredElsewhere(tmp_path, server) as live:
         job = live.begin()
         away_and_back(live, server.stop)  # while the job is sealed

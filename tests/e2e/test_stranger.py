@@ -30,7 +30,7 @@ def test_one_file_adds_a_rule_to_a_checkout(tmp_path):
     (tmp_path / "job.yaml").write_text(job.replace("rounds: 15", "rounds: 5"), "utf-8")
     path = os.pathsep.join(str(tmp_path / room) for room in ("", *ROOMS[1:]))
 
-    def edgeveil(*arguments: str) -> dict:
+    def edgeveil(*arguments):
         ran = subprocess.run(
             [sys.executable, "-m", "edgeveil_tools.cli", "--json", *arguments],
             capture_output=True,

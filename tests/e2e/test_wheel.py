@@ -1,7 +1,5 @@
 """The two wheels, as users have them: in a fresh environment, beside packages of our old names."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -26,12 +24,12 @@ LABORATORY = ("loadtest", "audit", "attack", "reproduce", "capacity")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(wheel, tmp_path_factory):
     """A fresh environment with the wheel; what it needs of others is read from this one's."""
     home = tmp_path_factory.mktemp("home")
     venv.create(home / "venv", with_pip=True)
@@ -53,13 +51,13 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(home, *arguments):
     """`edgeveil` as typed in the user's folder, which is on the path."""
     script = home / "venv" / "bin" / "edgeveil"
     return python_of(home, script, *arguments)
 
 
-def python_of(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def python_of(home, *arguments):
     return subprocess.run(
         arguments,
         cwd=home,
@@ -70,12 +68,12 @@ def python_of(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess
     )
 
 
-def packages(wheel: Path) -> set[str]:
+def packages(wheel):
     names = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
     return {name for name in names if not name.endswith(".dist-info")}
 
 
-def test_it_installs_names_that_are_ours(wheel: Path) -> None:
+def test_it_installs_names_that_are_ours(wheel):
     assert packages(wheel) == OURS
     files = set(ZipFile(wheel).namelist())
     assert "edgeveil_tools/templates/init/images/job.yaml" in files
@@ -86,7 +84,7 @@ def test_it_installs_names_that_are_ours(wheel: Path) -> None:
     assert {f"edgeveil/pages/static/{name}" for name in SHARED} <= files
 
 
-def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path) -> None:
+def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home):
     job = (ROOT / "tests" / "kits" / "quickstart.yaml").read_text()
     (home / "job.yaml").write_text(job.replace("rounds: 15", "rounds: 5"))
     done = command(home, "run", "job.yaml", "--devices", "8", "--out", "out", "--json")
@@ -98,7 +96,7 @@ def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path)
     assert len(json.loads(done.stdout)["predictions"]) == 2
 
 
-def test_the_laboratory_is_a_wheel_of_its_own(home: Path, tmp_path: Path) -> None:
+def test_the_laboratory_is_a_wheel_of_its_own(home, tmp_path):
     for name in LABORATORY:
         done = command(home, name, "--quick")
         assert done.returncode == 2
@@ -122,7 +120,7 @@ def test_the_laboratory_is_a_wheel_of_its_own(home: Path, tmp_path: Path) -> Non
         subprocess.run([*pip[:-1], "uninstall", "-q", "-y", "edgeveil-lab"], check=True)
 
 
-def test_both_distributions_have_one_version() -> None:
+def test_both_distributions_have_one_version():
     files = (ROOT / "pyproject.toml", LAB / "pyproject.toml")
     product, lab = (tomllib.loads(path.read_text())["project"] for path in files)
     assert lab["version"] == product["version"]

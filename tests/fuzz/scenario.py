@@ -27,7 +27,6 @@ TEXTS = (b"", b"blob", bytes(sum(SEALED_BYTES)), bytes(range(256)) * 9)
 _SIGNERS = ("cloud", "proxy", "0", "1", "2", "9")  # number 9 was never admitted
 _EVENTS = 16
 _SENDS = 64  # of one event; more would be an amplifier
-_STATUSES = ("held", "duplicate", "closed", "refused")
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 _OTHER_JOB = b"another job, 16."
 

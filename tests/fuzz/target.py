@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from edgeveil.errors import EdgeVeilError
-
-T = TypeVar("T")
 
 
 class Wrong(AssertionError):  # noqa: N818 - what it is, not an error of the program

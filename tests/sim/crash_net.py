@@ -1,20 +1,17 @@
 """A memory transport in which a process can end at each of its effects and durable writes."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edgeveil.protocol import effects as fx
-from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
+from edgeveil.transport.memory import MemoryNet, no_faults
 
 
 class Died(BaseException):
     """The node's process ended. (No Exception: work's own errors are those.)"""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node):
         self.node, self.host = node, node.host
 
 
@@ -26,20 +23,15 @@ class CrashNet(MemoryNet):
     A process that was started again counts on.
     """
 
-    def __init__(
-        self,
-        faults: Faults = no_faults,
-        work_s: Callable[[object], float] = lambda _task: 0.01,
-        packet_bytes: int = 65536,
-    ) -> None:
+    def __init__(self, faults=no_faults, work_s=lambda _task: 0.01, packet_bytes=65536):
         super().__init__(faults, work_s, packet_bytes)
-        self.deaths: frozenset[tuple[fx.Address, int]] = frozenset()
-        self.passed: Counter[fx.Address] = Counter()
+        self.deaths = frozenset()
+        self.passed = Counter()
         self.clean_sessions = True  # else the broker keeps frames for a process that is away
-        self._acting: Node | None = None
+        self._acting = None
 
     @contextmanager
-    def acting(self, node: Node) -> Iterator[None]:
+    def acting(self, node):
         """What is written inside is written by this node's process."""
         before, self._acting = self._acting, node
         try:
@@ -47,7 +39,7 @@ class CrashNet(MemoryNet):
         finally:
             self._acting = before
 
-    def boundary(self) -> None:
+    def boundary(self):
         """One more thing is done; the process at work may end here."""
         node = self._acting
         if node is None:
@@ -56,16 +48,16 @@ class CrashNet(MemoryNet):
         if (node.address, self.passed[node.address]) in self.deaths:
             raise Died(node)
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node):
         """Timers and work under way are lost with the process, and what was on its way to it."""
         node.timers.clear()
         self._queue = [entry for entry in self._queue if not self._lost(node, entry[2], entry[3])]
         heapq.heapify(self._queue)
 
-    def _lost(self, died: Node, place: Node, event: fx.Event) -> bool:
+    def _lost(self, died, place, event):
         return place is died and (self.clean_sessions or not isinstance(event, fx.MessageReceived))
 
-    def _step(self, node: Node, event: fx.Event) -> None:
+    def _step(self, node, event):
         effects = node.machine.handle(event, self.now_s)
         stores = [effect for effect in effects if isinstance(effect, fx.Persist)]
         first = effects.index(stores[0]) if stores else len(effects)

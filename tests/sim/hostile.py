@@ -1,11 +1,7 @@
 """Devices that the operator admitted and that turn out to be malicious."""
 
-from __future__ import annotations
-
 import os
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -18,8 +14,6 @@ from edgeveil.protocol.messages import (
     Commit,
     Decline,
     Hello,
-    Manifest,
-    Message,
     Need,
     Offer,
     RoundId,
@@ -30,25 +24,21 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe, part_bytes
-from edgeveil_edge.role import DeviceRole
-from tests.kits.fleet import PACKET_BYTES, Fleet
+from tests.kits.fleet import PACKET_BYTES
 
 FLOOD = 500
 
-Tensor = Callable[[Manifest, int], bytes]
-"""What to put in the segment of a group, at most its padded size; None: nothing is sent."""
 
-
-def filled(value: float) -> Tensor:
+def filled(value):
     """Every number of every segment."""
 
-    def tensor(manifest: Manifest, group: int) -> bytes:
+    def tensor(manifest, group):
         return np.full(manifest.groups[group].padded_bytes // 8, value, "<f8").tobytes()
 
     return tensor
 
 
-def every_bit(manifest: Manifest, group: int) -> bytes:
+def every_bit(manifest, group):
     """Bytes of a kind of their own, into the padding."""
     return b"\x7f" * manifest.groups[group].padded_bytes
 
@@ -56,23 +46,23 @@ def every_bit(manifest: Manifest, group: int) -> bytes:
 class Attacker:
     """The host of a device that answers rounds with `tensor`; an honest one in all else."""
 
-    def __init__(self, fleet: Fleet, box: DeviceRole, tensor: Tensor | None) -> None:
+    def __init__(self, fleet, box, tensor):
         self._fleet, self._box, self._inner, self._tensor = fleet, box, box.host, tensor
         self.signer = Signer(box.id, box.host.identity.signing)
-        self.spam: Callable[[Attacker, Manifest], list[Message]] = lambda _who, _round: []
+        self.spam = lambda _who, _round: []
         self.membership = b""
         box.runner.host = self
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         self._inner.store(item)
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self):
         return self._inner.together()
 
-    def report(self, report: fx.Report) -> None:
+    def report(self, report):
         self._inner.report(report)
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         if isinstance(task, OpenPackage) and task.manifest.kind == "round":
             found = open_broadcast(self._inner.identity.opening, task.manifest, task.blob)
             self.membership = found[1] if found else b""
@@ -84,7 +74,7 @@ class Attacker:
             return NoAnswer("an honest box that does not want to")
         return self.sealed(task.manifest)
 
-    def sealed(self, manifest: Manifest) -> SealedAnswer:
+    def sealed(self, manifest):
         """Segments that open at the cloud: an insider's."""
         segments = [
             seal_segment(manifest, group, self.membership, self._tensor(manifest, index))
@@ -94,7 +84,7 @@ class Attacker:
         marks = tuple(segment_mark(self.membership, segment) for segment in segments)
         return SealedAnswer(every, tuple(map(len, segments)), b"".join(segments), marks)
 
-    def says(self, message: Message) -> None:
+    def says(self, message):
         """On its own topic, where its broker lets it speak."""
         event = fx.MessageReceived(fx.DeviceAddress(self._box.id), message)
         self._fleet.net.post(self._fleet.proxy.runner, event, 0.001)
@@ -103,26 +93,26 @@ class Attacker:
 # --- what it may say beside its answer -------------------------------------------------------
 
 
-def upload(who: Attacker, at: RoundId, data: bytes, groups: tuple[int, ...]) -> Offer:
+def upload(who, at, data, groups):
     """An offer of an upload, signed by the attacker."""
     header = Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
     return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
 
 
-def second_uploads(who: Attacker, manifest: Manifest) -> list[Message]:
+def second_uploads(who, manifest):
     """Many answers in place of one."""
     every = tuple(range(len(manifest.groups)))
     sealed = (seal_all(manifest) for _ in range(5))
     return [upload(who, manifest.at, data, every) for data in sealed]
 
 
-def seal_all(manifest: Manifest) -> bytes:
+def seal_all(manifest):
     """What looks like an upload from outside."""
     size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
     return os.urandom(size)
 
 
-def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
+def other_names(who, manifest):
     """As somebody else, with a signature of its own; and for rounds that are not open."""
     every, data = tuple(range(len(manifest.groups))), seal_all(manifest)
     mine = upload(who, manifest.at, data, every)
@@ -141,13 +131,13 @@ def other_names(who: Attacker, manifest: Manifest) -> list[Message]:
     return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
 
 
-def replace_at(at: RoundId, **changes: int) -> RoundId:
+def replace_at(at, **changes):
     """Another round or attempt."""
     round, attempt = changes.get("round", at.round), changes.get("attempt", at.attempt)
     return RoundId(at.job_id, round, attempt)
 
 
-def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:
+def wrong_forms(who, manifest):
     """Groups that are not there or twice, and other sizes."""
     data = seal_all(manifest)
     count = len(manifest.groups)
@@ -160,7 +150,7 @@ def wrong_forms(who: Attacker, manifest: Manifest) -> list[Message]:
     return [upload(who, manifest.at, text, groups) for groups, text in forms]
 
 
-def others_words(who: Attacker, manifest: Manifest) -> list[Message]:
+def others_words(who, manifest):
     """What only cloud or proxy may say."""
     blob = describe(b"", 1024)
     notes = (
@@ -176,7 +166,7 @@ def others_words(who: Attacker, manifest: Manifest) -> list[Message]:
     ]
 
 
-def flood(who: Attacker, manifest: Manifest) -> list[Message]:
+def flood(who, manifest):
     """Hundreds of requests, wishes and parts of nothing."""
     piece = bytes(300)
     one = BlobPart(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
@@ -187,12 +177,12 @@ def flood(who: Attacker, manifest: Manifest) -> list[Message]:
     return [one, need, want, unknown, elsewhere] * FLOOD
 
 
-def hellos(who: Attacker, _manifest: Manifest) -> list[Message]:
+def hellos(who, _manifest):
     """As fast as it can."""
     return [who.signer.note(Hello(who.signer.name))] * (4 * FLOOD)
 
 
-def never_complete(who: Attacker, manifest: Manifest) -> list[Message]:
+def never_complete(who, manifest):
     """Offers whose bytes never come."""
     every = tuple(range(len(manifest.groups)))
     size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
@@ -200,6 +190,6 @@ def never_complete(who: Attacker, manifest: Manifest) -> list[Message]:
     return [who.signer.offer(Upload(manifest.at, every, blob)) for blob in blobs]
 
 
-def replace_digest(size_bytes: int, number: int) -> object:
+def replace_digest(size_bytes, number):
     """A claim of so many bytes that nobody has."""
     return type(describe(b"", 1))(bytes((number,)) * 32, size_bytes, 1024)

@@ -7,14 +7,13 @@ whose segments a batch holds: that is what the laws of `test_lossy_fleet.py` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, RepeatEnd, RosterKept
 from edgeveil.protocol.cloud_job import (
@@ -53,7 +52,6 @@ from edgeveil.protocol.messages import (
     Ack,
     Commit,
     Group,
-    Manifest,
     Note,
     PeerKeys,
     RoundId,
@@ -80,13 +78,12 @@ from edgeveil.protocol.sealed import (
     segment_mark,
 )
 from edgeveil.protocol.transfer import describe, part_bytes, whole
-from edgeveil.transport.memory import LATENCY_S, Node, no_faults
+from edgeveil.transport.memory import LATENCY_S, no_faults
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy import role as proxy_role
 from edgeveil_proxy.spool import Spool
 from tests.sim.crash_net import CrashNet, Died
 
-Death = tuple[int, int]  # whose process (devices, proxy, cloud), after which of its effects
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
 JOB = b"simulated job.16"
 DIGEST = b"d" * 32
@@ -110,30 +107,30 @@ RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync 
 class QuietHost:
     """What all hosts here share: they say nothing, and store one item at a time."""
 
-    def report(self, report: fx.Report) -> None:
+    def report(self, report):
         pass
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self):
         return nullcontext()
 
 
 class DeviceHost(QuietHost):
     """Opens and seals in earnest; its update is its number."""
 
-    def __init__(self, number: int, declines: bool) -> None:
+    def __init__(self, number, declines):
         self.number, self.declines = number, declines
         # The moment of a device's hello follows from its key: all runs have the same ones.
         self.identity, self.opening = SigningKey(bytes([number + 1]) * 32), OpeningKey.generate()
         self.id = self.identity.public().fingerprint()
         self.disk = DeviceStore(":memory:")
-        self.opened: list[RoundId] = []
-        self.installed: list[int] = []
+        self.opened = []
+        self.installed = []
         self._membership = b""
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         self.disk.store(item)
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         match task:
             case FindStanza(manifest=manifest, stanzas=stanzas):
                 return StanzaLook(is_listed(self.opening, manifest, stanzas))
@@ -156,7 +153,7 @@ class DeviceHost(QuietHost):
                 return Installation()
         return fx.WorkFailed("unknown task")
 
-    def _answer(self, manifest: Manifest) -> SealedAnswer:
+    def _answer(self, manifest):
         tensor = self.number.to_bytes(8, "big")
         sealed = [seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
         sizes, marks = map(len, sealed), (segment_mark(self._membership, s) for s in sealed)
@@ -167,37 +164,37 @@ class DeviceHost(QuietHost):
 class ProxyHost(QuietHost):
     """The proxy's own spool, in a folder that goes with the host."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
         self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
         self._inner = proxy_role.ProxyHost(self.disk, Random(1).shuffle)
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         self._inner.store(item)
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         return self._inner.perform(task)
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self):
         return self._inner.together()
 
 
 class CloudHost(QuietHost):
     """Selects, seals, opens; remembers whose segments each committed round held."""
 
-    def __init__(self, selected: int, rounds: int, sizes: Sizes) -> None:
+    def __init__(self, selected, rounds, sizes):
         self._sizes = sizes
         self.rounds, self._count = rounds, selected
-        self.keys: list[SealingKey] = []
-        self.selected: dict[tuple[int, int], set[bytes]] = {}
-        self.committed: dict[int, tuple[int, list[list[int]]]] = {}
+        self.keys = []
+        self.selected = {}
+        self.committed = {}
         self.status = ""
         self.sequence = 0
         self.foreign = 0  # segments that no selected device made
-        self._secrets: dict[tuple[int, int], tuple[OpeningKey, bytes]] = {}
+        self._secrets = {}
         self._batch = (b"", bytearray())  # digest and what came of it
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         match item:
             case RosterKept(keys=keys):
                 self.keys = [SealingKey(keys[i : i + 32]) for i in range(0, len(keys), 32)]
@@ -211,13 +208,13 @@ class CloudHost(QuietHost):
             case BatchDropped():
                 self._batch = (b"", bytearray())
 
-    def resume(self) -> StartJob:
+    def resume(self):
         """From the last commit on, with an attempt that was not used before."""
         here = len(self.committed) + 1
         attempt = max((a for r, a in self._secrets if r == here), default=0) + 1
         return StartJob(JOB, here, attempt, self.rounds, retries=1000)
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         match task:
             case SealJob():
                 return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
@@ -231,17 +228,17 @@ class CloudHost(QuietHost):
                 )
         return fx.WorkFailed("unknown task")
 
-    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> CellBroadcasts:
+    def _to_all(self, kind, package):
         self.sequence += 1
         at = RoundId(JOB, 0, self.sequence)
-        terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
+        terms = Terms(kind, at, self.sequence, DIGEST, kind)
         plain = encode_package(package)
         manifest, data, _ = seal_broadcast(
             terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
         )
         return CellBroadcasts({"": Broadcast(manifest, data)})
 
-    def _seal_round(self, at: RoundId) -> CellBroadcasts:
+    def _seal_round(self, at):
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
@@ -271,11 +268,9 @@ class CloudHost(QuietHost):
         self.selected[at.round, at.attempt] = {key.to_bytes() for key in chosen}
         return CellBroadcasts({"": Broadcast(manifest, data)})
 
-    def _absorb(
-        self, at: RoundId, counts: tuple[int, ...], data: bytes
-    ) -> RoundCommit | TooFewUploads:
+    def _absorb(self, at, counts, data):
         opening, tag = self._secrets[at.round, at.attempt]
-        found: list[list[int]] = []
+        found = []
         accepted, offset = [], 0
         for group, count in zip(GROUPS, counts, strict=True):
             size = group.padded_bytes + SEAL_OVERHEAD_BYTES
@@ -302,27 +297,27 @@ class CloudHost(QuietHost):
 class FakeRegistry:
     """What the operator admitted."""
 
-    def __init__(self, devices: list[DeviceHost]) -> None:
+    def __init__(self, devices):
         self._keys = {d.id: d.identity.public() for d in devices}
         sealing = sorted(d.opening.public().to_bytes() for d in devices)
         self._roster = b"".join(sealing)
 
-    def verify_key(self, device: str) -> VerifyKey | None:
+    def verify_key(self, device):
         return self._keys.get(device)
 
     lineage = "5e" * 16
 
-    def roster_expires_s(self) -> float:
+    def roster_expires_s(self):
         return 0.0
 
-    def roster(self) -> tuple[int, bytes]:
+    def roster(self):
         return 1, self._roster
 
-    def admitted(self) -> list[str]:
+    def admitted(self):
         return list(self._keys)
 
 
-def fates(tape: bytes) -> Iterator[list[float]]:
+def fates(tape):
     """What becomes of one frame after the other; when the tape is over, nothing is lost."""
     for byte in tape:
         if byte < 128:
@@ -342,15 +337,15 @@ class LossyFleet:
 
     def __init__(
         self,
-        tape: bytes = b"",
+        tape=b"",
         *,
-        devices: int = 5,
-        selected: int = 4,
-        rounds: int = 2,
-        declines: frozenset[int] = frozenset(),
-        deaths: Iterable[Death] = (),
-        sizes: Sizes | None = None,
-    ) -> None:
+        devices=5,
+        selected=4,
+        rounds=2,
+        declines=frozenset(),
+        deaths=(),
+        sizes=None,
+    ):
         run = fates(tape)
         self.sizes = sizes or Sizes()
         self.net = CrashNet(lambda *_: next(run), packet_bytes=self.sizes.packet_bytes)
@@ -359,13 +354,13 @@ class LossyFleet:
 
         self.devices = [DeviceHost(n, n in declines) for n in range(devices)]
         self.proxy, self.cloud = ProxyHost(), CloudHost(selected, rounds, self.sizes)
-        places: list[fx.Address] = [fx.DeviceAddress(host.id) for host in self.devices]
+        places = [fx.DeviceAddress(host.id) for host in self.devices]
         self.places = [*places, fx.ProxyAddress(), fx.CloudAddress()]
         self.net.deaths = frozenset((self.places[who], number) for who, number in deaths)
         self._registry = FakeRegistry(self.devices)
         self._start()
 
-    def _start(self) -> None:
+    def _start(self):
         for host in self.devices:
             self.net.add(fx.DeviceAddress(host.id), self._machine(host), host)
         self.net.add(fx.ProxyAddress(), self._machine(self.proxy), self.proxy)
@@ -373,7 +368,7 @@ class LossyFleet:
         for node in self.net.nodes.values():
             self.net.connect(node)
 
-    def _machine(self, host: object) -> fx.Machine:
+    def _machine(self, host):
         """A machine as its process would make it, from what is on disk."""
         cloud, proxy = self._cloud_key.public(), self._proxy_key.public()
         packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
@@ -394,23 +389,23 @@ class LossyFleet:
             Signer("cloud", self._cloud_key), {"": PeerKeys.pinned(proxy=proxy)}, limits
         )
 
-    def run(self, limit_s: float = 20_000.0) -> str:
+    def run(self, limit_s=20_000.0):
         """Run the job to its end; processes that crash are started again. The job's status."""
         self.until(lambda: True, limit_s)
         return self.finish(limit_s)
 
-    def until(self, reached: Callable[[], bool], limit_s: float = 20_000.0) -> None:
+    def until(self, reached, limit_s=20_000.0):
         """Start the job once the roster is there, and run on until something holds."""
         self._until(lambda: len(self.cloud.keys) == len(self.devices), limit_s)
         self._go_on()
         self._until(reached, limit_s)
 
-    def finish(self, limit_s: float = 20_000.0) -> str:
+    def finish(self, limit_s=20_000.0):
         """Run a started job to its end; its status."""
         self._until(lambda: bool(self.cloud.status), limit_s)
         return self.cloud.status
 
-    def force_upload(self, device: DeviceHost, membership: bytes) -> None:
+    def force_upload(self, device, membership):
         """An upload of a device that was not asked, in due form but for the membership tag."""
         proxy = self.net.nodes[fx.ProxyAddress()]
         machine = proxy.machine
@@ -423,18 +418,18 @@ class LossyFleet:
         offer = Signer(device.id, device.identity).offer(header, data)
         self.net.post(proxy, fx.MessageReceived(fx.DeviceAddress(device.id), offer))
 
-    def settle(self) -> None:
+    def settle(self):
         """The losses stop, all connect again, and everything that is on its way arrives."""
         self.net.faults = no_faults
         for node in self.net.nodes.values():
             self.net.connect(node)
         self._until(lambda: False, self.net.now_s + 300.0)
 
-    def _go_on(self) -> None:
+    def _go_on(self):
         what = RepeatEnd(JOB, self.cloud.status) if self.cloud.status else self.cloud.resume()
         self.net.post(self.net.nodes[fx.CloudAddress()], fx.Command(what))
 
-    def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
+    def _until(self, reached, limit_s):
         while True:
             try:
                 self.net.run(reached, limit_s)
@@ -443,7 +438,7 @@ class LossyFleet:
             else:
                 return
 
-    def _restart(self, node: Node) -> None:
+    def _restart(self, node):
         """Start a process again, from what is on its disk; it has lost its timers and its work."""
         self.died += 1
         self.net.forget(node)
@@ -455,7 +450,7 @@ class LossyFleet:
 
     # --- what an observer of the wire saw ---
 
-    def acknowledged(self) -> set[tuple[str, bytes]]:
+    def acknowledged(self):
         """(device, digest) of everything of a device's that the proxy said it holds."""
         found = set()
         for sender, to, frame in self.net.wire or []:

@@ -1,9 +1,5 @@
 """Whole jobs on weights of their user's, over the memory transport."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import torch
 from safetensors import safe_open
@@ -12,7 +8,7 @@ from torch import nn
 
 from edgeveil.config.policy import Policy
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.jobs import Job, compile_job, load_job
+from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from tests.kits.fleet import Fleet
 
@@ -30,7 +26,7 @@ MLP = "name: mlp, hidden: [32], input_scale: 16, state_dict: net.safetensors"
 DP, PLAIN = "epsilon: 8", "accept_unproven: true"
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights():
     torch.manual_seed(5)
     net = nn.Sequential()
     net.add_module("hidden1", nn.Linear(64, 32))
@@ -38,14 +34,14 @@ def weights() -> dict[str, torch.Tensor]:
     return net.state_dict()
 
 
-def job(folder: Path, model: str, method: str = "dp_sgd", privacy: str = DP) -> Job:
+def job(folder, model, method="dp_sgd", privacy=DP):
     save_file(weights(), folder / "net.safetensors")
     text = YAML.replace("MODEL", model).replace("METHOD", method).replace("PRIVACY", privacy)
     (folder / "job.yaml").write_text(text)
     return load_job(folder / "job.yaml")
 
 
-def played(folder: Path, wanted: Job, *allowed: str, size: int = 5) -> tuple[Fleet, str, str]:
+def played(folder, wanted, *allowed, size=5):
     policy = Policy(
         allowed_methods=(wanted.train.method,),
         allowed_backbones=allowed,
@@ -57,7 +53,7 @@ def played(folder: Path, wanted: Job, *allowed: str, size: int = 5) -> tuple[Fle
     return fleet, name, fleet.finish(name)
 
 
-def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path: Path) -> None:
+def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path):
     wanted = job(tmp_path, f"model: {{{MLP}, adapters: {{rank: 2}}}}")
     fleet, name, ended = played(tmp_path, wanted, *carried_digests(wanted))
     assert ended == "completed"
@@ -85,9 +81,7 @@ def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path: Path)
     assert torch.equal(merged["output.weight"], output.T)
 
 
-def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_with(
-    tmp_path: Path,
-) -> None:
+def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_with(tmp_path):
     """Square ones too, of which no shape tells how they lie."""
     square = MLP.replace("[32]", "[32, 32]").replace(", state_dict: net.safetensors", "")
     fleet, name, ended = played(tmp_path, job(tmp_path, f"model: {{{square}}}", "sgd", PLAIN))

@@ -1,11 +1,7 @@
 """A whole job on a mix of maps, a frozen backbone among them, over the memory transport."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from edgeveil.config.policy import Policy
-from edgeveil.jobs import Job, load_job
+from edgeveil.jobs import load_job
 from edgeveil.parts.features import backbone_digests
 from tests.kits.backbone_files import small_backbone
 from tests.kits.fleet import Fleet
@@ -25,13 +21,13 @@ unsupervised: {every_rounds: 2}
 """
 
 
-def mixed_job(folder: Path) -> Job:
+def mixed_job(folder):
     (folder / "backbone.onnx").write_bytes(small_backbone(features=20))
     (folder / "job.yaml").write_text(YAML)
     return load_job(folder / "job.yaml")
 
 
-def test_a_job_on_a_mix_of_maps_completes_where_owners_allow_the_backbone(tmp_path: Path) -> None:
+def test_a_job_on_a_mix_of_maps_completes_where_owners_allow_the_backbone(tmp_path):
     wanted = mixed_job(tmp_path)
     policy = Policy(allowed_backbones=backbone_digests(wanted.features))
     fleet = Fleet(tmp_path / "site", 6, policy=policy)

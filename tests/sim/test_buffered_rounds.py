@@ -1,9 +1,6 @@
 """Buffered rounds over a whole fleet: late updates go on once, weighed, and cost nothing."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ OWNERS = Policy(allowed_methods=("dp_sgd",))
 LATE = {"mode": "buffered", "buffer": BUFFER, "deadline_s": 60.0, "budget_s": 4.0, "min_batch": 3}
 
 
-def buffered_job(*, rounds: int = ROUNDS, **round_: object):
+def buffered_job(*, rounds=ROUNDS, **round_):
     return small_job(
         features=(),
         model={"name": "mlp", "hidden": (), "input_scale": 16.0},
@@ -31,22 +28,22 @@ def buffered_job(*, rounds: int = ROUNDS, **round_: object):
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
+def fleet(tmp_path):
     return Fleet(tmp_path, DEVICES, policy=OWNERS)
 
 
-def sent(box, job_id: bytes, round: int) -> bool:
+def sent(box, job_id, round):
     """The proxy acknowledged an upload of this device in this round."""
     states = {(r.job_id, r.round): r.state for r in box.store.receipts()}
     return states.get((job_id, round)) in ("held", "counted")
 
 
-def test_the_model_is_fedbuffs_of_what_was_released(fleet: Fleet) -> None:
+def test_the_model_is_fedbuffs_of_what_was_released(fleet):
     job = fleet.submit(buffered_job())
     job_id, jobs = wire_id(job), StoredJobs(fleet.store)
     known = {name: np.array(a, np.float64) for name, a in jobs.state(jobs.entry(job_id)).items()}
-    used: list[tuple[str, int]] = []
-    stale: list[int] = []
+    used = []
+    stale = []
     for round in range(1, ROUNDS + 1):
         fleet.net.run(lambda at=round: len(fleet.store.rounds(job)) >= at)
         came = []
@@ -72,7 +69,7 @@ def test_the_model_is_fedbuffs_of_what_was_released(fleet: Fleet) -> None:
     assert fleet.finish(job) == "completed"
 
 
-def test_a_late_update_is_paid_for_once(fleet: Fleet) -> None:
+def test_a_late_update_is_paid_for_once(fleet):
     job = fleet.submit(buffered_job())
     assert fleet.finish(job) == "completed"
     printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
@@ -85,9 +82,7 @@ def test_a_late_update_is_paid_for_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("most", [8, 1])
-def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path, monkeypatch, most):
     """An answer takes them four rounds: it counts then, unless the job bounds how late it may be.
 
     What a box needs is what its trial says, as where trials are real.

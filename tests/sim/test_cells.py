@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.proxy_rounds import MISFIT
-from edgeveil.transport.memory import MemoryNet, Node, no_faults
+from edgeveil.transport.memory import MemoryNet, no_faults
 from edgeveil.transport.process import make_signing_key
-from edgeveil_edge.role import DeviceRole
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
-from edgeveil_proxy.role import ProxyRole, build
+from edgeveil_proxy.role import build
 from tests.kits.fleet import Fleet
-from tests.sim.test_secure_sums import Books, books, check_exact, job
+from tests.sim.test_secure_sums import books, check_exact, job
 from tests.sim.test_wrong_masks import WrongMasks
 
 __all__ = ["books"]
@@ -27,23 +23,23 @@ NORTH, SOUTH = CELLS = ("north", "south")
 class CellNet(MemoryNet):
     """Frames of devices go to the proxy of their cell, and that proxy's to its own devices."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.cell_of: dict[str, str] = {}  # by a device's id
+        self.cell_of = {}  # by a device's id
         self.faults = self._within_cells
 
-    def connect(self, node: Node) -> None:
+    def connect(self, node):
         super().connect(node)
         if isinstance(node.address, fx.CloudAddress):
             for cell in CELLS:
                 self.post(node, fx.PeerConnected(fx.ProxyAddress(cell)))
 
-    def _within_cells(self, sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+    def _within_cells(self, sender, to, frame):
         if isinstance(sender, fx.ProxyAddress) and isinstance(to, fx.DeviceAddress):
             return no_faults(sender, to, frame) if self.cell_of[to.id] == sender.cell else []
         return no_faults(sender, to, frame)
 
-    def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
+    def _send(self, sender, to, frame):
         if isinstance(sender, fx.DeviceAddress):
             to = fx.ProxyAddress(self.cell_of[sender.id])
         super()._send(sender, to, frame)
@@ -54,15 +50,15 @@ class CellFleet(Fleet):
 
     net: CellNet
 
-    def __init__(self, folder: Path, devices: int) -> None:
+    def __init__(self, folder, devices):
         self._states = {cell: folder / "state" / f"proxy-{cell}" for cell in CELLS}
-        self.proxies: dict[str, ProxyRole] = {}
+        self.proxies = {}
         for state_dir in self._states.values():
             make_signing_key(state_dir, "proxy")
         cells = tuple({"name": cell, "proxy_key_file": self._key(cell)} for cell in CELLS)
         super().__init__(folder, devices, cloud={"cells": cells}, transport=CellNet)
 
-    def start_device(self, number: int) -> DeviceRole:
+    def start_device(self, number):
         cell = CELLS[(number - 1) % 2]
         of_it = {"cell": cell, "proxy_key_file": self._key(cell)}
         self._device_sites[number - 1] = self._device_sites[number - 1].model_copy(update=of_it)
@@ -70,7 +66,7 @@ class CellFleet(Fleet):
         self.net.cell_of[device.id] = cell
         return device
 
-    def start_proxy(self) -> None:
+    def start_proxy(self):
         for cell, state_dir in self._states.items():
             site = self._proxy_site.model_copy(update={"cell": cell, "state_dir": state_dir})
             self.proxies[cell] = build(
@@ -78,13 +74,13 @@ class CellFleet(Fleet):
             )
         self.proxy = self.proxies[NORTH]
 
-    def of_cell(self, cell: str) -> list[DeviceRole]:
+    def of_cell(self, cell):
         return [device for device in self.devices if self.net.cell_of[device.id] == cell]
 
-    def _key(self, cell: str) -> Path:
+    def _key(self, cell):
         return self._states[cell] / "proxy.pub"
 
-    def _admit(self) -> None:
+    def _admit(self):
         for cell, state_dir in self._states.items():
             registry = Registry(state_dir / REGISTRY_FILE)
             registry.admit_many(one.identity.enrolment() for one in self.of_cell(cell))
@@ -92,9 +88,7 @@ class CellFleet(Fleet):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_wrong_mask_is_left_out_and_counted_in_its_cell_alone(
-    tmp_path: Path, books: Books, cell: str
-) -> None:
+def test_a_wrong_mask_is_left_out_and_counted_in_its_cell_alone(tmp_path, books, cell):
     devices = 10
     fleet = CellFleet(tmp_path, devices)
     wrong = WrongMasks(fleet, fleet.of_cell(cell)[1], "another seed")

@@ -1,9 +1,6 @@
 """Cover traffic: at the proxy the selected look like all others, and the model is the same."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -31,21 +28,17 @@ DEVICES, SELECTED = 8, 5
 ROUNDS = 4  # centre, quadratic, two of training
 JOB = small_job(selection={"devices": SELECTED}, train={"method": "fm", "rounds": 2})
 
-Look = tuple[str, int, bool]  # kind, bytes, whether it is an offer with its blob inside
-
 
 class CoveredFleet(Fleet):
     """The proxy asks for cover traffic. `moments`: when answers left, after the broadcast."""
 
-    def __init__(
-        self, folder: Path, devices: int, policy: Policy | None = None, **proxy: float
-    ) -> None:
-        self.moments: dict[int, list[float]] = defaultdict(list)
-        self._begun: dict[int, float] = {}
+    def __init__(self, folder, devices, policy=None, **proxy):
+        self.moments = defaultdict(list)
+        self._begun = {}
         covered = {"cover_traffic": True, "cover_window_s": WINDOW_S, "limits": proxy}
         super().__init__(folder, devices, faults=self._timed, policy=policy, proxy=covered)
 
-    def _timed(self, _sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+    def _timed(self, _sender, to, frame):
         message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
         header = decode_header(message.header) if isinstance(message, Offer) else None
         if (
@@ -59,7 +52,7 @@ class CoveredFleet(Fleet):
         return [LATENCY_S]
 
 
-def played(fleet: Fleet) -> str:
+def played(fleet):
     fleet.net.run(lambda: False, fleet.net.now_s + 2.0)  # one may say hello twice, by chance
     fleet.net.wire = []
     job = fleet.submit(JOB)
@@ -68,21 +61,21 @@ def played(fleet: Fleet) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
+def plain(tmp_path_factory):
     fleet = Fleet(tmp_path_factory.mktemp("plain"), DEVICES)
     return fleet, played(fleet)
 
 
 @pytest.fixture(scope="module")
-def covered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, str]:
+def covered(tmp_path_factory):
     owner = Policy(require_cover=True)
     fleet = CoveredFleet(tmp_path_factory.mktemp("cover"), DEVICES, owner)
     return fleet, played(fleet)
 
 
-def looks(fleet: Fleet) -> dict[str, list[Look]]:
+def looks(fleet):
     """What the proxy and its broker see of each device: every frame's kind and size, in order."""
-    seen: dict[str, list[Look]] = defaultdict(list)
+    seen = defaultdict(list)
     for sender, _, frame in fleet.net.wire or []:
         if isinstance(sender, fx.DeviceAddress):
             message = decode(frame, PACKET_BYTES)
@@ -94,15 +87,12 @@ def looks(fleet: Fleet) -> dict[str, list[Look]]:
     return seen
 
 
-def released(fleet: Fleet) -> list[int]:
+def released(fleet):
     """Per device, how much its ledger knows of."""
     return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
-Played = tuple[Fleet, str]
-
-
-def test_devices_that_require_cover_are_silent_without_it(tmp_path: Path) -> None:
+def test_devices_that_require_cover_are_silent_without_it(tmp_path):
     fleet = Fleet(tmp_path, DEVICES, policy=Policy(require_cover=True))
     fleet.net.wire = []
     job = fleet.submit(
@@ -113,7 +103,7 @@ def test_devices_that_require_cover_are_silent_without_it(tmp_path: Path) -> Non
     assert kinds.isdisjoint({Offer.__name__, Decline.__name__})
 
 
-def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path: Path) -> None:
+def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path):
     """It came anew, and most are told to say hello later; the job does not wait for that."""
     fleet = CoveredFleet(tmp_path, DEVICES, hellos_per_s=0.05)
     fleet.net.run(lambda: len(fleet.proxy.machine.online) == DEVICES)
@@ -128,7 +118,7 @@ def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path: Path)
     assert len(alike) == 1
 
 
-def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) -> None:
+def test_the_proxy_cannot_tell_who_was_selected(plain, covered):
     for fleet, _ in (plain, covered):
         assert min(released(fleet)) < max(released(fleet))  # they were asked unequally often
     told = {tuple(sorted(look)) for look in looks(plain[0]).values()}
@@ -139,7 +129,7 @@ def test_the_proxy_cannot_tell_who_was_selected(plain: Played, covered: Played) 
     assert sum(kind == Offer.__name__ for kind, *_ in frames) == ROUNDS
 
 
-def test_the_model_is_the_one_without_cover(plain: Played, covered: Played) -> None:
+def test_the_model_is_the_one_without_cover(plain, covered):
     before, after = (committed(*played) for played in (plain, covered))
     assert [r["uploads"] for r in before] == [SELECTED] * ROUNDS
     assert [r["uploads"] for r in after] == [SELECTED] * ROUNDS  # the dummies do not open
@@ -149,7 +139,7 @@ def test_the_model_is_the_one_without_cover(plain: Played, covered: Played) -> N
     assert released(one) == released(other)  # a dummy is no event
 
 
-def test_answers_leave_within_the_window_and_not_all_at_once(covered: Played) -> None:
+def test_answers_leave_within_the_window_and_not_all_at_once(covered):
     fleet, _ = covered
     for found in fleet.moments.values():
         assert len(found) == DEVICES
@@ -158,7 +148,7 @@ def test_answers_leave_within_the_window_and_not_all_at_once(covered: Played) ->
     assert len(fleet.moments) == ROUNDS
 
 
-def test_a_device_that_declines_looks_like_the_others(tmp_path: Path) -> None:
+def test_a_device_that_declines_looks_like_the_others(tmp_path):
     fleet = CoveredFleet(tmp_path, DEVICES)
     fleet.devices[0].site.policy.__dict__["min_devices"] = SELECTED + 1
     played(fleet)

@@ -5,8 +5,6 @@ boundary: the job comes to its end, nothing counts twice, no acknowledged upload
 the stores are clean.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -17,13 +15,12 @@ from tests.sim.test_lossy_fleet import play
 pytestmark = pytest.mark.slow
 
 PAIRS = 60
-Death = tuple[str, int]  # who, and after which of its effects
 
 
 PLACES = {"device": 0, "other device": 1, "proxy": 3, "cloud": 4}  # as `LossyFleet` counts them
 
 
-def played(*deaths: Death, clean_sessions: bool = True) -> LossyFleet:
+def played(*deaths, clean_sessions=True):
     """Three devices, two rounds, to the end, with everything on its way arrived."""
     of = [(PLACES[who], number) for who, number in deaths]
     fleet = LossyFleet(devices=3, selected=3, rounds=2, deaths=of)
@@ -36,7 +33,7 @@ def played(*deaths: Death, clean_sessions: bool = True) -> LossyFleet:
 
 
 @pytest.fixture(scope="module")
-def boundaries() -> dict[str, int]:
+def boundaries():
     """How many effects each process makes in a run without any death."""
     fleet = played()
     assert fleet.died == 0
@@ -45,13 +42,13 @@ def boundaries() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
-def test_one_death_at_every_boundary(boundaries: dict[str, int], who: str) -> None:
+def test_one_death_at_every_boundary(boundaries, who):
     assert boundaries[who] > 40
     for number in range(1, boundaries[who] + 1):
         assert played((who, number)).died == 1
 
 
-def test_two_deaths_anywhere(boundaries: dict[str, int]) -> None:
+def test_two_deaths_anywhere(boundaries):
     """Of two processes, or of one that dies again; frames to them are lost, or wait for them."""
     chance = Random(20)
     for _ in range(PAIRS):

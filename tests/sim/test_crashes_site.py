@@ -9,17 +9,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from edgeveil.config.policy import Policy
-from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol import effects as fx
@@ -38,7 +35,6 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.storage import SqliteFile
 from edgeveil_cloud.stored_jobs import wire_id
-from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.lossy_fleet import RAM
@@ -50,7 +46,6 @@ RUNS, PAIRS = 6, 4
 UNSURE = 12  # boundaries by the end that not every run has: the cloud's store looks at the clock
 DEVICES = 3
 LOOK_S = 0.5
-Death = tuple[str, int]  # who, and after which of its effects and writes
 
 
 class CrashSite(Fleet):
@@ -61,7 +56,7 @@ class CrashSite(Fleet):
 
     net: CrashNet
 
-    def __init__(self, folder: Path, *deaths: Death, streams: bool = False) -> None:
+    def __init__(self, folder, *deaths, streams=False):
         policy, options = Policy(min_devices=DEVICES), {}
         if streams:
             options = {"packet_bytes": 4096, "proxy": {"limits": {"lot_bytes": 1}}}
@@ -73,18 +68,18 @@ class CrashSite(Fleet):
             "proxy": fx.ProxyAddress(),
             "device": fx.DeviceAddress(self.devices[0].id),
         }
-        self.names: dict[str, fx.Address] = names
+        self.names = names
         self.net.deaths = frozenset((names[who], number) for who, number in deaths)
         self.died = 0
 
-    def play(self, job: Job) -> str:
+    def play(self, job):
         """Run a job to its end, and until all that is on its way has arrived; its id."""
         entry = self.store.submit_job(job.job, job.canonical(), job.digest())
         self._run(lambda: self.store.job(entry.id).ended, 2000.0)
         self._run(lambda: False, self.net.now_s + 120.0)
         return entry.id
 
-    def _run(self, reached: Any, limit_s: float) -> None:
+    def _run(self, reached, limit_s):
         while True:
             try:
                 while not reached() and self.net.now_s < limit_s:
@@ -98,7 +93,7 @@ class CrashSite(Fleet):
             else:
                 return
 
-    def _restart(self, death: Died) -> None:
+    def _restart(self, death):
         node = death.node
         node.up = False
         self.net.forget(node)
@@ -113,18 +108,18 @@ class CrashSite(Fleet):
             self.devices[number] = self.start_device(number + 1)
         self.net.connect(self.net.nodes[node.address])
 
-    def store_job_is_secure(self, job: str) -> bool:
+    def store_job_is_secure(self, job):
         """Whether the job sums under masks."""
         found = self.cloud.host.jobs
         return found.plan(found.entry(wire_id(job))).job.aggregation.secure
 
-    def start_cloud(self) -> None:
+    def start_cloud(self):
         super().start_cloud()
         sa.event.listen(
             self.store._database.engine, "commit", lambda _connection: self.net.boundary()
         )
 
-    def start_device(self, number: int) -> DeviceRole:
+    def start_device(self, number):
         box = super().start_device(number)
         # Noise that is the same again, seeded or derived, would hide a second draw.
         box.host._work._noise_for = lambda _question: os_random
@@ -132,12 +127,12 @@ class CrashSite(Fleet):
 
 
 @contextmanager
-def told_writes(monkeypatch: pytest.MonkeyPatch, site: CrashSite) -> Iterator[None]:
+def told_writes(monkeypatch, site):
     """Inside, every durable write of proxy and devices is a boundary."""
     plain = SqliteFile.transaction
 
     @contextmanager
-    def transaction(file: SqliteFile, *begin: str) -> Iterator[Any]:
+    def transaction(file, *begin):
         with plain(file, *begin) as db:
             yield db
         site.net.boundary()
@@ -150,7 +145,7 @@ def told_writes(monkeypatch: pytest.MonkeyPatch, site: CrashSite) -> Iterator[No
 # --- what must hold afterwards ---
 
 
-def check_job(site: CrashSite, job: str) -> None:
+def check_job(site, job):
     """Completed, each round committed once, and nothing counted twice."""
     entry = site.store.job(job)
     assert entry.status == "completed", f"{entry.status}: {entry.reason}"
@@ -161,7 +156,7 @@ def check_job(site: CrashSite, job: str) -> None:
     assert len(counted) == len(set(counted)), "a segment was counted twice"
 
 
-def check_uploads(site: CrashSite, job: str) -> None:
+def check_uploads(site, job):
     """What the proxy said it holds for a committed attempt stands in the commit record."""
     counted = _counted(site)
     for box in site.devices:
@@ -170,7 +165,7 @@ def check_uploads(site: CrashSite, job: str) -> None:
             assert sent[at] <= counted[at], f"an upload of round {at} is missing"
 
 
-def check_ledgers(site: CrashSite, job: str) -> None:
+def check_ledgers(site, job):
     """One release a round, whole chains, and no more spent than the cloud's report says."""
     events = [e for e in site.store.events_after(0, job) if e.type == "job_completed"]
     printed = events[-1].data["privacy"]
@@ -187,7 +182,7 @@ def check_ledgers(site: CrashSite, job: str) -> None:
             assert quote.epsilon <= printed[kind]["epsilon"]
 
 
-def check_clean(site: CrashSite, job: str) -> None:
+def check_clean(site, job):
     """Every device has the model; nothing but the release and the last record stays on a disk."""
     release = site.store.release(job)
     assert release is not None
@@ -204,7 +199,7 @@ def check_clean(site: CrashSite, job: str) -> None:
     assert site.store.round_key(job, 1, 1) is None
 
 
-def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
+def _counted(site):
     """(round, attempt) -> hashes in the commit record that the cloud sent."""
     found = {}
     for sender, to, frame in site.net.wire or []:
@@ -219,10 +214,10 @@ def _counted(site: CrashSite) -> dict[tuple[int, int], set[bytes]]:
     return found
 
 
-def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
+def _acknowledged(site, device):
     """(round, attempt) of the uploads that the proxy told this device it holds."""
-    offered: dict[bytes, tuple[int, int]] = {}
-    held: set[bytes] = set()
+    offered = {}
+    held = set()
     for sender, to, frame in site.net.wire or []:
         message = decode(frame, PACKET_BYTES)
         if sender == fx.DeviceAddress(device) and isinstance(message, Offer):
@@ -236,11 +231,11 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
     return {offered[digest] for digest in held & offered.keys()}
 
 
-def check_unmasked_once(site: CrashSite, job: str) -> None:
+def check_unmasked_once(site, job):
     """Of each round the proxy told masks for one choice at most, whoever died when, and that
     it keeps; with the job everything that masks were for is gone.
     """
-    questions: dict[tuple[bytes, int], set[bytes]] = {}
+    questions = {}
     choices = set[bytes]()  # the questions that are no checks
     for _, _, frame in site.net.wire or []:
         message = decode(frame, PACKET_BYTES)
@@ -259,7 +254,7 @@ def check_unmasked_once(site: CrashSite, job: str) -> None:
     assert site.store.kept_sums(job, 1) is None
 
 
-def job(secure: bool = False) -> Job:
+def job(secure=False):
     """Short, with training and inference."""
     return small_job(
         train={"method": "fm", "rounds": 2},
@@ -273,7 +268,7 @@ def job(secure: bool = False) -> Job:
 
 
 @pytest.fixture
-def disk() -> Iterator[Path]:
+def disk():
     """A folder where a durable write is quick."""
     folder = Path(tempfile.mkdtemp(prefix="edgeveil-crashes-", dir=RAM))
     yield folder
@@ -287,12 +282,12 @@ def disk() -> Iterator[Path]:
         pytest.param("streamed", marks=pytest.mark.drill),
     ]
 )
-def secure(request: pytest.FixtureRequest) -> str:
+def secure(request):
     """Whether uploads are summed under masks, and go on to the cloud as they come."""
     return str(request.param)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str, *deaths: Death) -> CrashSite:
+def played(monkeypatch, disk, secure, *deaths):
     folder = Path(tempfile.mkdtemp(dir=disk))
     site = CrashSite(folder, *deaths, streams=secure == "streamed")
     with told_writes(monkeypatch, site):
@@ -308,7 +303,7 @@ def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str, *deaths: De
     return site
 
 
-def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str) -> dict[str, int]:
+def boundaries(monkeypatch, disk, secure):
     """How many a run without any death has, by process."""
     site = played(monkeypatch, disk, secure)
     assert site.died == 0
@@ -321,7 +316,7 @@ def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str) -> dict
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
-def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure: str) -> None:
+def test_one_death(monkeypatch, disk, who, secure):
     last = boundaries(monkeypatch, disk, secure)[who]
     assert last > 50
     broken = []
@@ -333,7 +328,7 @@ def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure
     assert not broken
 
 
-def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str) -> None:
+def test_two_deaths(monkeypatch, disk, secure):
     chance, last = Random(21), boundaries(monkeypatch, disk, secure)
     for _ in range(100 // STEP if STEP else PAIRS):
         deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}

@@ -1,14 +1,9 @@
 """Devices of two data sets behind one proxy: each gets its own last release, however late."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.config.data import DataSource
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
-from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import PACKET_BYTES, small_job
 
 SCORES = DataSource(name="scores", source="digits")  # the same records under another name
@@ -19,7 +14,7 @@ JOB = small_job(train={"method": "fm", "rounds": 2})
 class TwoDataSets(MemoryFleet):
     """Four devices hold digits, four scores; of each the first is away until `come`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         sites = [*device_sites(EACH, DIGITS), *device_sites(EACH, SCORES)]
         super().__init__(
             folder, sites, test_data=DIGITS, packet_bytes=PACKET_BYTES, clock=lambda: self.net.now_s
@@ -29,7 +24,7 @@ class TwoDataSets(MemoryFleet):
         for box in self.late.values():
             box.runner.up = False
 
-    def release(self, data_set: str) -> bytes:
+    def release(self, data_set):
         """A job's final model, brought to the devices that are there."""
         data = JOB.data.model_copy(update={"source": data_set})
         job = self.submit(JOB.model_copy(update={"job": data_set, "data": data}))
@@ -39,7 +34,7 @@ class TwoDataSets(MemoryFleet):
         assert release is not None
         return release.onnx
 
-    def come(self) -> None:
+    def come(self):
         """Those who were away are there."""
         for box in self.late.values():
             box.runner.up = True
@@ -47,19 +42,17 @@ class TwoDataSets(MemoryFleet):
         self.net.run(lambda: False, self.net.now_s + 5)
 
 
-def in_use(box: DeviceRole) -> bytes | None:
+def in_use(box):
     current = box.host.releases.current()
     return current.path.read_bytes() if current else None
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> TwoDataSets:
+def fleet(tmp_path):
     return TwoDataSets(tmp_path)
 
 
-def test_a_late_device_of_each_data_set_gets_the_last_release_of_its_own(
-    fleet: TwoDataSets,
-) -> None:
+def test_a_late_device_of_each_data_set_gets_the_last_release_of_its_own(fleet):
     models = {name: fleet.release(name) for name in ("digits", "scores")}
     assert [in_use(box) for box in fleet.late.values()] == [None, None]
     fleet.come()
@@ -68,7 +61,7 @@ def test_a_late_device_of_each_data_set_gets_the_last_release_of_its_own(
     assert not [one for box in fleet.devices for one in box.runner.refused]
 
 
-def test_a_newer_release_of_one_data_set_leaves_the_other_where_it_is(fleet: TwoDataSets) -> None:
+def test_a_newer_release_of_one_data_set_leaves_the_other_where_it_is(fleet):
     fleet.release("digits")
     scores, digits = fleet.release("scores"), fleet.release("digits")
     fleet.start_proxy()  # what it keeps is on its disk

@@ -1,12 +1,6 @@
 """Evaluations on the devices' own records over a whole fleet: exact sums of noised counts, and a
 training that does not notice them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from sklearn import metrics
@@ -15,23 +9,12 @@ from edgeveil.config.policy import Policy
 from edgeveil.evaluation.cluster_sums import ONE
 from edgeveil.evaluation.figures import GUESSING
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.jobs import Job
 from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
-from tests.kits.fleet import Fleet, committed
-from tests.sim.test_secure_sums import (
-    DEVICES,
-    LIMITS,
-    Books,
-    books,
-    check_exact,
-    job,
-    played,
-    said,
-    state,
-)
+from tests.kits.fleet import committed
+from tests.sim.test_secure_sums import DEVICES, LIMITS, books, check_exact, job, played, said, state
 
 __all__ = ["books"]  # the fixture
 
@@ -42,7 +25,7 @@ PLAIN = {"aggregation": {"name": "fedavg"}}
 SHARED = {"privacy": {"epsilon": 8.0, "delta": 1e-5, "noise": "shared"}}
 
 
-def evaluated(**changes: Any) -> Job:
+def evaluated(**changes):
     """Two training rounds, each evaluated: the evaluations are rounds 4 and 6."""
     data = {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 150}
     plain = {
@@ -53,14 +36,14 @@ def evaluated(**changes: Any) -> Job:
     return job(**{**plain, **changes})
 
 
-def told(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
+def told(fleet, done):
     """The events of evaluations, by round."""
     rounds = committed(fleet, done)
     assert all(("federated" in one) == (one["phase"] == EVALUATE) for one in rounds)
     return {one["number"]: one for one in rounds if one["phase"] == EVALUATE}
 
 
-def right_of_all(fleet: Fleet, done: str) -> tuple[int, int]:
+def right_of_all(fleet, done):
     """(right, records) of the released model on all evaluation records, without any noise."""
     model = OnnxModel(fleet.store.release(done).onnx)
     right = records = 0
@@ -73,9 +56,7 @@ def right_of_all(fleet: Fleet, done: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("changes", [PLAIN, {}, SHARED], ids=["plain", "secure", "shared"])
-def test_figures_are_those_of_all_devices_records(
-    tmp_path: Path, books: Books, changes: dict[str, Any]
-) -> None:
+def test_figures_are_those_of_all_devices_records(tmp_path, books, changes):
     policy = Policy(max_collusion_epsilon_per_job=500, lifetime_collusion_epsilon=500)
     fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
@@ -101,7 +82,7 @@ def test_figures_are_those_of_all_devices_records(
         assert box.ledger.spent().epsilon == pytest.approx(8, rel=0.01)
 
 
-def test_an_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
+def test_an_evaluation_changes_nothing_of_the_training(tmp_path):
     fleet, done = played(tmp_path, evaluated())
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     before = {name: array.copy() for name, array in state(fleet, done).items()}
@@ -112,7 +93,7 @@ def test_an_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
 
 
-def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path: Path) -> None:
+def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path):
     """`stc` keeps what it did not send; an evaluation stands between two rounds."""
     changes = {
         "features": (),
@@ -133,20 +114,18 @@ def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path:
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
 
 
-def done_id(fleet: Fleet, done: str) -> str:
+def done_id(fleet, done):
     started = [e for e in fleet.store.events_after(0, done) if e.type == "job_started"]
     return str(started[0].data["job_id"])
 
 
-def test_devices_that_only_infer_evaluate_too(tmp_path: Path, books: Books) -> None:
+def test_devices_that_only_infer_evaluate_too(tmp_path, books):
     fleet, done = played(tmp_path, evaluated(selection={"devices": 7}), devices=7, infer_only=2)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     assert [one.uploads for one in fleet.store.rounds(done)] == [5, 5, 5, 7, 5, 7]
 
 
-def test_a_device_without_evaluation_records_answers_like_the_others(
-    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_evaluation_records_answers_like_the_others(tmp_path, books, monkeypatch):
     fleet, done = played(tmp_path, evaluated(**PLAIN))
     empty = fleet.devices[0].host._work._compute
     training, own = empty.records(0.3)
@@ -155,7 +134,7 @@ def test_a_device_without_evaluation_records_answers_like_the_others(
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
 
 
-def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path: Path, books: Books) -> None:
+def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path, books):
     policy = Policy(allowed_methods=("dp_sgd",))
     rule = {"name": "trimmed_mean", "share": 0.2, "secure": True, "groups": 3}
     changes = {
@@ -174,8 +153,8 @@ def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path: Path, books: Books)
 
 
 def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_counts(
-    tmp_path: Path, books: Books
-) -> None:
+    tmp_path, books
+):
     fleet, done = played(tmp_path, evaluated(**PLAIN))
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 5)
     for box in fleet.devices[1:]:
@@ -196,9 +175,7 @@ def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
 
 
-def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
-    tmp_path: Path, books: Books
-) -> None:
+def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(tmp_path, books):
     fleet, done = played(tmp_path, evaluated(**PLAIN))
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 5)
     for box in fleet.devices:
@@ -212,7 +189,7 @@ def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
 
 
-def all_outputs(fleet: Fleet, done: str) -> np.ndarray[Any, Any]:
+def all_outputs(fleet, done):
     """The released model's softmax of all evaluation records, as nobody ever sees it."""
     model = OnnxModel(fleet.store.release(done).onnx)
     own = [box.host._work._compute.records(0.3)[1] for box in fleet.devices]
@@ -220,9 +197,7 @@ def all_outputs(fleet: Fleet, done: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("changes", [PLAIN, {}, SHARED], ids=["plain", "secure", "shared"])
-def test_cluster_scores_are_those_of_all_devices_records(
-    tmp_path: Path, books: Books, changes: dict[str, Any]
-) -> None:
+def test_cluster_scores_are_those_of_all_devices_records(tmp_path, books, changes):
     """The last sums are about the noised means of those before: the scores follow from them."""
     policy = Policy(
         max_inference_epsilon=100,
@@ -259,9 +234,7 @@ def test_cluster_scores_are_those_of_all_devices_records(
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(24, rel=0.01)
 
 
-def test_a_device_declines_sums_about_what_are_no_centroids(
-    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_declines_sums_about_what_are_no_centroids(tmp_path, books, monkeypatch):
     """What is proven of a record holds on the simplex alone; nothing is paid."""
     asked = {"upload": "sums", "epsilon": 2.0, "every_rounds": 2}
     wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **PLAIN}

@@ -1,9 +1,6 @@
 """One fleet, real hosts, virtual time: what the design promises of a whole job."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,15 +14,15 @@ from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path
 
 
-def ledger_links(fleet: Fleet) -> list[int]:
+def ledger_links(fleet):
     return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
-def test_job_completes_and_every_device_gets_the_model(folder: Path) -> None:
+def test_job_completes_and_every_device_gets_the_model(folder):
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "completed"
@@ -40,7 +37,7 @@ def test_job_completes_and_every_device_gets_the_model(folder: Path) -> None:
         assert [path.read_bytes() for path in installed] == [onnx]
 
 
-def test_what_was_printed_is_what_the_ledgers_spent(folder: Path) -> None:
+def test_what_was_printed_is_what_the_ledgers_spent(folder):
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job())
     fleet.finish(job)
@@ -55,10 +52,10 @@ def test_what_was_printed_is_what_the_ledgers_spent(folder: Path) -> None:
             assert printed["status"] == "proven"
 
 
-def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_owner_refuses_and_the_round_goes_on(folder, capsys):
     fleet = Fleet(folder, 6)
     fleet.devices[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
-    said: list[str] = []
+    said = []
     fleet.devices[2].host._say = said.append
     fleet.devices[2].host._load = None  # reading data would fail
     job = fleet.submit(small_job())
@@ -68,7 +65,7 @@ def test_owner_refuses_and_the_round_goes_on(folder: Path, capsys: pytest.Captur
     assert fleet.devices[2].ledger.spent().epsilon == 0
 
 
-def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Path) -> None:
+def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder):
     fleet = Fleet(folder, 5, floor=4)
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1}))
     for box in fleet.devices[:2]:
@@ -80,10 +77,10 @@ def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder: Pat
     assert committed(fleet, job) == []
 
 
-def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -> None:
+def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder):
     lost = {"on": True}
 
-    def faults(sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+    def faults(sender, to, frame):
         # The proxy hears three of the five devices, until the first attempt has failed.
         quiet = lost["on"] and sender in {fx.DeviceAddress(b.id) for b in fleet.devices[:2]}
         hello = quiet and isinstance(decode(frame, PACKET_BYTES), Note)
@@ -99,7 +96,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder: Path) -
     assert {round(box.ledger.spent().epsilon, 6) for box in fleet.devices} == {8.0}
 
 
-def test_nothing_private_is_on_the_wire(folder: Path) -> None:
+def test_nothing_private_is_on_the_wire(folder):
     fleet = Fleet(folder, 6)
     fleet.net.wire = []
     job = fleet.submit(small_job())
@@ -114,13 +111,13 @@ def test_nothing_private_is_on_the_wire(folder: Path) -> None:
         assert len(frame) <= PACKET_BYTES
 
 
-def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
+def test_every_attempt_asks_the_same_devices(folder):
     # Tensors that are sent again must not be told apart by who was asked.
     fleet = Fleet(folder, 9, floor=3)
     job = fleet.submit(
         small_job(selection={"devices": 4}, round={"deadline_s": 5.0, "min_batch": 3})
     )
-    asked: list[set[str]] = []
+    asked = []
     for attempt in (1, 2, 3):
         fleet.net.run(lambda n=attempt: fleet.store.round_key(job, 1, n) is not None)
         secret = RoundSecret.from_bytes(fleet.store.round_key(job, 1, attempt))
@@ -131,7 +128,7 @@ def test_every_attempt_asks_the_same_devices(folder: Path) -> None:
     assert asked == [asked[0]] * 3
 
 
-def test_revoked_device_is_not_asked_again(folder: Path) -> None:
+def test_revoked_device_is_not_asked_again(folder):
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job())
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)
@@ -141,9 +138,7 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
     assert [r["uploads"] for r in committed(fleet, job)][-1] == 5
 
 
-def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(folder, monkeypatch):
     fleet = Fleet(folder, 6)
     job = fleet.submit(small_job())
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)

@@ -1,20 +1,15 @@
 """A job without a proven guarantee over a whole fleet: consent, course and what is printed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.config.policy import Policy
-from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import read_ledger
 from tests.kits.fleet import Fleet, committed, small_job
 
 CONSENTING = Policy(accept_unproven=True, allowed_methods=("fm_paper",))
 
 
-def claimed_job(pca: str = "ldp_fpca", **changes: object) -> Job:
+def claimed_job(pca="ldp_fpca", **changes):
     return small_job(
         train={"method": "fm_paper", "rounds": 3},
         features=(
@@ -27,9 +22,7 @@ def claimed_job(pca: str = "ldp_fpca", **changes: object) -> Job:
 
 
 @pytest.mark.parametrize("pca", ["ldp_fpca", "ldp_pca"])
-def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(
-    tmp_path: Path, pca: str
-) -> None:
+def test_it_runs_to_its_end_and_every_total_says_that_nothing_is_proven(tmp_path, pca):
     fleet = Fleet(tmp_path, 6, policy=CONSENTING)
     job = fleet.submit(claimed_job(pca))
     assert fleet.finish(job) == "completed"

@@ -1,15 +1,11 @@
 """A link test over a whole fleet: every upload counted, nothing spent, and an owner may refuse."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from edgeveil.config.policy import Policy
 from edgeveil.protocol.tensors import unpack_tensors
 from tests.kits.fleet import Fleet, committed, small_job
 
 
-def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path: Path) -> None:
+def test_it_runs_to_its_end_at_no_price_and_needs_the_owner_s_word(tmp_path):
     fleet = Fleet(tmp_path, 6, policy=Policy(allowed_methods=("noise_only",)))
     fleet.devices[2].site.__dict__["policy"] = Policy()
     job = fleet.submit(

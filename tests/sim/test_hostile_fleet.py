@@ -1,9 +1,6 @@
 """Whatever admitted devices send, the model is the one that the honest ones make."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +21,7 @@ JOB = small_job(
 class Outcome:
     """A job among attackers: its model, who was counted, and what was refused at the proxy."""
 
-    def __init__(self, folder: Path, tensor: hostile.Tensor | None, spam: object = None) -> None:
+    def __init__(self, folder, tensor, spam=None):
         self.fleet = fleet = Fleet(folder, DEVICES)
         fleet.net.wire = []
         self.attackers = [Attacker(fleet, box, tensor) for box in fleet.devices[:ATTACKERS]]
@@ -40,14 +37,14 @@ class Outcome:
         for one in self.rounds:
             self.refused_by_cloud.update(one.get("refused", {}))
 
-    def bytes_to(self, device: str) -> int:
+    def bytes_to(self, device):
         """What the proxy sent to one device."""
         wire = self.fleet.net.wire or []
         return sum(len(frame) for by, to, frame in wire if to == fx.DeviceAddress(device) != by)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def undisturbed(tmp_path_factory):
     """The same fleet, whose attackers only decline."""
     outcome = Outcome(tmp_path_factory.mktemp("undisturbed"), None)
     assert outcome.status == "completed" and outcome.model

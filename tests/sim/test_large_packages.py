@@ -1,7 +1,5 @@
 """Packages that are pulled: by all, by those who come late, over bad links, and at full size."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from edgeveil.protocol import effects as fx
@@ -14,14 +12,14 @@ PULLED = Sizes(model_bytes=100_000, push_bytes=2_000)
 MIB = 1 << 20
 
 
-def messages(fleet: LossyFleet, kind: type, to: fx.Address) -> list[object]:
+def messages(fleet, kind, to):
     """What of this kind went to that address, in order."""
     frames = [frame for _, receiver, frame in fleet.net.wire or [] if receiver == to]
     found = (decode(frame, fleet.sizes.packet_bytes) for frame in frames)
     return [message for message in found if isinstance(message, kind)]
 
 
-def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> None:
+def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit():
     fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
     assert fleet.run() == "completed"
     for device in fleet.devices:
@@ -34,7 +32,7 @@ def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> N
         assert len(need.indices) <= NEED_LIMIT
 
 
-def test_who_is_not_selected_gets_no_package() -> None:
+def test_who_is_not_selected_gets_no_package():
     sizes = Sizes(packet_bytes=65536, model_bytes=500_000)
     fleet = LossyFleet(devices=12, selected=4, rounds=1, sizes=sizes)
     assert fleet.run() == "completed"
@@ -45,18 +43,18 @@ def test_who_is_not_selected_gets_no_package() -> None:
         offers = [one for one in messages(fleet, Offer, here) if isinstance(one, Offer)]
         parts = [one for one in messages(fleet, BlobPart, here) if isinstance(one, BlobPart)]
         (offer,) = [one for one in offers if getattr(decode_header(one.header), "pieces", ())]
-        stanzas, stream = decode_header(offer.header).pieces  # type: ignore[union-attr]
+        stanzas, stream = decode_header(offer.header).pieces
         came_bytes = sum(len(part.data) for part in parts if part.blob == stream.digest)
         assert came_bytes == (stream.size_bytes if device in selected else 0)
         seen = [encode(part) for part in parts if part.blob == stanzas.digest]
         assert stanzas.size_bytes < sum(map(len, seen)) + len(encode(offer)) <= UNSELECTED_BYTES
 
 
-def test_a_device_that_was_offline_for_the_offer_completes() -> None:
+def test_a_device_that_was_offline_for_the_offer_completes():
     fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
     late = fleet.net.nodes[fx.DeviceAddress(fleet.devices[0].id)]
 
-    def offered() -> bool:
+    def offered():
         return any(device.opened for device in fleet.devices[1:])
 
     fleet.until(lambda: len(fleet.cloud.selected) == 1)
@@ -70,7 +68,7 @@ def test_a_device_that_was_offline_for_the_offer_completes() -> None:
     assert fleet.devices[0].opened and fleet.devices[0].installed
 
 
-def test_a_package_of_64_mib_over_packets_of_64_kib() -> None:
+def test_a_package_of_64_mib_over_packets_of_64_kib():
     sizes = Sizes(packet_bytes=65536, model_bytes=64 * MIB)
     fleet = LossyFleet(devices=2, selected=2, rounds=1, sizes=sizes)
     fleet.net.wire = None

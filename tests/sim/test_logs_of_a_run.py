@@ -1,18 +1,13 @@
 """All that a whole fleet logs, at the finest level: no record, no name, no id, no key."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgeveil import logs
-from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError
 from edgeveil_edge.compute import Computer
 from tests.kits.fleet import Fleet, small_job
@@ -21,7 +16,7 @@ MARKER = "0.1234567"
 
 
 @pytest.fixture
-def heard() -> Iterator[io.StringIO]:
+def heard():
     text, log = io.StringIO(), logging.getLogger(logs.OURS)
     handler, level = logging.StreamHandler(text), log.level
     handler.setFormatter(logs.formatter("json"))
@@ -32,16 +27,16 @@ def heard() -> Iterator[io.StringIO]:
     log.setLevel(level)
 
 
-def quoting(_site: EdgeSite, _split_key: bytes, _share: float, _schema: object) -> tuple:
+def quoting(_site, _split_key, _share, _schema):
     """Data that cannot be read, told by an error that quotes a record."""
     raise DataError(f"raised ValueError: record 17 is [{MARKER}, 0.25]", where="own.py", fix="mend")
 
 
-def failing(_site: EdgeSite, _split_key: bytes, _share: float, _schema: object) -> tuple:
+def failing(_site, _split_key, _share, _schema):
     raise ValueError(f"record 3 of box secret-9 is [{MARKER}]")
 
 
-def test_a_run_with_broken_data_on_two_boxes(tmp_path: Path, heard: io.StringIO) -> None:
+def test_a_run_with_broken_data_on_two_boxes(tmp_path, heard):
     fleet, consoles = Fleet(tmp_path, 6), []
     for box, load in zip(fleet.devices, (quoting, failing), strict=False):
         box.host._work._compute = Computer(box.site, box.host.identity.split_key, load)

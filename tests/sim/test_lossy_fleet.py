@@ -4,8 +4,6 @@ Hypothesis writes the tape of what becomes of each frame, and says after which o
 a process ends. When the tape is over nothing is lost any more, so the job has to come to its end.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -24,7 +22,7 @@ tapes = st.binary(max_size=600)
 deaths = st.frozensets(st.tuples(st.integers(0, DEVICES + 1), st.integers(1, 60)), max_size=6)
 
 
-def uploads_sent(fleet: LossyFleet) -> dict[tuple[str, bytes], tuple[int, int]]:
+def uploads_sent(fleet):
     """(device, digest) of each upload offered on the wire: which round and attempt it is for."""
     found = {}
     for sender, _, frame in fleet.net.wire or []:
@@ -36,7 +34,7 @@ def uploads_sent(fleet: LossyFleet) -> dict[tuple[str, bytes], tuple[int, int]]:
     return found
 
 
-def check_safety(fleet: LossyFleet) -> None:
+def check_safety(fleet):
     cloud = fleet.cloud
     number_of = {device.id: device.number for device in fleet.devices}
     sealing_of = {d.number: d.opening.public().to_bytes() for d in fleet.devices}
@@ -54,7 +52,7 @@ def check_safety(fleet: LossyFleet) -> None:
             assert sealing_of[device.number] in chosen, "an unselected device opened a model"
 
 
-def check_liveness(fleet: LossyFleet) -> None:
+def check_liveness(fleet):
     assert fleet.cloud.status == "completed"
     assert sorted(fleet.cloud.committed) == list(range(1, fleet.cloud.rounds + 1))
     fleet.settle()
@@ -70,7 +68,7 @@ def check_liveness(fleet: LossyFleet) -> None:
     )
 
 
-def play(fleet: LossyFleet) -> None:
+def play(fleet):
     fleet.run()
     check_safety(fleet)
     check_liveness(fleet)

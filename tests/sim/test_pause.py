@@ -1,13 +1,9 @@
 """A job whose devices are away pauses; resumed, it goes on with them and spends nothing twice."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Note, RoundId
+from edgeveil.protocol.messages import Note
 from edgeveil_cloud.open_segments import RoundSecret
 from tests.kits.fleet import Fleet, small_job
 from tests.sim.hostile import Attacker, filled
@@ -20,34 +16,34 @@ JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s
 class Mute:
     """A machine that hears of rounds and never answers one, though it is there."""
 
-    def __init__(self, machine: fx.Machine) -> None:
+    def __init__(self, machine):
         self._machine = machine
 
     @property
-    def at(self) -> RoundId | None:
+    def at(self):
         return self._machine.at
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event, now_s):
         made = self._machine.handle(event, now_s)
         return [e for e in made if not isinstance(e, fx.Work | fx.Send) or self._says_hello(e)]
 
     @staticmethod
-    def _says_hello(effect: fx.Effect) -> bool:
+    def _says_hello(effect):
         return isinstance(effect, fx.Send) and isinstance(effect.message, Note)
 
 
-def rounds(fleet: Fleet, job: str) -> list[tuple[int, int, int]]:
+def rounds(fleet, job):
     return [(r.index, r.attempt, r.uploads) for r in fleet.store.rounds(job)]
 
 
-def asked(fleet: Fleet, job: str, index: int, attempt: int) -> set[bytes]:
+def asked(fleet, job, index, attempt):
     raw = fleet.store.round_key(job, index, attempt)
     assert raw is not None
     return set(RoundSecret.from_bytes(raw).recipients)
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> tuple[Fleet, str]:
+def stopped(tmp_path):
     """A job of five devices that paused in its third round, as most of them were cut off."""
     fleet = Fleet(tmp_path, 5, floor=3)
     job = fleet.submit(JOB)
@@ -58,9 +54,7 @@ def stopped(tmp_path: Path) -> tuple[Fleet, str]:
     return fleet, job
 
 
-def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(
-    stopped: tuple[Fleet, str],
-) -> None:
+def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(stopped):
     fleet, job = stopped
     assert "below the minimum" in fleet.store.job(job).reason
     before = asked(fleet, job, 3, 1)
@@ -79,9 +73,7 @@ def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(
     assert types.count("job_paused") == types.count("job_resumed") == 1
 
 
-def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
-    tmp_path: Path,
-) -> None:
+def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(tmp_path):
     fleet = Fleet(tmp_path, 6, floor=3)
     Attacker(fleet, fleet.devices[0], filled(float("nan")))
     fleet.devices[1].runner.machine = Mute(fleet.devices[1].runner.machine)
@@ -101,7 +93,7 @@ def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(
     ]
 
 
-def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None:
+def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path):
     fleet = Fleet(tmp_path, 6, floor=3)
     fleet.devices[1].runner.machine = Mute(fleet.devices[1].runner.machine)
     limits = {"deadline_s": 60.0, "min_batch": 3, "retries": 1, "grace_s": 20.0}
@@ -111,7 +103,7 @@ def test_a_stalled_device_costs_a_few_rounds_their_grace(tmp_path: Path) -> None
     assert waited == [True] * 3 + [False] * 3 + [True] + [False] * (len(waited) - 7)
 
 
-def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path: Path) -> None:
+def test_no_round_waits_for_a_device_whose_messages_the_proxy_drops(tmp_path):
     fleet = Fleet(tmp_path, 6, floor=3)
     silent, conduct = fleet.devices[1], fleet.proxy.conduct
     silent.runner.machine = Mute(silent.runner.machine)

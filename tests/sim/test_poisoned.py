@@ -1,42 +1,33 @@
 """Devices that train as they should and lie about what they learned: which rules bear it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.protocol.device_round import ComputeAnswer
-from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
-from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import committed
 from tests.sim.hostile import Attacker
 
 pytestmark = pytest.mark.slow
 
 DEVICES, LIARS = 10, 3
-Lie = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
-def turned(update: NDArray[np.float32]) -> NDArray[np.float32]:
+def turned(update):
     """The opposite of what was learned, many times over."""
     return -8 * update
 
 
-def agreed(update: NDArray[np.float32]) -> NDArray[np.float32]:
+def agreed(update):
     """The same direction at all liars, thirty times as far as they learned."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], update.shape)
     return 30 * np.sqrt(np.mean(update**2)) * signs
 
 
-LIES: dict[str, Lie] = {"turned": turned, "agreed": agreed}
+LIES = {"turned": turned, "agreed": agreed}
 RULES = {
     "median": {"name": "median"},
     "trimmed_mean": {"name": "trimmed_mean", "share": 0.3},
@@ -48,22 +39,22 @@ POLICY = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=(
 class Liar(Attacker):
     """A device whose ledger holds what it learned, and whose upload is a lie about it."""
 
-    def __init__(self, fleet: MemoryFleet, box: DeviceRole, lie: Lie) -> None:
+    def __init__(self, fleet, box, lie):
         super().__init__(fleet, box, self._lied)
         self._lie = lie
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         if isinstance(task, ComputeAnswer):
             self._inner.perform(task)
         return super().perform(task)
 
-    def _lied(self, manifest: Manifest, group: int) -> bytes:
+    def _lied(self, manifest, group):
         held = self._box.ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
         learned = unpack_tensors(held[1])[manifest.groups[group].name]
         return self._lie(learned).astype(np.float32).tobytes()
 
 
-def job(rule: dict[str, object]) -> Job:
+def job(rule):
     """FedAvg of a small network on digits."""
     return Job.model_validate(
         {
@@ -90,7 +81,7 @@ def job(rule: dict[str, object]) -> Job:
     )
 
 
-def accuracy(folder: Path, rule: dict[str, object], lie: Lie | None) -> float:
+def accuracy(folder, rule, lie):
     """Of the final model, where some devices lie; every upload of theirs is accepted."""
     devices = device_sites(DEVICES, policy=POLICY)
     fleet = MemoryFleet(folder, devices, test_data=DIGITS, packet_bytes=1 << 20)

@@ -1,9 +1,5 @@
 """What a device is told of its upload, also where it was away when the round's record came."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.protocol import effects as fx
@@ -22,20 +18,18 @@ from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 FOUR_OF_FIVE = {"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8, "grace_s": 1.0}
 
 
-def told(fleet: Fleet, device: int) -> dict[int, str]:
+def told(fleet, device):
     """By round, what the device knows of its upload."""
     return {one.round: one.state for one in fleet.devices[device].store.receipts()}
 
 
-def newest_round(fleet: Fleet) -> int:
+def newest_round(fleet):
     kept = [one.header for one in fleet.proxy.machine.memory.kept.values()]
     rounds = [h.at.round for h in kept if isinstance(h, Manifest) and h.kind == "round"]
     return max(rounds, default=0)
 
 
-def test_a_device_that_comes_back_in_the_next_round_hears_what_became_of_its_upload(
-    tmp_path: Path,
-) -> None:
+def test_a_device_that_comes_back_in_the_next_round_hears_what_became_of_its_upload(tmp_path):
     fleet = Fleet(tmp_path, 5)
     fleet.submit(small_job(round=FOUR_OF_FIVE))
     box = fleet.devices[0]
@@ -57,12 +51,12 @@ ONE_SEGMENT = {  # of each device, in each of four rounds
 class Wire:
     """What devices ask the proxy for and what it sends them of records, each frame counted."""
 
-    def __init__(self) -> None:
-        self.records: list[Commit] = []
-        self.asked: dict[bytes, set[fx.Address]] = {}
-        self.pushed: set[bytes] = set()
+    def __init__(self):
+        self.records = []
+        self.asked = {}
+        self.pushed = set()
 
-    def __call__(self, sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+    def __call__(self, sender, to, frame):
         message = decode(frame, PACKET_BYTES)
         if isinstance(message, Offer) and isinstance(sender, fx.ProxyAddress):
             header = decode_header(message.header)
@@ -74,12 +68,12 @@ class Wire:
             self.pushed.add(message.blob)
         return [0.001]
 
-    def of(self, record: Commit) -> list[set[fx.Address]]:
+    def of(self, record):
         """Who asked for each piece."""
         return [self.asked.get(piece.digest, set()) for piece in record.pieces]
 
 
-def played(folder: Path, wire: Wire, **job: object) -> Fleet:
+def played(folder, wire, **job):
     fleet = Fleet(folder, 14, faults=wire)
     entry = fleet.submit(small_job(selection={"devices": 12}, **job))
     assert fleet.finish(entry) == "completed"
@@ -88,13 +82,13 @@ def played(folder: Path, wire: Wire, **job: object) -> Fleet:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch):
     monkeypatch.setattr(transfer, "PIECE_MARKS", 6)
     monkeypatch.setattr(proxy_broadcasts, "RECORD_BYTES", 0)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_each_device_of_a_round_is_told_by_the_one_piece_that_it_asks_for(tmp_path: Path) -> None:
+def test_each_device_of_a_round_is_told_by_the_one_piece_that_it_asks_for(tmp_path):
     wire = Wire()
     fleet = played(tmp_path, wire, **ONE_SEGMENT)
     assert len(wire.records) == 4
@@ -111,7 +105,7 @@ def test_each_device_of_a_round_is_told_by_the_one_piece_that_it_asks_for(tmp_pa
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_under_cover_nobody_asks_for_a_piece(tmp_path: Path) -> None:
+def test_under_cover_nobody_asks_for_a_piece(tmp_path):
     wire = Wire()
     fleet = Fleet(tmp_path, 8, faults=wire, proxy={"cover_traffic": True, "cover_window_s": 4.0})
     entry = fleet.submit(small_job(selection={"devices": 6}, **ONE_SEGMENT))

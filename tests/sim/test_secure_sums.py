@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edgeveil.config.policy import Policy
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import compile_job
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.stage import CLIP_NORM, WITHIN
 from edgeveil.parts.update import Pipeline
@@ -46,8 +44,8 @@ DEVICES = 5
 LIMITS = {"deadline_s": 10.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
 
 
-def job(**changes: Any) -> Job:
-    plain: dict[str, Any] = {
+def job(**changes):
+    plain = {
         "aggregation": {"name": "fedavg", "secure": True},
         "selection": {"devices": DEVICES},
         "train": {"method": "fm", "rounds": 2},
@@ -65,25 +63,25 @@ class Books:
     sets: dict[int, dict[str, list[np.ndarray]]] = field(default_factory=dict)
     counted: dict[int, set[bytes]] = field(default_factory=dict)
 
-    def expected(self, round: int, name: str) -> np.ndarray:
+    def expected(self, round, name):
         """The sum of what those released who stand in the commit."""
         payloads = {id(p): p for m, p in self.released.items() if m in self.counted[round]}
-        return sum(p[name] for p in payloads.values() if name in p)  # type: ignore[return-value]
+        return sum(p[name] for p in payloads.values() if name in p)
 
 
 @pytest.fixture
-def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
+def books(monkeypatch):
     kept = Books()
     seal, commit = round_work.seal_release, RoundCommitter._commit
 
-    def sealed(receipt: Any, payload: bytes, *more: Any) -> Any:
+    def sealed(receipt, payload, *more):
         answer = seal(receipt, payload, *more)
         assert receipt.covers(payload)
         tensors = unpack_tensors(payload)
         kept.released |= dict.fromkeys(answer.marks, tensors)
         return answer
 
-    def committed(self: Any, entry: Any, context: Any, batch: Any, valid: Any, *more: Any) -> Any:
+    def committed(self, entry, context, batch, valid, *more):
         index = context.round.index
         kept.counted[index] = set(valid.accepted)
         masked = {spec.name for spec in context.segments if spec.bits}
@@ -96,7 +94,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     yield kept
 
 
-def check_exact(fleet: Fleet, books: Books, done: str) -> None:
+def check_exact(fleet, books, done):
     """Every committed sum is that of what the counted devices' ledgers hold, to the last bit."""
     records = fleet.store.rounds(done)
     assert [record.index for record in records] == sorted(books.sums)
@@ -106,12 +104,12 @@ def check_exact(fleet: Fleet, books: Books, done: str) -> None:
             assert np.array_equal(total, books.expected(record.index, name))
 
 
-def state(fleet: Fleet, done: str) -> Mapping[str, np.ndarray]:
+def state(fleet, done):
     entry = fleet.store.job(done)
     return state_after(fleet.store.last_commit(done), fleet.cloud.host.jobs.plan(entry))
 
 
-def said(fleet: Fleet, kind: type[Any]) -> list[Any]:
+def said(fleet, kind):
     """Headers or bodies of a kind that crossed the wire."""
     found = []
     for _, _, frame in fleet.net.wire or []:
@@ -123,27 +121,25 @@ def said(fleet: Fleet, kind: type[Any]) -> list[Any]:
     return [one for one in found if isinstance(one, kind)]
 
 
-def played(folder: Path, what: Job, devices: int = DEVICES, **options: Any) -> tuple[Fleet, str]:
+def played(folder, what, devices=DEVICES, **options):
     fleet = Fleet(folder, devices, **options)
     fleet.net.wire = []
     return fleet, fleet.submit(what)
 
 
-def forget(fleet: Fleet, node: Any) -> None:
+def forget(fleet, node):
     """Drop what a process that ends had under way."""
     node.timers.clear()
     fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
 
 
-def restart_proxy(fleet: Fleet) -> None:
+def restart_proxy(fleet):
     fleet.start_proxy()
     fleet.net.connect(fleet.proxy.runner)
     fleet.net.post(fleet.proxy.runner, fx.Command("started"))
 
 
-def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
-    tmp_path: Path, books: Books
-) -> None:
+def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(tmp_path, books):
     fleet, done = played(tmp_path / "masked", job())
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
@@ -163,7 +159,7 @@ def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
 
 
 OWNER = Policy(max_collusion_epsilon_per_job=50, allowed_methods=("sgd",))
-UPDATES: dict[str, Any] = {
+UPDATES = {
     "features": (),
     "model": {"name": "mlp", "hidden": (8,), "input_scale": 16.0},
     "train": {"method": "sgd", "rounds": 2, "learning_rate": 0.1},
@@ -172,9 +168,7 @@ UPDATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("privacy", [{}, {"noise": "shared", "honest_share": 1.0}])
-def test_updates_of_a_model_are_summed_exactly_with_their_noise(
-    tmp_path: Path, books: Books, privacy: dict[str, Any]
-) -> None:
+def test_updates_of_a_model_are_summed_exactly_with_their_noise(tmp_path, books, privacy):
     what = job(**UPDATES, privacy={"epsilon": 8.0, "delta": 1e-5, **privacy})
     fleet, done = played(tmp_path, what, policy=OWNER)
     assert fleet.finish(done) == "completed"
@@ -189,7 +183,7 @@ def test_updates_of_a_model_are_summed_exactly_with_their_noise(
         np.testing.assert_allclose(weights - begun[name], change, rtol=1e-5, atol=1e-6)
 
 
-def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books: Books) -> None:
+def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path, books):
     adapts = ({"name": "gradient_gaussian", "clip_norm": 1e-3, "quantile": 0.9},)
     what = job(**{**UPDATES, "update": adapts})
     fleet, done = played(tmp_path, what, policy=OWNER)
@@ -204,7 +198,7 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books:
     assert state(fleet, done)[CLIP_NORM][0] == norm
 
 
-def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path: Path, books: Books) -> None:
+def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path, books):
     """No two groups share a device, and together they are all that counted."""
     rule = {"name": "median", "secure": True, "groups": 3}
     limits = {**LIMITS, "min_batch": 9}
@@ -222,7 +216,7 @@ def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path: Path, boo
                 assert any(np.array_equal(total, trio) for trio in trios)
 
 
-def _trimmed(means: np.ndarray) -> list[np.ndarray]:
+def _trimmed(means):
     return [np.sort(means, axis=0)[1:-1].mean(axis=0)]
 
 
@@ -234,9 +228,7 @@ def _trimmed(means: np.ndarray) -> list[np.ndarray]:
     ],
     ids=lambda one: one["name"] if isinstance(one, dict) else "",
 )
-def test_other_rules_too_compare_the_exact_sums_of_groups(
-    tmp_path: Path, books: Books, rule: dict[str, Any], expected: Any
-) -> None:
+def test_other_rules_too_compare_the_exact_sums_of_groups(tmp_path, books, rule, expected):
     train = {**UPDATES["train"], "rounds": 1}
     what = job(
         **{**UPDATES, "train": train},
@@ -260,13 +252,11 @@ def test_other_rules_too_compare_the_exact_sums_of_groups(
         assert np.abs(change - means.mean(axis=0)).max() > 1e-4  # it is no mean of all
 
 
-def test_poison_of_one_device_stays_in_its_group(
-    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poison_of_one_device_stays_in_its_group(tmp_path, books, monkeypatch):
     limits = {**LIMITS, "min_batch": 9}
     applied, poisoned = round_work.Masks.applied, list[object]()
 
-    def wild(self: Any, group: int, array: Any, membership: bytes) -> bytes:
+    def wild(self, group, array, membership):
         poisoned[:] = poisoned or [self.seed]  # the first to answer, in its first round
         far = (1 << 37) * (self.seed is poisoned[0])
         return applied(self, group, array + far, membership)
@@ -286,7 +276,7 @@ def test_poison_of_one_device_stays_in_its_group(
     assert centres[0] < centres[1] / 2
 
 
-def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:
+def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path):
     fleet, done = played(tmp_path, job())
     for number in range(1, 5):
         fleet.net.run(lambda at=number: len(fleet.store.rounds(done)) == at)
@@ -300,13 +290,11 @@ def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -
     assert fleet.finish(done) == "completed"
 
 
-def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(
-    tmp_path: Path,
-) -> None:
+def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(tmp_path):
     fleet, done = played(tmp_path, job())
     honest = fleet.proxy.host.perform
 
-    def off_by_one(task: object) -> object:
+    def off_by_one(task):
         found = honest(task)
         if isinstance(task, SumMasks) and not task.key and isinstance(found, SummedMasks):
             data = bytearray(found.data)
@@ -314,13 +302,13 @@ def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(
             return SummedMasks(bytes(data))
         return found
 
-    fleet.proxy.host.perform = off_by_one  # type: ignore[method-assign]
+    fleet.proxy.host.perform = off_by_one
     assert fleet.finish(done) == "failed"
     assert "do not fit what devices uploaded" in fleet.store.job(done).reason
     assert fleet.store.rounds(done) == ()
 
 
-def test_devices_that_drop_out_are_not_in_the_sum(tmp_path: Path, books: Books) -> None:
+def test_devices_that_drop_out_are_not_in_the_sum(tmp_path, books):
     fleet, done = played(tmp_path, job(selection={"devices": 6}), devices=6)
     for box in fleet.devices[:2]:
         box.runner.machine = Mute(box.runner.machine)
@@ -329,7 +317,7 @@ def test_devices_that_drop_out_are_not_in_the_sum(tmp_path: Path, books: Books) 
     assert [record.uploads for record in fleet.store.rounds(done)] == [4] * 4
 
 
-def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) -> None:
+def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path):
     fleet, done = played(tmp_path, job())
     for box in fleet.devices[:3]:
         box.runner.machine = Mute(box.runner.machine)
@@ -338,9 +326,7 @@ def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) ->
     assert fleet.store.rounds(done) == ()
 
 
-def test_cover_traffic_is_masked_like_answers_and_does_not_count(
-    tmp_path: Path, books: Books
-) -> None:
+def test_cover_traffic_is_masked_like_answers_and_does_not_count(tmp_path, books):
     covered = {"cover_traffic": True, "cover_window_s": 4.0}
     fleet, done = played(tmp_path, job(), devices=8, proxy=covered)
     assert fleet.finish(done) == "completed"
@@ -359,13 +345,11 @@ def test_cover_traffic_is_masked_like_answers_and_does_not_count(
     assert all(len(one) == 8 for one in senders.values())
 
 
-def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resume(
-    tmp_path: Path, books: Books
-) -> None:
+def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resume(tmp_path, books):
     """The job pauses while its sums wait for their masks; the proxy must not let the seeds go."""
     fleet, deaf = Fleet(tmp_path, DEVICES), [True]
 
-    def faults(_sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+    def faults(_sender, to, frame):
         message = decode(frame, PACKET_BYTES)
         body = decode_body(message.body) if isinstance(message, Note) else None
         return [] if isinstance(body, Unmask) and deaf[0] else [LATENCY_S]
@@ -383,9 +367,7 @@ def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resu
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy"])
-def test_who_starts_anew_between_question_and_answer_finds_everything(
-    tmp_path: Path, books: Books, who: str
-) -> None:
+def test_who_starts_anew_between_question_and_answer_finds_everything(tmp_path, books, who):
     fleet, done = played(tmp_path, job())
     fleet.net.run(lambda: fleet.store.kept_sums(done, 2) is not None)
     node = fleet.cloud.runner if who == "cloud" else fleet.proxy.runner
@@ -412,8 +394,8 @@ def test_who_starts_anew_between_question_and_answer_finds_everything(
     ],
 )
 def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
-    tmp_path: Path, fate: str, status: str, reason: str
-) -> None:
+    tmp_path, fate, status, reason
+):
     """Restored, it refuses what it knows of; of what it cannot know devices keep it."""
     fleet, done = played(tmp_path, job())
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 2)
@@ -449,9 +431,7 @@ STREAMED = {"min_batch_floor": 1, "limits": {"lot_bytes": 1}}
     ],
     ids=["all", "some only infer", "cover"],
 )
-def test_uploads_that_go_on_as_they_come_are_summed_exactly(
-    tmp_path: Path, books: Books, what: Job, options: dict[str, Any]
-) -> None:
+def test_uploads_that_go_on_as_they_come_are_summed_exactly(tmp_path, books, what, options):
     """The sums, and all that is committed, are those of uploads that waited for the last."""
     proxy = {**STREAMED, **options.pop("proxy", {})}
     fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=proxy, **options)

@@ -1,9 +1,5 @@
 """Two jobs of one fleet at once: each ends as if it were alone, and none waits for the other."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.kits.fleet import Fleet, small_job
@@ -13,11 +9,11 @@ pytestmark = pytest.mark.slow
 FIRST, SECOND = small_job(job="first"), small_job(job="second", priority="high")
 
 
-def committed(fleet: Fleet, job: str) -> list[tuple[int, int, int]]:
+def committed(fleet, job):
     return [(one.index, one.attempt, one.uploads) for one in fleet.store.rounds(job)]
 
 
-def test_jobs_at_once_go_as_they_would_one_after_the_other(tmp_path: Path) -> None:
+def test_jobs_at_once_go_as_they_would_one_after_the_other(tmp_path):
     alone = Fleet(tmp_path / "alone", 5)
     after = [alone.submit(FIRST)]
     assert alone.finish(after[0]) == "completed"
@@ -36,7 +32,7 @@ def test_jobs_at_once_go_as_they_would_one_after_the_other(tmp_path: Path) -> No
     assert fleet.net.now_s < alone.net.now_s and between < alone.net.now_s
 
 
-def test_one_whose_devices_are_away_pauses_and_the_other_ends(tmp_path: Path) -> None:
+def test_one_whose_devices_are_away_pauses_and_the_other_ends(tmp_path):
     fleet = Fleet(tmp_path, 6)
     large = small_job(
         job="large", round={"deadline_s": 5.0, "min_batch": 6, "retries": 0, "grace_s": 1.0}

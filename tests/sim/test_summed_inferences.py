@@ -1,52 +1,36 @@
 """Inferences that are summed under masks with the updates: the mean is exact, and alone is seen."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edgeveil.evaluation.figures import GUESSING
-from edgeveil.jobs import Job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
 from edgeveil.protocol.messages import Manifest, Unmask
-from edgeveil_cloud.store_tables import RoundRecord
-from tests.kits.fleet import Fleet, committed
+from tests.kits.fleet import committed
 from tests.sim.test_pause import Mute
-from tests.sim.test_secure_sums import (
-    DEVICES,
-    LIMITS,
-    Books,
-    books,
-    check_exact,
-    job,
-    played,
-    said,
-)
+from tests.sim.test_secure_sums import DEVICES, LIMITS, books, check_exact, job, played, said
 
 __all__ = ["books"]  # the fixture
 
 pytestmark = pytest.mark.slow
 
 
-def summed(**changes: Any) -> Job:
+def summed(**changes):
     """Two training rounds; devices infer in the second, the last of four rounds in all."""
     asked = {"every_rounds": 2, "eval_type": "MEAN_SOFTMAX"}
     return job(**{"unsupervised": asked, **changes})
 
 
-def averages(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
+def averages(fleet, done):
     """What the cloud's events tell, by round."""
     rounds = committed(fleet, done)
     return {one["exchange"]: one["mean_softmax"] for one in rounds if one["mean_softmax"]}
 
 
-def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> RoundRecord:
+def check_means(fleet, books, done, uploads):
     """The one mean that the cloud has is that of what the counted devices' ledgers hold."""
     ((index, told),) = averages(fleet, done).items()
     released = {id(p): p for mark, p in books.released.items() if mark in books.counted[index]}
@@ -62,7 +46,7 @@ def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> RoundRec
     return record
 
 
-def check_alone(fleet: Fleet, books: Books) -> None:
+def check_alone(fleet, books):
     """All groups are masked, and of none more was unmasked than one sum a round."""
     rounds = [m for m in said(fleet, Manifest) if m.kind == "round"]
     assert {SOFTMAX in [group.name for group in m.groups] for m in rounds} == {True, False}
@@ -72,9 +56,7 @@ def check_alone(fleet: Fleet, books: Books) -> None:
     assert len(asked) == len(books.sums)
 
 
-def test_the_cloud_learns_the_exact_mean_and_no_single_inference(
-    tmp_path: Path, books: Books
-) -> None:
+def test_the_cloud_learns_the_exact_mean_and_no_single_inference(tmp_path, books):
     fleet, done = played(tmp_path, summed())
     assert fleet.finish(done) == "completed"
     check_exact(fleet, books, done)
@@ -86,7 +68,7 @@ def test_the_cloud_learns_the_exact_mean_and_no_single_inference(
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
 
 
-def test_who_drops_out_is_in_neither_sum(tmp_path: Path, books: Books) -> None:
+def test_who_drops_out_is_in_neither_sum(tmp_path, books):
     fleet, done = played(tmp_path, summed(selection={"devices": 6}), devices=6)
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     for box in fleet.devices[:2]:
@@ -97,9 +79,7 @@ def test_who_drops_out_is_in_neither_sum(tmp_path: Path, books: Books) -> None:
     check_alone(fleet, books)
 
 
-def test_a_round_that_is_asked_again_sums_what_was_released_at_first(
-    tmp_path: Path, books: Books
-) -> None:
+def test_a_round_that_is_asked_again_sums_what_was_released_at_first(tmp_path, books):
     """Two devices answered the attempt that fell short; their ledgers' integers are summed."""
     fleet, done = played(tmp_path, summed(round={**LIMITS, "deadline_s": 5.0}))
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
@@ -121,9 +101,7 @@ def test_a_round_that_is_asked_again_sums_what_was_released_at_first(
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
 
 
-def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(
-    tmp_path: Path, books: Books
-) -> None:
+def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(tmp_path, books):
     what = summed(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0})
     fleet, done = played(tmp_path, what, devices=8, infer_only=3)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
@@ -133,7 +111,7 @@ def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(
         assert box.ledger.spent(purpose="infer").epsilon == 0
 
 
-def test_without_masks_the_same_mean_is_taken_of_single_inferences(tmp_path: Path) -> None:
+def test_without_masks_the_same_mean_is_taken_of_single_inferences(tmp_path):
     what = summed(aggregation={"name": "fedavg"})
     fleet, done = played(tmp_path, what, devices=6, infer_only=1)
     assert fleet.finish(done) == "completed"

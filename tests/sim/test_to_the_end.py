@@ -1,10 +1,7 @@
 """A job whose end cannot be reached pauses before its first round: no device has paid."""
 
-from __future__ import annotations
-
 import hashlib
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,6 @@ from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Manifest,
-    Message,
     ReleaseStatement,
     Roster,
     RoundId,
@@ -30,11 +26,11 @@ HOUR_MS = 3_600_000
 JUNK = b"junk" * 100
 
 
-def now_ms() -> int:
+def now_ms():
     return int(time.time() * 1000)
 
 
-def release(sequence: int) -> Manifest:
+def release(sequence):
     """For the job's data set; what it holds opens for nobody."""
     return Manifest(
         kind="release",
@@ -61,34 +57,34 @@ def release(sequence: int) -> Manifest:
 class Struck(Fleet):
     """A fleet without a root; somebody has the cloud's key, and the proxy's, and speaks once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(folder, 5)
         self.net.run(lambda: self.enrolled)
 
-    def as_cloud(self, message: Message) -> None:
+    def as_cloud(self, message):
         event = fx.MessageReceived(fx.CloudAddress(), message)
         self.net.post(self.proxy.runner, event, 0.0)
         self.net.run(lambda: False, self.net.now_s + 1.0)
 
     @property
-    def leaked(self) -> Signer:
+    def leaked(self):
         return Signer("cloud", self.cloud.machine.signer.key)
 
-    def paid(self) -> float:
+    def paid(self):
         return max(box.ledger.spent().epsilon for box in self.devices)
 
-    def hours_later(self, hours: float) -> None:
+    def hours_later(self, hours):
         """At the cloud and the proxy."""
         for one in (self.cloud.store, self.proxy.registry):
-            one._now_s = lambda: time.time() + 3600.0 * hours  # type: ignore[attr-defined]
+            one._now_s = lambda: time.time() + 3600.0 * hours
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Struck:
+def fleet(tmp_path):
     return Struck(tmp_path)
 
 
-def test_no_number_of_a_leaked_key_bars_what_follows(fleet: Struck) -> None:
+def test_no_number_of_a_leaked_key_bars_what_follows(fleet):
     for number in (2**62, 2**44, now_ms() + 30 * HOUR_MS):
         fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
         fleet.as_cloud(fleet.leaked.note(ReleaseStatement(number, 0.0, (), ())))
@@ -99,8 +95,8 @@ def test_no_number_of_a_leaked_key_bars_what_follows(fleet: Struck) -> None:
 
 @pytest.mark.parametrize("what", ["replayed_release", "replayed_statement"])
 def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it_is_not(
-    fleet: Struck, what: str
-) -> None:
+    fleet, what
+):
     number = now_ms() + 3 * HOUR_MS
     if what == "replayed_release":
         fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
@@ -117,7 +113,7 @@ def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it
     assert fleet.paid() > 0.0
 
 
-def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet: Struck) -> None:
+def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet):
     """The last roster that is taken would be stale in the middle of the job."""
     registry = fleet.proxy.registry
     keys = registry.roster()[1]
@@ -137,7 +133,7 @@ def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet: Struck
     fleet.store.accept_registry()
     fleet.cloud.close()
     fleet.start_cloud()
-    fleet.net.connect(fleet.cloud.runner)  # type: ignore[arg-type]
+    fleet.net.connect(fleet.cloud.runner)
     fleet.net.run(lambda: fleet.enrolled)
     fleet.resume(job)
     assert fleet.finish(job) == "completed", fleet.store.job(job).reason
@@ -157,8 +153,8 @@ MOST = compile_job(WIDE).upload_bytes  # of its second round; the first takes 1 
     ],
 )
 def test_a_job_pauses_unpaid_where_a_later_round_would_pass_a_limit_of_the_proxy(
-    tmp_path: Path, limits: dict[str, int], reason: str, advice: str
-) -> None:
+    tmp_path, limits, reason, advice
+):
     """It was paid for with its first round; then all were late, and sound devices blamed."""
     fleet = Fleet(tmp_path, 5, proxy={"limits": limits})
     fleet.net.run(lambda: fleet.enrolled)

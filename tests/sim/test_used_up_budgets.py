@@ -1,9 +1,5 @@
 """A fleet whose owners' budgets are used up says so, at the cloud, at the proxy and on each box."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.config.policy import Policy
@@ -15,7 +11,7 @@ pytestmark = pytest.mark.slow
 JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s": 1.0})
 
 
-def test_a_used_up_inference_budget_is_named_everywhere(tmp_path: Path) -> None:
+def test_a_used_up_inference_budget_is_named_everywhere(tmp_path):
     probe = Fleet(tmp_path / "probe", 5, floor=3)
     assert probe.finish(probe.submit(JOB)) == "completed"
     price = probe.devices[0].ledger.spent(purpose=INFER).epsilon
@@ -36,7 +32,7 @@ def test_a_used_up_inference_budget_is_named_everywhere(tmp_path: Path) -> None:
     assert [box.ledger.spent() for box in fleet.devices] == spent
 
 
-def test_a_box_that_is_at_work_for_another_job_takes_this_one_up_later(tmp_path: Path) -> None:
+def test_a_box_that_is_at_work_for_another_job_takes_this_one_up_later(tmp_path):
     """The second job failed for good, and its owners were told to ask for less ε."""
     fleet = Fleet(tmp_path, 5, policy=Policy(max_jobs=1))
     fleet.net.run(lambda: fleet.enrolled)

@@ -1,21 +1,16 @@
 """Selected devices whose masks, checks or rings are wrong end no secure job, and have names."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_reasons import EARLIER, goes_on
 from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
-from edgeveil.protocol.messages import CheckMasks, Hello, Manifest, Unmask, Upload
+from edgeveil.protocol.messages import CheckMasks, Hello, Unmask, Upload
 from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.sealed import (
     MaskedVector,
@@ -26,13 +21,11 @@ from edgeveil.protocol.sealed import (
     segment_mark,
 )
 from edgeveil.protocol.tensors import masked_segment
-from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import Fleet, committed
 from tests.sim.hostile import Attacker
 from tests.sim.test_secure_sums import (
     LIMITS,
     STREAMED,
-    Books,
     books,
     check_exact,
     forget,
@@ -46,23 +39,23 @@ __all__ = ["books"]
 pytestmark = pytest.mark.slow
 
 HONEST = 4
-SENT: list[SealedAnswer] = []
+SENT = []
 """What two devices that work together send, the second what the first did."""
 
 
 class WrongMasks(Attacker):
     """A selected device that does one thing wrong in every round under masks."""
 
-    def __init__(self, fleet: Fleet, box: DeviceRole, how: str) -> None:
+    def __init__(self, fleet, box, how):
         super().__init__(fleet, box, lambda _manifest, _group: b"")
         self.how, self.round_key = how, b""
 
-    def perform(self, task: object) -> object:
+    def perform(self, task):
         if isinstance(task, ComputeAnswer):
             self.round_key = task.round_key
         return super().perform(task)
 
-    def sealed(self, manifest: Manifest) -> SealedAnswer:
+    def sealed(self, manifest):
         seed, check = MaskSeed.generate(), RoundCheck.said(manifest, self.membership)
         made = {
             one.group: one for one in masked_vectors(manifest.at, manifest.groups, manifest.masked)
@@ -85,8 +78,8 @@ class WrongMasks(Attacker):
             SENT.clear()
         return SealedAnswer(every, sizes, first.data, first.marks, seed=sealed)
 
-    def _vector(self, of: MaskedVector, seed: MaskSeed, check: RoundCheck) -> bytes:
-        numbers: NDArray[np.int64] = np.ones(of.ring.count, np.int64)
+    def _vector(self, of, seed, check):
+        numbers = np.ones(of.ring.count, np.int64)
         match self.how:
             case "another check":
                 check = RoundCheck(CheckKey.generate(), check.disclosed)
@@ -99,15 +92,7 @@ class WrongMasks(Attacker):
         return masked_segment(of, numbers, seed, check)
 
 
-def attacked(
-    folder: Path,
-    how: str,
-    bad: int,
-    rounds: int = 2,
-    changes: dict[str, Any] | None = None,
-    honest: int = HONEST,
-    **options: Any,
-) -> tuple[Fleet, str, list[fx.Address]]:
+def attacked(folder, how, bad, rounds=2, changes=None, honest=HONEST, **options):
     """A fleet of honest devices, four unless it is said, and so many others."""
     devices = honest + bad
     fleet = Fleet(folder, devices, **options)
@@ -123,7 +108,7 @@ def attacked(
     return fleet, fleet.submit(what), [fx.DeviceAddress(one.signer.name) for one in who]
 
 
-def check_unharmed(fleet: Fleet, done: str, named: list[fx.Address], counted: int = HONEST) -> None:
+def check_unharmed(fleet, done, named, counted=HONEST):
     """The job is whole, every honest upload counts in the first attempt, and only who is wrong is
     named, at the proxy."""
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
@@ -141,9 +126,7 @@ WRONG = ("another seed", "another check", "a wider ring", "a narrower ring")
 
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize("how", WRONG)
-def test_a_wrong_upload_costs_nobody_the_round(
-    tmp_path: Path, books: Books, how: str, bad: int
-) -> None:
+def test_a_wrong_upload_costs_nobody_the_round(tmp_path, books, how, bad):
     fleet, done, named = attacked(tmp_path, how, bad)
     check_unharmed(fleet, done, named)
     check_exact(fleet, books, done)
@@ -151,7 +134,7 @@ def test_a_wrong_upload_costs_nobody_the_round(
     assert set(asked) == {one.at for one in said(fleet, Unmask)}
 
 
-def test_two_that_send_the_same_upload_cost_nobody_the_round(tmp_path: Path) -> None:
+def test_two_that_send_the_same_upload_cost_nobody_the_round(tmp_path):
     fleet, done, named = attacked(tmp_path, "the same as another", 2)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     records = fleet.store.rounds(done)
@@ -169,15 +152,13 @@ def test_two_that_send_the_same_upload_cost_nobody_the_round(tmp_path: Path) -> 
     ],
     ids=["streamed", "cover"],
 )
-def test_it_is_left_out_of_streams_and_under_cover(
-    tmp_path: Path, books: Books, options: dict[str, Any]
-) -> None:
+def test_it_is_left_out_of_streams_and_under_cover(tmp_path, books, options):
     fleet, done, named = attacked(tmp_path, "another seed", 2, **options)
     check_unharmed(fleet, done, named)
     check_exact(fleet, books, done)
 
 
-def test_it_is_left_out_of_its_group_alone(tmp_path: Path, books: Books) -> None:
+def test_it_is_left_out_of_its_group_alone(tmp_path, books):
     changes = {
         "aggregation": {"name": "median", "secure": True, "groups": 3},
         "round": {**LIMITS, "min_batch": 9},
@@ -187,7 +168,7 @@ def test_it_is_left_out_of_its_group_alone(tmp_path: Path, books: Books) -> None
     check_exact(fleet, books, done)
 
 
-def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_path: Path) -> None:
+def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_path):
     """Those who are wrong are named all the same, and nobody pays for it: the noise is the same."""
     limits = {"round": {**LIMITS, "min_batch": HONEST + 1}}
     fleet, done, named = attacked(tmp_path, "another seed", 1, changes=limits)
@@ -199,7 +180,7 @@ def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_pat
 
 
 @pytest.mark.parametrize("bad", [1, 2])
-def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path: Path, bad: int) -> None:
+def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path, bad):
     fleet, done, named = attacked(tmp_path, "another seed", bad, rounds=ROUNDS)
     check_unharmed(fleet, done, named)
     assert len(fleet.store.rounds(done)) == ROUNDS + 2
@@ -208,7 +189,7 @@ def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path: Path, bad: int
 # --- what fits, and is beyond all bounds ---
 
 
-def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path):
     fleet, done, _ = attacked(tmp_path, "garbage", 1)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     events = committed(fleet, done)
@@ -224,9 +205,7 @@ def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path: Path)
 # --- restarts ---
 
 
-def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
-    tmp_path: Path, books: Books
-) -> None:
+def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(tmp_path, books):
     """It has forgotten whose uploads these are; the next round's it knows."""
     fleet, done, named = attacked(tmp_path, "another seed", 1)
     fleet.net.run(lambda: bool(said(fleet, CheckMasks)))
@@ -241,11 +220,11 @@ def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
 
 
 @pytest.fixture
-def saying(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def saying(monkeypatch):
     """Of devices that say so, how little they know; `first` of the first that comes."""
-    told: dict[str, int] = {}
+    told = {}
 
-    def hello(name: str, *rest: int) -> Hello:
+    def hello(name, *rest):
         if "first" in told:
             told[name] = told.pop("first")
         return Hello(name, *rest[:-1], told.get(name, rest[-1]))
@@ -254,15 +233,13 @@ def saying(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return told
 
 
-def comes_again(fleet: Fleet, number: int) -> None:
+def comes_again(fleet, number):
     fleet.net.connect(fleet.devices[number].runner)
     fleet.net.run(lambda: False, fleet.net.now_s + 5)
 
 
 @pytest.mark.parametrize("knows", [0, 2])
-def test_a_device_that_says_it_is_of_before_takes_no_check_away(
-    tmp_path: Path, books: Books, saying: dict[str, int], knows: int
-) -> None:
+def test_a_device_that_says_it_is_of_before_takes_no_check_away(tmp_path, books, saying, knows):
     """The job waits, nobody has paid, and the proxy's operator reads who it is."""
     saying["first"] = knows
     fleet, done, named = attacked(tmp_path, "another seed", 1)

@@ -1,8 +1,5 @@
 """Each check holds for a sound site and finds the one thing that is wrong with a spoiled one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,39 +7,38 @@ import pytest
 
 from edgeveil.jobs import compile_job
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil_edge.store import UploadReceipt
 from edgeveil_tools.local.job import Overrides, local_job
 from tests.chaos.__main__ import JOB
 from tests.chaos.checks import ChaosFacts, check_all, outcome, rounds_during_faults, sums_right
-from tests.chaos.evidence import Evidence, UnmaskedChoice
+from tests.chaos.evidence import UnmaskedChoice
 from tests.chaos.faults import Fault
 from tests.chaos.supervisor import ProcessEnd
 from tests.kits import sound_site
 from tests.kits.sound_site import DEVICES, ROUNDS, segments, sound, state_of, tensors
 
 
-def with_job(found: Evidence, **changes: object) -> Evidence:
+def with_job(found, **changes):
     return replace(found, jobs=(replace(found.jobs[0], **changes),))
 
 
-def with_commit(found: Evidence, at: int, **changes: object) -> Evidence:
+def with_commit(found, at, **changes):
     commits = list(found.jobs[0].commits)
     commits[at] = replace(commits[at], **changes)
     return with_job(found, commits=tuple(commits))
 
 
-def with_device(found: Evidence, **changes: object) -> Evidence:
+def with_device(found, **changes):
     return replace(found, devices=(replace(found.devices[0], **changes), *found.devices[1:]))
 
 
-def without_segment(found: Evidence) -> Evidence:
+def without_segment(found):
     lost = segments(0, 2)[0]
     accepted = tuple(h for h in found.jobs[0].commits[1].accepted if h != lost)
     rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
     return with_job(rest, state=state_of([1, 2, 3], only=2))
 
 
-def repriced(found: Evidence) -> Evidence:
+def repriced(found):
     wire = found.jobs[0].wire.hex()
     entry = found.devices[0].ledger[wire]
     twice = replace(entry.releases[3], events=entry.releases[3].events * 2)
@@ -50,17 +46,17 @@ def repriced(found: Evidence) -> Evidence:
     return with_device(found, ledger=ledger)
 
 
-def receipts(found: Evidence, state: str) -> tuple[UploadReceipt, ...]:
+def receipts(found, state):
     first, *rest = found.devices[0].receipts
     return (replace(first, state=state), *rest)
 
 
-def counted_again(found: Evidence) -> Evidence:
+def counted_again(found):
     first, second = found.jobs[0].commits[:2]
     return with_commit(found, 1, accepted=(*second.accepted[1:], first.accepted[0]))
 
 
-FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
+FOUND = {
     "jobs complete": [
         lambda f: with_job(f, status="failed", reason="out of paper"),
         lambda f: with_job(f, status="paused"),
@@ -113,11 +109,11 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
 }
 
 
-def violated(found: Evidence, facts: ChaosFacts | None = None) -> set[str]:
+def violated(found, facts=None):
     return {one.name for one in check_all(found, facts or ChaosFacts()) if not one.holds}
 
 
-def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
+def test_a_sound_site_keeps_its_word_and_every_check_has_looked():
     ends = [ProcessEnd("cloud", 9.0, 9.0, 0, "stopped")]
     checked = check_all(sound(), ChaosFacts(ends=ends, quiet_s=99.0))
     assert [one.violations for one in checked] == [[]] * 11
@@ -127,9 +123,7 @@ def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
 @pytest.mark.parametrize(
     ("name", "spoil"), [(name, spoil) for name, spoils in FOUND.items() for spoil in spoils]
 )
-def test_what_is_wrong_is_found_by_its_check(
-    name: str, spoil: Callable[[Evidence], Evidence]
-) -> None:
+def test_what_is_wrong_is_found_by_its_check(name, spoil):
     assert name in violated(spoil(sound()))
 
 
@@ -139,7 +133,7 @@ CELLS = ("north", "south")
 NORTH, ALL = range(0, 2 * DEVICES, 2), range(2 * DEVICES)
 
 
-def without_south(found: Evidence) -> Evidence:
+def without_south(found):
     """The second round is made of the north's batch alone; whoever is in the south paid for it."""
     accepted = tuple(mark for device in NORTH for mark in segments(device, 2))
     rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES, cells=CELLS[:1])
@@ -151,16 +145,16 @@ def without_south(found: Evidence) -> Evidence:
     return replace(with_job(rest, state=state), devices=tuple(missing))
 
 
-def of_south(receipts: Sequence[UploadReceipt]) -> Iterator[UploadReceipt]:
+def of_south(receipts):
     for one in receipts:
         yield replace(one, state="missing") if one.round == 2 else one
 
 
-def test_a_round_may_be_made_without_a_cell() -> None:
+def test_a_round_may_be_made_without_a_cell():
     assert violated(without_south(sound(CELLS))) == set()
 
 
-def lost_in_the_north(found: Evidence) -> Evidence:
+def lost_in_the_north(found):
     """One acknowledged upload of a cell that is part of the round is left out of it."""
     accepted = tuple(m for device in NORTH[1:] for m in segments(device, 2))
     return with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
@@ -190,11 +184,11 @@ def lost_in_the_north(found: Evidence) -> Evidence:
         ),
     ],
 )
-def test_what_is_wrong_in_a_cell_is_found(name: str, spoil: Callable[[Evidence], Evidence]) -> None:
+def test_what_is_wrong_in_a_cell_is_found(name, spoil):
     assert name in violated(spoil(without_south(sound(CELLS))))
 
 
-def test_each_cell_unmasks_its_own_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_cell_unmasks_its_own_part_once(monkeypatch):
     job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
     found = without_south(sound(CELLS))
@@ -216,7 +210,7 @@ def test_each_cell_unmasks_its_own_part_once(monkeypatch: pytest.MonkeyPatch) ->
         assert violated(replace(unmasked, unmasked=wrong)) == {"unmasked once"}
 
 
-def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> None:
+def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found():
     found = sound()
     wire = found.jobs[0].wire
     once = replace(found, unmasked=(UnmaskedChoice(wire, 1, 1, b"a"),))
@@ -224,9 +218,7 @@ def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> Non
     assert violated(once) == violated(twice) == {"unmasked once"}
 
 
-def test_under_masks_the_state_is_that_of_the_exact_integer_sums(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_under_masks_the_state_is_that_of_the_exact_integer_sums(monkeypatch):
     job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
     found, centre = sound(), 1
@@ -241,7 +233,7 @@ def test_under_masks_the_state_is_that_of_the_exact_integer_sums(
     assert not outcome(sums_right, sums_right(other, None)).holds
 
 
-def test_an_upload_that_was_never_acknowledged_may_be_lost() -> None:
+def test_an_upload_that_was_never_acknowledged_may_be_lost():
     found = without_segment(sound())
     changed = [
         replace(r, state="dropped") if r.round == 2 else r for r in found.devices[0].receipts
@@ -249,13 +241,13 @@ def test_an_upload_that_was_never_acknowledged_may_be_lost() -> None:
     assert violated(with_device(found, receipts=tuple(changed))) == set()
 
 
-def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise() -> None:
+def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise():
     found = without_segment(sound())
     changed = [replace(r, attempt=2) if r.round == 2 else r for r in found.devices[0].receipts]
     assert "acknowledged counted" not in violated(with_device(found, receipts=tuple(changed)))
 
 
-def test_a_site_that_stands_still_is_a_violation() -> None:
+def test_a_site_that_stands_still_is_a_violation():
     assert violated(sound(), ChaosFacts(stalled={"at_s": 300.0})) == {"jobs complete"}
 
 
@@ -294,12 +286,12 @@ UP_S = 5.0
         (ProcessEnd("worker-2", 97.0, 4.0, 3, "by itself"), True),
     ],
 )
-def test_which_ends_of_a_process_are_excused(end: ProcessEnd, sound_end: bool) -> None:
+def test_which_ends_of_a_process_are_excused(end, sound_end):
     found = violated(sound(), ChaosFacts(faults=FAULTS, up_s=UP_S, ends=[end]))
     assert found == (set() if sound_end else {"processes sound"})
 
 
-def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
+def test_a_run_whose_faults_hit_no_round_proves_nothing():
     few, many = ([Fault(1.0, "kill", "cloud")] * count for count in (9, 10))
     late = ChaosFacts(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
     assert violated(sound(), late) == {"faults met"}
@@ -307,6 +299,6 @@ def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
     assert rounds_during_faults(sound(), replace(late, up_s=2.0)) == len(ROUNDS) - 1
 
 
-def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:
+def test_a_trace_and_a_process_that_does_not_stop_are_violations():
     assert violated(sound(), ChaosFacts(traces=["cloud: Traceback"])) == {"processes sound"}
     assert violated(sound(), ChaosFacts(late=["worker-2"])) == {"processes sound"}

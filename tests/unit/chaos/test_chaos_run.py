@@ -1,10 +1,7 @@
 """Faults come and go in their order, and jobs are kept going whatever the cloud answers."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -14,31 +11,31 @@ from tests.chaos.run import CloudJobs, Director
 
 
 class Site:
-    def __init__(self, *, broken: bool = False) -> None:
-        self.seen: list[tuple[str, str]] = []
+    def __init__(self, *, broken=False):
+        self.seen = []
         self.broken, self._lock = broken, threading.Lock()
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault):
         if fault.kind == "broker":
             time.sleep(0.05)
         with self._lock:
             self.seen.append(("begin", fault.kind))
 
-    def end(self, fault: Fault) -> None:
+    def end(self, fault):
         if self.broken:
             raise BrokerError("does not start")
         with self._lock:
             self.seen.append(("end", fault.kind))
 
 
-def directed(site: Site, *faults: Fault) -> Director:
+def directed(site, *faults):
     begun_s = time.monotonic()
-    director = Director(site, faults, lambda: time.monotonic() - begun_s)  # type: ignore[arg-type]
+    director = Director(site, faults, lambda: time.monotonic() - begun_s)
     director.start()
     return director
 
 
-def wait_until_over(director: Director) -> None:
+def wait_until_over(director):
     end_s = time.monotonic() + 10
     while not director.over():
         assert time.monotonic() < end_s
@@ -46,7 +43,7 @@ def wait_until_over(director: Director) -> None:
     director.stop()
 
 
-def test_each_fault_begins_once_and_ends_after_it_began() -> None:
+def test_each_fault_begins_once_and_ends_after_it_began():
     site = Site()
     faults = (
         Fault(0.01, "broker", "edge", 0.0),  # over before it has come down
@@ -63,14 +60,14 @@ def test_each_fault_begins_once_and_ends_after_it_began() -> None:
         assert site.seen.index(("begin", kind)) < site.seen.index(("end", kind))
 
 
-def test_a_broker_that_stays_away_is_told() -> None:
+def test_a_broker_that_stays_away_is_told():
     director = directed(Site(broken=True), Fault(0.0, "broker", "edge", 0.0))
     with pytest.raises(BrokerError, match="does not start"):
         wait_until_over(director)
     director.stop()
 
 
-def test_no_fault_comes_after_the_stop() -> None:
+def test_no_fault_comes_after_the_stop():
     site = Site()
     director = directed(site, Fault(30.0, "kill", "cloud"))
     director.stop()
@@ -80,10 +77,10 @@ def test_no_fault_comes_after_the_stop() -> None:
 class Cloud:
     """The cloud's HTTP control, as its client shows it."""
 
-    def __init__(self, *statuses: str) -> None:
+    def __init__(self, *statuses):
         self.statuses, self.away, self.asked = [*statuses], False, []
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self):
         if self.away:
             raise UsageError("the cloud does not answer")
         return [
@@ -91,22 +88,22 @@ class Cloud:
             for k, status in enumerate(self.statuses)
         ]
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, job):
         return {"exchanges": [{}] * 3}
 
-    def resume(self, job: str) -> None:
+    def resume(self, job):
         self.asked.append(f"resume {job}")
 
-    def submit_yaml(self, _job_yaml: bytes) -> str:
+    def submit_yaml(self, _job_yaml):
         self.statuses.append("queued")
         raise UsageError("the answer was lost")
 
 
-def jobs_of(cloud: Cloud) -> CloudJobs:
-    return CloudJobs(lambda: cloud, b"job: x")  # type: ignore[arg-type,return-value]
+def jobs_of(cloud):
+    return CloudJobs(lambda: cloud, b"job: x")
 
 
-def test_a_paused_job_is_resumed_and_counts_as_no_progress() -> None:
+def test_a_paused_job_is_resumed_and_counts_as_no_progress():
     cloud = Cloud("completed", "paused")
     jobs = jobs_of(cloud)
     assert jobs.look()
@@ -117,7 +114,7 @@ def test_a_paused_job_is_resumed_and_counts_as_no_progress() -> None:
     assert (jobs.idle, jobs.completed, jobs.mark) == (False, ["job-0"], mark)
 
 
-def test_a_submission_whose_answer_is_lost_is_found_by_the_next_look() -> None:
+def test_a_submission_whose_answer_is_lost_is_found_by_the_next_look():
     jobs = jobs_of(Cloud())
     assert jobs.look()
     jobs.feeding = True
@@ -126,7 +123,7 @@ def test_a_submission_whose_answer_is_lost_is_found_by_the_next_look() -> None:
     assert [job["status"] for job in jobs.known] == ["queued"]
 
 
-def test_a_cloud_that_is_away_changes_nothing_that_is_known() -> None:
+def test_a_cloud_that_is_away_changes_nothing_that_is_known():
     cloud = Cloud("running")
     jobs = jobs_of(cloud)
     assert jobs.look()

@@ -1,12 +1,8 @@
 """Real processes: restarted when they end, killed also while they start, stopped cleanly."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,9 +29,7 @@ while True:
 """
 
 
-def spawn(
-    arguments: tuple[str, ...], output: int, _lifeline: object, **_options: object
-) -> subprocess.Popen[bytes]:
+def spawn(arguments, output, _lifeline, **_options):
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments],
         stdout=output,
@@ -45,7 +39,7 @@ def spawn(
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+def site(tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "spawn", spawn)
     begun_s = time.monotonic()
     found = Supervisor(tmp_path, lambda: time.monotonic() - begun_s)
@@ -53,19 +47,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor
     found.stop()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition):
     end_s = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
 
 
-def log(folder: Path) -> str:
+def log(folder):
     path = folder / "one.log"
     return path.read_text() if path.exists() else ""
 
 
-def test_a_killed_process_is_started_again(site: Supervisor, tmp_path: Path) -> None:
+def test_a_killed_process_is_started_again(site, tmp_path):
     site.start("one", ["runs", str(tmp_path)])
     for lives in (1, 2):
         wait_for(lambda lives=lives: log(tmp_path).count("running") == lives)
@@ -77,7 +71,7 @@ def test_a_killed_process_is_started_again(site: Supervisor, tmp_path: Path) -> 
     assert site.alive() == {"one": False}
 
 
-def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path: Path) -> None:
+def test_two_kills_between_two_lives_hit_the_next_two(site, tmp_path):
     site.start("one", ["ends", str(tmp_path)])
     wait_for(lambda: site.ends)
     site.kill("one")
@@ -87,7 +81,7 @@ def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path
     assert (first.code, first.how, first.said) == (7, "by itself", "running")
 
 
-def test_what_no_process_should_write_is_noted(site: Supervisor, tmp_path: Path) -> None:
+def test_what_no_process_should_write_is_noted(site, tmp_path):
     site.start("one", ["fails", str(tmp_path)])
     wait_for(lambda: site.traces)
     assert "Traceback" in site.traces[0]
@@ -95,9 +89,7 @@ def test_what_no_process_should_write_is_noted(site: Supervisor, tmp_path: Path)
     assert site.ends[0].said == "ValueError: a bug"
 
 
-def test_a_full_disk_fails_writes_and_leaves_the_log_alone(
-    site: Supervisor, tmp_path: Path
-) -> None:
+def test_a_full_disk_fails_writes_and_leaves_the_log_alone(site, tmp_path):
     site.start("one", ["runs", str(tmp_path)])
     wait_for(lambda: "written" in log(tmp_path))
     site.fill("one", True)

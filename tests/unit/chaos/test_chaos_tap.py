@@ -1,10 +1,7 @@
 """A ledger under the tap works as ever, and what it forgets is kept beside it; so does a spool."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 LIMITS = Limits(20, 50, 1e-4, 100)
 
 
-def test_tensors_of_a_closed_job_are_still_there(tmp_path: Path) -> None:
+def test_tensors_of_a_closed_job_are_still_there(tmp_path):
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path, "digits")) as ledger:
         tap_ledger(path)
@@ -50,7 +47,7 @@ def test_tensors_of_a_closed_job_are_still_there(tmp_path: Path) -> None:
     assert not read_ledger(path).accounts["digits"]["one"].is_open
 
 
-def test_without_a_ledger_there_is_nothing_to_tap(tmp_path: Path) -> None:
+def test_without_a_ledger_there_is_nothing_to_tap(tmp_path):
     with pytest.raises(sqlite3.Error):
         tap_ledger(tmp_path / "ledger.sqlite")
 
@@ -60,13 +57,11 @@ def test_without_a_ledger_there_is_nothing_to_tap(tmp_path: Path) -> None:
 AT = RoundId(bytes(16), 1, 1)
 
 
-def choices(path: Path) -> list[bytes]:
+def choices(path):
     return [one.question for one in unmasked_choices(path)]
 
 
-def test_the_real_spool_under_the_tap_keeps_one_choice_and_stops_at_a_second(
-    tmp_path: Path,
-) -> None:
+def test_the_real_spool_under_the_tap_keeps_one_choice_and_stops_at_a_second(tmp_path):
     path = tmp_path / "spool.sqlite"
     with closing(Spool(path)) as spool:
         for _ in range(2):
@@ -79,9 +74,7 @@ def test_the_real_spool_under_the_tap_keeps_one_choice_and_stops_at_a_second(
 
 
 @pytest.mark.parametrize("flaw", ["INSERT OR IGNORE INTO", "INSERT OR REPLACE INTO", "DELETE"])
-def test_a_spool_that_takes_a_second_choice_or_forgets_the_first_is_seen(
-    tmp_path: Path, flaw: str
-) -> None:
+def test_a_spool_that_takes_a_second_choice_or_forgets_the_first_is_seen(tmp_path, flaw):
     """What a spool would pass over, its machine has answered all the same."""
     path = tmp_path / "spool.sqlite"
     with closing(Spool(path)) as spool:
@@ -101,9 +94,7 @@ def test_a_spool_that_takes_a_second_choice_or_forgets_the_first_is_seen(
 # --- of which cells' batches a commit is made of ---
 
 
-def test_a_commit_is_made_of_the_cells_whose_batches_the_real_store_absorbed(
-    tmp_path: Path,
-) -> None:
+def test_a_commit_is_made_of_the_cells_whose_batches_the_real_store_absorbed(tmp_path):
     path = tmp_path / "cloud.sqlite"
     plan = load_plan(JOB)
     with closing(Store(f"sqlite:///{path}")) as store:

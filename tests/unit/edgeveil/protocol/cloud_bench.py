@@ -1,55 +1,50 @@
 """A cloud's machine, brought to the state that a test is about."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import msgspec
 import protocol_kit as kit
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.messages import Ack, Batch, Manifest, Message, PeerKeys, RoundId
+from edgeveil.protocol.messages import Ack, Batch, PeerKeys, RoundId
 from edgeveil.protocol.transfer import describe
 
 OTHER = b"K" * 16
 START = cj.StartJob(kit.JOB, 1, 1, rounds=2, retries=1)
 
 
-def cloud(**settings: Any) -> CloudMachine:
+def cloud(**settings):
     bounds = cj.CloudSettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
     return CloudMachine(kit.CLOUD, {"": PeerKeys.pinned(proxy=kit.PROXY_KEY)}, bounds)
 
 
-def start(machine: CloudMachine, what: cj.StartJob = START) -> list[fx.Effect]:
+def start(machine, what=START):
     return machine.handle(fx.Command(what), 0.0)
 
 
-def receive(machine: CloudMachine, message: Message) -> list[fx.Effect]:
+def receive(machine, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
 
 
-def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]:
+def done(machine, task, result):
     return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
-def fire(machine: CloudMachine, name: str, job: bytes = kit.JOB) -> list[fx.Effect]:
+def fire(machine, name, job=kit.JOB):
     beside = name in ("close", "release", "statement", "roster")
     return machine.handle(fx.Timer(cj.timer_name(name, b"" if beside else job)), 0.0)
 
 
-def state(machine: CloudMachine, job: bytes = kit.JOB) -> cj.CloudState:
+def state(machine, job=kit.JOB):
     """Where the job stands; `IDLE` if it does not run."""
     return machine.courses[job].state if job in machine.courses else cj.CloudState.IDLE
 
 
-def ack(header: Any, status: str = "held", reason: str = "") -> Message:
+def ack(header, status="held", reason=""):
     """The proxy's word about a broadcast."""
     return kit.PROXY.note(Ack(header.blob.digest, status, reason))
 
 
-def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
+def sealed(task, size=30):
     """What the host makes of a sealing task; the bytes differ for each."""
     data = repr(task).encode().ljust(size, b".")
     match task:
@@ -62,22 +57,22 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
     raise TypeError(task)
 
 
-def seal(machine: CloudMachine, task: object, size: int = 30) -> tuple[Manifest, list[fx.Effect]]:
+def seal(machine, task, size=30):
     header, data = sealed(task, size)
     return header, done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(header, data)}))
 
 
-def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
+def broadcast(machine, task):
     """Sealed and held by the proxy."""
     return receive(machine, ack(seal(machine, task)[0]))
 
 
-def batch(where: RoundId | None = None, fill: bytes = b"a", size: int = 90) -> tuple[Batch, bytes]:
+def batch(where=None, fill=b"a", size=90):
     data = fill * size
     return Batch(where or kit.at(), 3, 0, (3,), describe(data, kit.PART_BYTES)), data
 
 
-def waiting(machine: CloudMachine | None = None, what: cj.StartJob = START) -> CloudMachine:
+def waiting(machine=None, what=START):
     """A machine that waits for its first batch."""
     machine = machine or cloud()
     start(machine, what)
@@ -86,7 +81,7 @@ def waiting(machine: CloudMachine | None = None, what: cj.StartJob = START) -> C
     return machine
 
 
-def both_waiting(**settings: Any) -> CloudMachine:
+def both_waiting(**settings):
     """Two jobs that wait for their first batches."""
     machine = cloud(**settings)
     for job in (kit.JOB, OTHER):
@@ -96,24 +91,17 @@ def both_waiting(**settings: Any) -> CloudMachine:
     return machine
 
 
-def selecting(machine: CloudMachine, devices: int) -> None:
-    """The round under way asked so many."""
-    of_it = machine.courses[kit.JOB].cells[""]
-    assert of_it.manifest is not None
-    of_it.manifest = msgspec.structs.replace(of_it.manifest, selected=devices)
-
-
-def hand_over(machine: CloudMachine, where: RoundId | None = None) -> list[fx.Effect]:
+def hand_over(machine, where=None):
     header, data = batch(where)
     return receive(machine, kit.offer(header, data, kit.PROXY))
 
 
-def absorbing(where: RoundId | None = None) -> cj.Absorb:
+def absorbing(where=None):
     """The task that a batch leads to."""
     return cj.Absorb({"": batch(where)[0]})
 
 
-def absorb(machine: CloudMachine, where: RoundId | None = None) -> list[fx.Effect]:
+def absorb(machine, where=None):
     """The batch arrives and is committed."""
     where = where or kit.at()
     hand_over(machine, where)

@@ -1,19 +1,14 @@
 """A device's machine, brought to the state that a test is about."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
-from collections.abc import Sequence
-from typing import Any
 
 import protocol_kit as kit
 
-from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.messages import Manifest, Message, PeerKeys
+from edgeveil.protocol.messages import PeerKeys
 from edgeveil.protocol.sealed import RoundPackage
 
 ME = kit.member(0)
@@ -24,12 +19,7 @@ MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
 SEALED = dr.SealedAnswer((0, 1, 2), kit.SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
-def device(
-    memory: dr.DeviceMemory | None = None,
-    data_set: bytes = b"",
-    sealing: Sequence[SealingKey] = (),
-    **settings: Any,
-) -> DeviceMachine:
+def device(memory=None, data_set=b"", sealing=(), **settings):
     """A device that knows the job."""
     bounds = dr.DeviceSettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
     memory = dr.DeviceMemory(jobs={kit.JOB: None}) if memory is None else memory
@@ -37,37 +27,37 @@ def device(
     return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
 
-def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:
+def receive(machine, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
 
 
-def done(machine: DeviceMachine, task: object, result: object) -> list[fx.Effect]:
+def done(machine, task, result):
     return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
-def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
+def fire(machine, name):
     return machine.handle(own(name) if name in ("resend", "deadline") else fx.Timer(name), 0.0)
 
 
-def own(name: str, job: bytes = kit.JOB) -> fx.Timer:
+def own(name, job=kit.JOB):
     """A timer of the job's own."""
     return fx.Timer(dr.timer_name(name, job))
 
 
-def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
+def work_on(machine, header, data=MODEL):
     """The round's model arrives and opens; the effects ask for the work."""
     receive(machine, kit.offer(header, data))
     return done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(PACKAGE))
 
 
-def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Effect]:
+def upload(machine, header=None):
     """The whole way to the upload; the effects send it."""
     header = header or kit.manifest(MODEL)
     work_on(machine, header)
     return done(machine, dr.ComputeAnswer(header, PACKAGE), SEALED)
 
 
-def snapshot(machine: DeviceMachine) -> object:
+def snapshot(machine):
     """Everything that a refused message must leave alone."""
     memory = copy.deepcopy(machine.memory)
     rounds = [(one.state, one.manifest) for one in machine.rounds if not one.is_over]

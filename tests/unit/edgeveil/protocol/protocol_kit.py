@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,10 +18,8 @@ PART_BYTES = PACKET_BYTES - 512
 GROUPS = (m.Group("layer0", 100), m.Group("layer1", 40), m.Group("softmax", 20))
 SEALED_BYTES = tuple(g.padded_bytes + m.SEAL_OVERHEAD_BYTES for g in GROUPS)
 
-T = TypeVar("T")
 
-
-def signing_key(number: int) -> SigningKey:
+def signing_key(number):
     """A fixed key: tests may not depend on chance."""
     return SigningKey.from_bytes(hashlib.sha256(b"test key %d" % number).digest())
 
@@ -42,11 +38,11 @@ class Member:
     key: VerifyKey
 
     @property
-    def id(self) -> str:
+    def id(self):
         return self.signer.name
 
 
-def member(number: int) -> Member:
+def member(number):
     """Device `number`."""
     key = signing_key(100 + number)
     return Member(m.Signer(key.public().fingerprint(), key), key.public())
@@ -59,28 +55,28 @@ class FakeRegistry:
     members: dict[str, VerifyKey] = field(default_factory=dict)
     epoch: int = 1
 
-    def verify_key(self, device: str) -> VerifyKey | None:
+    def verify_key(self, device):
         return self.members.get(device)
 
     lineage = "5e" * 16
 
-    def roster_expires_s(self) -> float:
+    def roster_expires_s(self):
         return 0.0
 
-    def roster(self) -> tuple[int, bytes]:
+    def roster(self):
         return self.epoch, b"".join(sorted(key.to_bytes() for key in self.members.values()))
 
-    def admitted(self) -> list[str]:
+    def admitted(self):
         return list(self.members)
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> m.RoundId:
+def at(round_=1, attempt=1, job=JOB):
     return m.RoundId(job, round_, attempt)
 
 
-def manifest(data: bytes, where: m.RoundId | None = None, **changes: Any) -> m.Manifest:
+def manifest(data, where=None, **changes):
     """A round's manifest for `data`, with any field changed."""
-    values: dict[str, Any] = {
+    values = {
         "kind": "round",
         "at": where or at(),
         "sequence": 1,
@@ -102,58 +98,56 @@ def manifest(data: bytes, where: m.RoundId | None = None, **changes: Any) -> m.M
     return m.Manifest(**(values | changes))
 
 
-def offer(header: Any, data: bytes = b"", signer: m.Signer = CLOUD) -> m.Offer:
+def offer(header, data=b"", signer=CLOUD):
     return signer.offer(header, data)
 
 
-def parts_of(header: Any, data: bytes) -> list[m.BlobPart]:
+def parts_of(header, data):
     return list(parts(header.blob, data))
 
 
-def commit_of(where: m.RoundId, ciphertexts: Iterable[bytes]) -> tuple[m.Commit, bytes]:
+def commit_of(where, ciphertexts):
     """The commit record that counts these ciphertexts, and its blob."""
     hashes = b"".join(sorted(hashlib.sha256(text).digest() for text in ciphertexts))
     return m.Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
 
 
-def upload_of(
-    where: m.RoundId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
-) -> tuple[m.Upload, bytes]:
+def upload_of(where, fill, groups=(0, 1, 2)):
     """A well-formed upload: every segment filled with bytes that name device and group."""
     data = b"".join(bytes((fill, g)) * (SEALED_BYTES[g] // 2) for g in groups)
     return m.Upload(where, groups, describe(data, PART_BYTES)), data
 
 
-def of(effects: list[fx.Effect], kind: type[T]) -> list[T]:
+def of(effects, kind):
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def refused(effects: list[fx.Effect]) -> list[str]:
+def refused(effects):
     return [effect.reason for effect in of(effects, fx.Refuse)]
 
 
-def stored(effects: list[fx.Effect]) -> list[object]:
+def stored(effects):
     return [effect.item for effect in of(effects, fx.Persist)]
 
 
-def tasks(effects: list[fx.Effect]) -> list[Any]:
+def tasks(effects):
     return [effect.task for effect in of(effects, fx.Work)]
 
 
-def messages(effects: list[fx.Effect], kind: type[T]) -> list[T]:
+def messages(effects, kind):
     return [effect.message for effect in of(effects, fx.Send) if isinstance(effect.message, kind)]
 
 
-def bodies(effects: list[fx.Effect], kind: type[T]) -> list[T]:
-    found: list[m.Body] = [m.decode_body(note.body) for note in messages(effects, m.Note)]
+def bodies(effects, kind):
+    found = [m.decode_body(note.body) for note in messages(effects, m.Note)]
     return [body for body in found if isinstance(body, kind)]
 
 
-def acks(effects: list[fx.Effect]) -> list[tuple[str, str]]:
+def acks(effects):
     return [(ack.status, ack.reason) for ack in bodies(effects, m.Ack)]
 
 
-def headers(effects: list[fx.Effect]) -> list[Any]:
+def headers(effects):
     """Without the proof in a job's, which its signer adds."""
     found = [m.decode_header(message.header) for message in messages(effects, m.Offer)]
     jobs = [isinstance(one, m.Manifest) and one.kind == "job" for one in found]
@@ -163,10 +157,10 @@ def headers(effects: list[fx.Effect]) -> list[Any]:
     ]
 
 
-def timers(effects: list[fx.Effect]) -> dict[str, float]:
+def timers(effects):
     """By name; a job's own without the job."""
     return {effect.name.partition("/")[0]: effect.delay_s for effect in of(effects, fx.SetTimer)}
 
 
-def reports(effects: list[fx.Effect]) -> dict[str, Any]:
+def reports(effects):
     return {effect.what: dict(effect.data) for effect in of(effects, fx.Report)}

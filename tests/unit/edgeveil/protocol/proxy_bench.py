@@ -1,16 +1,12 @@
 """A proxy's machine with a small fleet, brought to the state that a test is about."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable
-from typing import Any
 
 import protocol_kit as kit
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.messages import Hello, Manifest, Message, PeerKeys
+from edgeveil.protocol.messages import Hello, PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
 from edgeveil.protocol.proxy_uploads import UploadPart
@@ -19,10 +15,7 @@ FLEET = [kit.member(number) for number in range(6)]
 MODEL = b"sealed model"
 
 
-Shuffle = Callable[[list[bytes]], None]
-
-
-def keep_order(_items: list[bytes]) -> None:
+def keep_order(_items):
     """No shuffle at all, so that a test sees what was put in."""
 
 
@@ -32,17 +25,15 @@ class Bench(ProxyMachine):
     `handle` gives the effects of the event and of all outcomes; `hold_work` leaves the work undone.
     """
 
-    def __init__(
-        self, memory: pr.ProxyMemory | None, shuffle: Shuffle, disk: Disk | None, **settings: Any
-    ) -> None:
+    def __init__(self, memory, shuffle, disk, **settings):
         registry = kit.FakeRegistry({m.id: m.key for m in FLEET})
         bounds = pr.ProxySettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
         super().__init__(kit.PROXY, PeerKeys.pinned(cloud=kit.CLOUD_KEY), registry, memory, bounds)
         self.disk, self.shuffle = disk or Disk(), shuffle
         self.hold_work = False
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def handle(self, event, now_s):
+        out = []
         for effect in super().handle(event, now_s):
             out.append(effect)
             if isinstance(effect, fx.Persist):
@@ -56,18 +47,18 @@ class Bench(ProxyMachine):
 class Disk:
     """The bytes that a proxy's host would have in files."""
 
-    def __init__(self) -> None:
-        self.uploads: dict[Any, bytearray] = {}
-        self.arriving: dict[bytes, bytearray] = {}
+    def __init__(self):
+        self.uploads = {}
+        self.arriving = {}
 
-    def store(self, item: object) -> None:
+    def store(self, item):
         match item:
             case UploadPart(at=where, offset=offset, data=data):
                 _put(self.uploads.setdefault(where, bytearray()), offset, data)
             case BroadcastPart(digest=digest, offset=offset, data=data):
                 _put(self.arriving.setdefault(digest, bytearray()), offset, data)
 
-    def perform(self, task: object, shuffle: Shuffle) -> object:
+    def perform(self, task, shuffle):
         match task:
             case KeepBroadcast(signed=signed, header=header):
                 data = bytes(self.arriving.pop(header.blob.digest))
@@ -79,8 +70,8 @@ class Disk:
                 return self._shuffled(task, shuffle)
         raise AssertionError(task)
 
-    def _shuffled(self, task: pr.ShuffleRound, shuffle: Shuffle) -> pr.ShuffledBatch:
-        groups: list[list[bytes]] = [[] for _ in task.segment_bytes]
+    def _shuffled(self, task, shuffle):
+        groups = [[] for _ in task.segment_bytes]
         for slot, held in task.uploads:
             offset = slot * task.slot_bytes
             for g in held:
@@ -94,35 +85,28 @@ class Disk:
         return pr.ShuffledBatch(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
 
 
-def _put(file: bytearray, offset: int, data: bytes) -> None:
+def _put(file, offset, data):
     file.extend(bytes(max(0, offset + len(data) - len(file))))
     file[offset : offset + len(data)] = data
 
 
-def proxy(
-    memory: pr.ProxyMemory | None = None,
-    shuffle: Shuffle = keep_order,
-    disk: Disk | None = None,
-    **settings: Any,
-) -> Bench:
+def proxy(memory=None, shuffle=keep_order, disk=None, **settings):
     return Bench(memory, shuffle, disk, **settings)
 
 
-def cloud_says(machine: ProxyMachine, message: Message) -> list[fx.Effect]:
+def cloud_says(machine, message):
     return machine.handle(fx.MessageReceived(fx.CloudAddress(), message), 0.0)
 
 
-def says(
-    machine: ProxyMachine, who: kit.Member, message: Message, now_s: float = 0.0
-) -> list[fx.Effect]:
+def says(machine, who, message, now_s=0.0):
     return machine.handle(fx.MessageReceived(fx.DeviceAddress(who.id), message), now_s)
 
 
-def hello(machine: ProxyMachine, who: kit.Member, now_s: float = 0.0) -> list[fx.Effect]:
+def hello(machine, who, now_s=0.0):
     return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
 
 
-def part_by_part(machine: ProxyMachine, header: Any, data: bytes) -> list[Any]:
+def part_by_part(machine, header, data):
     """The cloud's broadcast comes in parts; what all devices hear of it."""
     out = cloud_says(machine, kit.offer(header))
     for part in kit.parts_of(header, data):
@@ -130,25 +114,25 @@ def part_by_part(machine: ProxyMachine, header: Any, data: bytes) -> list[Any]:
     return to_devices(out)
 
 
-def fire(machine: ProxyMachine, what: str, number: int = 1, attempt: int = 1) -> list[fx.Effect]:
+def fire(machine, what, number=1, attempt=1):
     name = f"{what}:{kit.at().job_id.hex()}:{number}:{attempt}"
     return machine.handle(fx.Timer(name), 0.0)
 
 
-def open_round(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
+def open_round(machine, header=None):
     return cloud_says(machine, kit.offer(header or kit.manifest(MODEL), MODEL))
 
 
-def upload(machine: ProxyMachine, number: int, **changes: Any) -> list[fx.Effect]:
+def upload(machine, number, **changes):
     """Device `number` uploads; its segments are filled with its number."""
     header, data = kit.upload_of(changes.pop("where", kit.at()), number + 1, **changes)
     return says(machine, FLEET[number], kit.offer(header, data, FLEET[number].signer))
 
 
-def to_devices(effects: list[fx.Effect]) -> list[Any]:
+def to_devices(effects):
     """What went to all devices at once."""
     return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.AllDevices()]
 
 
-def to_cloud(effects: list[fx.Effect]) -> list[Any]:
+def to_cloud(effects):
     return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.CloudAddress()]

@@ -1,10 +1,5 @@
 """A proxy's machine on its real host and spool: what outlives a restart is what is on disk."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 from protocol_kit import CLOUD_KEY, PACKET_BYTES, PROXY, FakeRegistry
 from proxy_bench import FLEET
 
@@ -17,7 +12,7 @@ from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
 
 
-def backwards(places: list[int]) -> None:
+def backwards(places):
     places.reverse()
 
 
@@ -26,20 +21,20 @@ class RealProxy(ProxyMachine):
     the lots of a stream, which stand in `waiting` then.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder, **settings):
         self.folder, self.hold, self.slow = folder, False, False
         self.settings_given = settings
-        self.waiting: list[StreamUploads] = []
+        self.waiting = []
         self.spool = Spool(folder / "spool.sqlite")
         self.host = ProxyHost(self.spool, backwards)
         registry = FakeRegistry({m.id: m.key for m in FLEET})
         plain = {"packet_bytes": PACKET_BYTES, "push_bytes": 1 << 20}
-        bounds = ProxySettings(**(plain | settings))  # type: ignore[arg-type]
+        bounds = ProxySettings(**(plain | settings))
         keys = PeerKeys.pinned(cloud=CLOUD_KEY)
         super().__init__(PROXY, keys, registry, self.spool.load(), bounds)
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def handle(self, event, now_s):
+        out = []
         for effect in super().handle(event, now_s):
             out.append(effect)
             if isinstance(effect, fx.Persist):
@@ -52,7 +47,7 @@ class RealProxy(ProxyMachine):
                 out += self.work(effect.task)
         return out
 
-    def work(self, task: object) -> list[fx.Effect]:
+    def work(self, task):
         """Do a task now; an outcome that is an error is as the process would tell it."""
         try:
             result = self.host.perform(task)
@@ -60,6 +55,6 @@ class RealProxy(ProxyMachine):
             result = fx.WorkFailed(str(error))
         return self.handle(fx.WorkDone(task, result), 0.0)
 
-    def restarted(self) -> RealProxy:
+    def restarted(self):
         """A new process on the same files; the old one never closed them."""
         return RealProxy(self.folder, **self.settings_given)

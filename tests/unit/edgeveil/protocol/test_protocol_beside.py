@@ -1,8 +1,6 @@
 """Blobs beside the broker, as the machines decide on them: who is told what, and when parts come
 over the broker after all."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
@@ -53,7 +51,7 @@ LARGE = bytes(range(256)) * (tr.LEAST_BYTES // 256)
         "",
     ],
 )
-def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
+def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url):
     assert not tr.is_allowed(url, [PREFIX])
 
 
@@ -62,11 +60,11 @@ def large_offer():
     return header, replaced(kit.offer(header), beside=True)
 
 
-def replaced(sent: m.Offer, **changes):
+def replaced(sent, **changes):
     return m.Offer(sent.header, sent.data, **changes)
 
 
-def told(url: str = URL, *, data: bytes = LARGE, put: bool = False):
+def told(url=URL, *, data=LARGE, put=False):
     return kit.PROXY.note(m.BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
 
 
@@ -129,7 +127,7 @@ def uploading(**settings):
     return machine, answered(machine, kit.JOB, LARGE)
 
 
-def answered(machine, job: bytes, data: bytes):
+def answered(machine, job, data):
     header = kit.manifest(b"model", kit.at(job=job), groups=(m.Group("layer0", tr.LEAST_BYTES),))
     receive(machine, kit.offer(header, b"model"))
     done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
@@ -221,7 +219,7 @@ def large_round(**settings):
     return machine, upload()
 
 
-def upload(fill: int = 1) -> m.Upload:
+def upload(fill=1):
     size_bytes = tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES
     return m.Upload(kit.at(), (0,), tr.describe(bytes((fill,)) * size_bytes, kit.PART_BYTES))
 
@@ -343,12 +341,12 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
             assert again.beside == (left > 0) and m.decode_header(again.header).at.job_id == job
 
 
-def beside_batch(job: bytes):
+def beside_batch(job):
     header, data = cloud_bench.batch(kit.at(job=job), fill=job[:1], size=tr.LEAST_BYTES)
     return header, replaced(kit.offer(header, signer=kit.PROXY), beside=True), data
 
 
-def put_to_cloud(machine, job: bytes):
+def put_to_cloud(machine, job):
     header, sent, _ = beside_batch(job)
     (grant,) = kit.tasks(cloud_bench.receive(machine, sent))
     assert grant == tr.GrantPut(header.blob, fx.ProxyAddress(), job)

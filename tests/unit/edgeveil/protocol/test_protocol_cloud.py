@@ -1,7 +1,5 @@
 """The cloud: one round after the other, each committed once."""
 
-from __future__ import annotations
-
 import cloud_bench as cb
 import protocol_kit as kit
 import pytest
@@ -11,7 +9,7 @@ from protocol_kit import at
 
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CancelJob, CloudMachine
+from edgeveil.protocol.cloud import CancelJob
 from edgeveil.protocol.messages import Ack, Close, Need, RoundId, Shortfall, Signer
 from edgeveil.protocol.transfer import NEED_LIMIT
 
@@ -200,7 +198,7 @@ THIRD = b"L" * 16
 JOBS = (kit.JOB, cb.OTHER, THIRD)
 
 
-def where(job: bytes, attempt: int = 1) -> RoundId:
+def where(job, attempt=1):
     return RoundId(job, 1, attempt)
 
 
@@ -227,7 +225,7 @@ def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
     assert [cb.state(machine, job) for job in (kit.JOB, cb.OTHER)] == [cj.CloudState.WAITING] * 2
 
 
-def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:
+def _play(machine, job, step):
     """One event of a job's course; whether it fits where the job stands is the machine's to say."""
     attempt = machine.courses[job].attempt if job in machine.courses else 1
     at = where(job, attempt)

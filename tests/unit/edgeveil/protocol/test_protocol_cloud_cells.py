@@ -1,9 +1,5 @@
 """Several cells at one cloud: a step ends once no cell is awaited, with what came."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import protocol_kit as kit
 from cloud_bench import batch, done, sealed, start, state
 
@@ -21,7 +17,7 @@ ROUND = cj.SealRound(kit.JOB, 1, 1)
 ONCE = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
 
 
-def cells_cloud(**settings: Any) -> CloudMachine:
+def cells_cloud(**settings):
     keys = {
         cell: m.PeerKeys.pinned(proxy=kit.signing_key(50 + n).public())
         for n, cell in enumerate(CELLS)
@@ -31,21 +27,19 @@ def cells_cloud(**settings: Any) -> CloudMachine:
     )
 
 
-def hear(machine: CloudMachine, cell: str, message: m.Message) -> list[fx.Effect]:
+def hear(machine, cell, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(cell), message), 0.0)
 
 
-def note(cell: str, body: Any) -> m.Message:
+def note(cell, body):
     return PROXIES[cell].note(body)
 
 
-def fire(machine: CloudMachine, name: str, cell: str) -> list[fx.Effect]:
+def fire(machine, name, cell):
     return machine.handle(fx.Timer(cj.timer_name(name, kit.JOB, cell)), 0.0)
 
 
-def seal(
-    machine: CloudMachine, task: Any, cells: tuple[str, ...] = CELLS, **changes: Any
-) -> tuple[dict[str, m.Manifest], list[fx.Effect]]:
+def seal(machine, task, cells=CELLS, **changes):
     """Sealed for these cells; of a round each has another package."""
     made = {}
     for cell in cells:
@@ -58,11 +52,11 @@ def seal(
     return manifests, done(machine, task, cj.CellBroadcasts(made))
 
 
-def hold(machine: CloudMachine, cell: str, header: m.Manifest) -> list[fx.Effect]:
+def hold(machine, cell, header):
     return hear(machine, cell, note(cell, m.Ack(header.blob.digest, "held")))
 
 
-def spread(machine: CloudMachine, task: Any, **changes: Any) -> list[fx.Effect]:
+def spread(machine, task, **changes):
     """Sealed, and held by both proxies."""
     found, out = seal(machine, task, **changes)
     for cell, header in found.items():
@@ -70,7 +64,7 @@ def spread(machine: CloudMachine, task: Any, **changes: Any) -> list[fx.Effect]:
     return out
 
 
-def waiting(what: cj.StartJob = ONCE, **changes: Any) -> CloudMachine:
+def waiting(what=ONCE, **changes):
     """Both cells hold the first round's broadcast."""
     machine = cells_cloud()
     start(machine, what)
@@ -80,26 +74,26 @@ def waiting(what: cj.StartJob = ONCE, **changes: Any) -> CloudMachine:
     return machine
 
 
-def of_cell(cell: str) -> tuple[m.Batch, bytes]:
+def of_cell(cell):
     return batch(fill=cell[:1].encode())
 
 
-def come(machine: CloudMachine, cell: str) -> list[fx.Effect]:
+def come(machine, cell):
     header, data = of_cell(cell)
     return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
 
 
-def both_batches() -> cj.Absorb:
+def both_batches():
     return cj.Absorb({cell: of_cell(cell)[0] for cell in CELLS})
 
 
-def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
+def receivers(effects, kind):
     """The cells that are sent a header of this kind, or a note with such a body."""
     found = set()
     for one in kit.of(effects, fx.Send):
         told = kit.headers([one]) + kit.bodies([one], kind)
         if any(isinstance(body, kind) for body in told):
-            found.add(one.to.cell)  # type: ignore[union-attr]
+            found.add(one.to.cell)
     return found
 
 
@@ -136,7 +130,7 @@ def test_where_all_refuse_the_job_pauses_with_the_reason():
     machine = cells_cloud()
     start(machine, ONCE)
     found, _ = seal(machine, ANNOUNCE)
-    out: list[fx.Effect] = []
+    out = []
     for cell in CELLS:
         refusal = m.Ack(found[cell].blob.digest, "refused", "cache_full")
         out = hear(machine, cell, note(cell, refusal))
@@ -160,7 +154,7 @@ ASKED = {
 }
 
 
-def unmasking() -> CloudMachine:
+def unmasking():
     machine = waiting()
     come(machine, NORTH)
     come(machine, SOUTH)
@@ -169,7 +163,7 @@ def unmasking() -> CloudMachine:
     return machine
 
 
-def tell_masks(machine: CloudMachine, cell: str) -> list[fx.Effect]:
+def tell_masks(machine, cell):
     question = machine.courses[kit.JOB].cells[cell].masks.question
     data = b"masks of " + cell.encode()
     header = m.MaskSums(kit.at(), question, describe(data, kit.PART_BYTES))

@@ -1,7 +1,5 @@
 """The cloud: how a job ends, what must not disturb it, and the roster."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
@@ -288,7 +286,7 @@ MASKS = b"sums of masks " * 300
 COMMIT = cj.RoundCommit(*kit.commit_of(kit.at(), [b"x"]))
 
 
-def unmasking(machine: cl.CloudMachine | None = None) -> cl.CloudMachine:
+def unmasking(machine=None):
     """The host has kept its sums; the proxy is asked."""
     machine = cb.waiting(machine)
     offer_batch(machine)
@@ -297,12 +295,12 @@ def unmasking(machine: cl.CloudMachine | None = None) -> cl.CloudMachine:
     return machine
 
 
-def sums(data: bytes = MASKS, **changes: object) -> m.MaskSums:
+def sums(data=MASKS, **changes):
     plain = {"at": kit.at(), "question": QUESTION, "blob": describe(data, kit.PART_BYTES)}
-    return m.MaskSums(**(plain | changes))  # type: ignore[arg-type]
+    return m.MaskSums(**(plain | changes))
 
 
-def answer(machine: cl.CloudMachine, data: bytes = MASKS) -> list[fx.Effect]:
+def answer(machine, data=MASKS):
     """The whole answer, part by part."""
     header = sums(data)
     out = cb.receive(machine, kit.offer(header, b"", kit.PROXY))
@@ -311,11 +309,11 @@ def answer(machine: cl.CloudMachine, data: bytes = MASKS) -> list[fx.Effect]:
     return out
 
 
-def asked(effects: list[fx.Effect]) -> list[m.Unmask]:
+def asked(effects):
     return kit.bodies(effects, m.Unmask)
 
 
-def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
+def test_the_masks_are_taken_when_the_last_part_is_there():
     machine, header = unmasking(), sums()
     assert kit.tasks(cb.receive(machine, kit.offer(header, b"", kit.PROXY))) == []
     parts = kit.parts_of(header, MASKS)
@@ -330,7 +328,7 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     assert cb.receive(machine, kit.offer(header, b"", kit.PROXY)) == []  # it is being used
 
 
-def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
+def test_missing_parts_are_asked_for_and_then_the_question_anew():
     machine, header = unmasking(), sums()
     cb.receive(machine, kit.offer(header, b"", kit.PROXY))
     cb.receive(machine, kit.parts_of(header, MASKS)[1])
@@ -352,7 +350,7 @@ def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
     [{"question": bytes(32)}, {"at": kit.at(2)}, {"at": kit.at(1, 2)}],
     ids=lambda c: next(iter(c)),
 )
-def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -> None:
+def test_an_answer_to_another_question_is_acknowledged_and_left(changes):
     machine, header = unmasking(), sums(**changes)
     out = cb.receive(machine, kit.offer(header, b"", kit.PROXY))
     assert kit.bodies(out, m.Ack) == [m.Ack(header.blob.digest, "held")]
@@ -361,7 +359,7 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
-def test_wrong_sums_end_the_job() -> None:
+def test_wrong_sums_end_the_job():
     machine = unmasking()
     answer(machine)
     out = cb.done(
@@ -371,24 +369,24 @@ def test_wrong_sums_end_the_job() -> None:
     assert cb.state(machine) is cj.CloudState.IDLE
 
 
-def test_an_obstacle_pauses_and_the_question_can_be_asked_again() -> None:
+def test_an_obstacle_pauses_and_the_question_can_be_asked_again():
     machine = unmasking()
     answer(machine)
     out = cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), cj.Obstacle("the disk is full"))
-    assert kit.stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
+    assert kit.stored(out)[-1].status == "paused"
     resumed = resume(machine)
     assert asked(resumed) == [CHOSEN]
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
-def resume(machine: cl.CloudMachine) -> list[fx.Effect]:
+def resume(machine):
     """The job goes on; the host finds its sums in place of a round to seal."""
     cb.start(machine, cb.START)
     cb.broadcast(machine, cj.SealJob(kit.JOB))
     return cb.done(machine, cj.SealRound(kit.JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
 
 
-def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
+def test_a_refusal_pauses_the_job_with_the_reason_and_advice():
     machine = unmasking()
     out = cb.receive(machine, kit.PROXY.note(m.Ack(QUESTION, "refused", "unmasked_already")))
     (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
@@ -399,7 +397,7 @@ def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
     assert "unmask" in {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
 
 
-def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
+def test_nothing_repeats_a_round_whose_masks_were_asked_for():
     machine = unmasking()
     for out in (
         cb.fire(machine, "watchdog"),
@@ -410,7 +408,7 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
     assert machine.at == kit.at()
 
 
-def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
+def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt():
     machine = cb.cloud()
     cb.start(machine, cj.StartJob(kit.JOB, 1, 3, rounds=2, retries=1))
     cb.broadcast(machine, cj.SealJob(kit.JOB))
@@ -424,7 +422,7 @@ def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])
-def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> None:
+def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps):
     """A cloud that started again has not looked into its store yet."""
     machine = cb.cloud()
     cb.start(machine, cj.StartJob(kit.JOB, 1, 2, rounds=2, retries=1))
@@ -439,7 +437,7 @@ def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> N
     assert other.status == "closed"
 
 
-def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told() -> None:
+def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told():
     fresh, releases = (m.Signer("cloud", kit.signing_key(number)) for number in (75, 76))
     peers = m.PeerKeys.pinned(proxy=kit.PROXY_KEY)
     bounds = cj.CloudSettings(packet_bytes=kit.PACKET_BYTES)

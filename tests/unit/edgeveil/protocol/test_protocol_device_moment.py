@@ -1,7 +1,5 @@
 """An answer leaves at a moment fixed as its package arrives, however long the work takes."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from dataclasses import replace
@@ -14,13 +12,12 @@ from hypothesis import strategies as st
 
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.messages import Ack, Cover, Decline, Manifest, Need, Offer
+from edgeveil.protocol.messages import Ack, Cover, Decline, Need, Offer
 
 HEADER = kit.manifest(MODEL, deadline_s=60.0)
 
 
-def worked(work_s: float, chance: float, sealed: dr.SealedAnswer = SEALED, opened_s: float = 0.0):
+def worked(work_s, chance, sealed=SEALED, opened_s=0.0):
     """The machine after an answer's work of `work_s`, and what it does then."""
     machine = device()
     machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
@@ -34,7 +31,7 @@ def worked(work_s: float, chance: float, sealed: dr.SealedAnswer = SEALED, opene
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.999])
-def test_the_length_of_the_work_does_not_show(chance: float) -> None:
+def test_the_length_of_the_work_does_not_show(chance):
     moments = set()
     for work_s, opened_s in ((0.001, 0.0), (1.7, 0.5), (3.1, 0.0)):
         machine, out = worked(work_s, chance, opened_s=opened_s)
@@ -50,7 +47,7 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
     assert 4.0 * dr.LEAVE_SHARE <= leaves_s <= 4.0
 
 
-def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
+def test_an_answer_that_no_record_had_a_part_in_leaves_at_once():
     _, out = worked(0.001, 0.5, replace(SEALED, at_once=True))
     assert len(kit.headers(out)) == 1
 
@@ -66,8 +63,8 @@ def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
     st.floats(0, 2e5),
 )
 def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
-    begun_s: float, budget_s: float, cover_s: float, chance: float, waits_s: float, left_s: float
-) -> None:
+    begun_s, budget_s, cover_s, chance, waits_s, left_s
+):
     """Whenever its turn comes, and the moment before the round closes."""
     start_s, closes_s = begun_s + waits_s, begun_s + left_s
     found = dr.AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
@@ -92,19 +89,19 @@ LARGE_MODEL = b"m" * 4000  # of several parts
 LARGE = kit.manifest(LARGE_MODEL, deadline_s=60.0)
 
 
-def covered(window_s: float = 10.0) -> DeviceMachine:
+def covered(window_s=10.0):
     machine = device()
     assert receive(machine, kit.PROXY.note(Cover(window_s))) == []
     return machine
 
 
-def unselected(machine: DeviceMachine, header: Manifest = HEADER) -> list[fx.Effect]:
+def unselected(machine, header=HEADER):
     receive(machine, kit.offer(header, MODEL))
     return done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(None))
 
 
 @pytest.mark.parametrize("outcome", [dr.NoAnswer("over budget"), fx.WorkFailed("wrong_groups")])
-def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
+def test_who_declines_answers_with_dummies_and_no_note(outcome):
     machine = covered()
     work_on(machine, HEADER)
     out = done(machine, dr.ComputeAnswer(HEADER, PACKAGE), outcome)
@@ -113,14 +110,14 @@ def test_who_declines_answers_with_dummies_and_no_note(outcome: object) -> None:
     assert "why" in kit.reports(out)["declined"]
 
 
-def test_a_note_that_would_end_cover_is_malformed() -> None:
+def test_a_note_that_would_end_cover_is_malformed():
     """An old one could be played again by a broker."""
     machine = covered()
     assert kit.refused(receive(machine, kit.PROXY.note(Cover(0.0)))) == ["malformed"]
     assert kit.tasks(unselected(machine)) == [dr.SealDummies(HEADER)]
 
 
-def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again() -> None:
+def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again():
     machine = covered()
     receive(machine, kit.offer(HEADER, MODEL))
     machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
@@ -133,7 +130,7 @@ def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again(
     assert kit.tasks(unselected(machine, third)) == [dr.SealDummies(third)]
 
 
-def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() -> None:
+def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that():
     machine = device(require_cover=True)
     out = work_on(machine, HEADER)
     assert [type(effect) for effect in out] == [fx.Report]
@@ -146,7 +143,7 @@ def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that() 
     assert (task.manifest, task.package) == (second, PACKAGE)
 
 
-def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool) -> list[fx.Effect]:
+def answer(machine, chance, work_s, *, dummy):
     """The package comes at 100 s, the work ends `work_s` later."""
     machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
     opened = dr.OpenedPackage(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
@@ -156,7 +153,7 @@ def answer(machine: DeviceMachine, chance: float, work_s: float, *, dummy: bool)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.25, 0.999])
-def test_the_length_of_the_work_does_not_show_cover(chance: float) -> None:
+def test_the_length_of_the_work_does_not_show_cover(chance):
     """All leave in the second half of the window, whether they had anything to compute or not."""
     moments = set()
     for work_s, dummy in ((0.001, True), (4.9, False)):
@@ -168,7 +165,7 @@ def test_the_length_of_the_work_does_not_show_cover(chance: float) -> None:
 
 
 @pytest.mark.parametrize("came_s", [0.0, 50.0, 61.0])
-def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: float) -> None:
+def test_the_window_ends_before_the_round_however_late_the_package_is(came_s):
     machine = covered(3600.0)
     machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(LARGE)), 0.0)
     for part in kit.parts_of(LARGE, LARGE_MODEL):
@@ -181,7 +178,7 @@ def test_the_window_ends_before_the_round_however_late_the_package_is(came_s: fl
     assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
 
 
-def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
+def test_nothing_leaves_before_its_moment_though_the_link_comes_back():
     machine = covered()
     out = answer(machine, 0.5, 0.0, dummy=True)
     assert kit.stored(out) == []  # nor is it on the disk
@@ -194,7 +191,7 @@ def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
 
 
 @pytest.mark.parametrize("selected", [False, True])
-def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bool) -> None:
+def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected):
     """A dummy is ready at once, an answer after some work: neither is there before its moment."""
     machine = covered(30.0)
     receive(machine, kit.offer(LARGE))
@@ -215,13 +212,13 @@ def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected: bo
     assert [need.blob for need in kit.messages(out, Need)] == [LARGE.blob.digest]
 
 
-def uploaded(machine: DeviceMachine) -> None:
+def uploaded(machine):
     unselected(machine)
     done(machine, dr.SealDummies(HEADER), DUMMY)
     machine.handle(own("resend"), 10.0)
 
 
-def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() -> None:
+def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told():
     machine = covered()
     uploaded(machine)
     out = receive(machine, kit.PROXY.note(Ack(DIGEST, "held")))
@@ -232,7 +229,7 @@ def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() ->
     assert kit.reports(out) == {}
 
 
-def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
+def test_the_answer_s_form_does_not_tell_dummies_from_true_ones():
     sent = []
     for dummy in (False, True):
         machine = covered()

@@ -1,9 +1,5 @@
 """A device: what it fetches, opens and refuses."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import device_bench as db
 import msgspec
 import protocol_kit as kit
@@ -221,18 +217,18 @@ def test_a_closed_job_stays_closed():
         assert kit.refused(db.receive(machine, kit.offer(header, data))) == ["closed_job"]
 
 
-def job_id(number: int) -> bytes:
+def job_id(number):
     return b"%016d" % number
 
 
-def announced(number: int, data: bytes | None = None, **changes: Any) -> tuple[m.Manifest, bytes]:
+def announced(number, data=None, **changes):
     """A job's manifest and its sealed package."""
     data = data or b"sealed job %d" % number
     where = m.RoundId(job_id(number), 0, 0)
     return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
-def learn(machine: dv.DeviceMachine, number: int) -> list[fx.Effect]:
+def learn(machine, number):
     header, data = announced(number)
     db.receive(machine, kit.offer(header, data))
     package = JobPackage(b"{}", b"graph")
@@ -240,7 +236,7 @@ def learn(machine: dv.DeviceMachine, number: int) -> list[fx.Effect]:
     return db.done(machine, dv.InstallJob(header, package), dv.Installation())
 
 
-def stalled(machine: dv.DeviceMachine, count: int) -> list[m.Manifest]:
+def stalled(machine, count):
     """So many job packages on their way, of which no part ever came."""
     headers = [announced(n, LONG + bytes((n,)))[0] for n in range(count)]
     for header in headers:
@@ -248,7 +244,7 @@ def stalled(machine: dv.DeviceMachine, count: int) -> list[m.Manifest]:
     return headers
 
 
-def test_what_moves_is_not_given_up() -> None:
+def test_what_moves_is_not_given_up():
     machine = db.device()
     moving, *_ = stalled(machine, dv.AT_ONCE)
     db.fire(machine, "repair")
@@ -258,7 +254,7 @@ def test_what_moves_is_not_given_up() -> None:
     assert moving.blob.digest in machine.fetches.under_way
 
 
-def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed() -> None:
+def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed():
     machine = db.device(fetch_bytes=2 * len(LONG) + 10)
     stalled(machine, 2)
     assert kit.refused(db.receive(machine, kit.offer(announced(9, LONG)[0]))) == [
@@ -270,7 +266,7 @@ def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed() -> None:
     ]  # needs no room
 
 
-def test_a_round_that_finds_no_room_changes_nothing() -> None:
+def test_a_round_that_finds_no_room_changes_nothing():
     machine = db.device()
     stalled(machine, dv.AT_ONCE)
     before = db.snapshot(machine)
@@ -293,7 +289,7 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
     assert len(kit.tasks(out)) == 1
 
 
-def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> None:
+def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe():
     machine = db.device(jobs=3)
     db.work_on(machine, kit.manifest(db.MODEL))
     for number in range(5):
@@ -303,7 +299,7 @@ def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> Non
     assert machine.state is dr.DeviceState.WORKING
 
 
-def test_ends_of_jobs_are_remembered_up_to_a_bound() -> None:
+def test_ends_of_jobs_are_remembered_up_to_a_bound():
     machine = db.device()
     for number in range(dv.CLOSED_KEPT + 20):
         db.receive(machine, kit.CLOUD.note(m.Close(job_id(number), "failed")))
@@ -316,7 +312,7 @@ def test_ends_of_jobs_are_remembered_up_to_a_bound() -> None:
     "outcome",
     [dr.OpenedPackage(None), dr.OpenedPackage(db.PACKAGE), fx.WorkFailed("wrong_package")],
 )
-def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
+def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome):
     """Its rounds are looked into as those of any other one where the device is not selected."""
     machine = db.device(dr.DeviceMemory())
     header, data = announced(7)
@@ -338,7 +334,7 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     ]
 
 
-def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
+def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner():
     machine, header = db.device(), kit.manifest(db.MODEL)
     db.receive(machine, kit.offer(header, db.MODEL))
     out = db.done(

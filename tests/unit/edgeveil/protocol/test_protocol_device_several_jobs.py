@@ -1,8 +1,5 @@
 """Rounds of several jobs at hand at once: none waits for another but for its turn to compute."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 import protocol_kit as kit
@@ -14,39 +11,32 @@ from protocol_kit import at
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.device import DeviceMachine
 
 JOBS = (kit.JOB, b"K" * 16, b"L" * 16)
 
 
-def several() -> DeviceMachine:
+def several():
     return device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)))
 
 
-def model(job: bytes) -> bytes:
+def model(job):
     return MODEL + job
 
 
-def round_of(job: bytes, number: int = 1, **changes: object) -> m.Manifest:
+def round_of(job, number=1, **changes):
     return kit.manifest(model(job), at(number, job=job), **changes)
 
 
-def answer_of(job: bytes) -> dr.SealedAnswer:
+def answer_of(job):
     """Each job's has other bytes."""
     return replace(SEALED, data=SEALED.data[:-1] + job[:1])
 
 
-def hear(machine: DeviceMachine, message: object, now_s: float = 0.0) -> list[fx.Effect]:
+def hear(machine, message, now_s=0.0):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), now_s)
 
 
-def open_(
-    machine: DeviceMachine,
-    header: m.Manifest,
-    now_s: float = 0.0,
-    budget_s: float = 0.0,
-    **more: float,
-) -> list[fx.Effect]:
+def open_(machine, header, now_s=0.0, budget_s=0.0, **more):
     """The package comes and opens."""
     data = model(header.at.job_id)
     hear(machine, kit.offer(header, data), now_s)
@@ -54,16 +44,16 @@ def open_(
     return machine.handle(fx.WorkDone(dr.OpenPackage(header, data), opened), now_s)
 
 
-def done(machine: DeviceMachine, task: object, result: object, now_s: float) -> list[fx.Effect]:
+def done(machine, task, result, now_s):
     return machine.handle(fx.WorkDone(task, result), now_s)
 
 
-def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effect]:
+def upload(machine, job, number=1):
     (task,) = kit.tasks(open_(machine, round_of(job, number)))
     return done(machine, task, answer_of(job), 0.0)
 
 
-def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
+def test_of_too_many_rounds_one_that_is_over_makes_room():
     machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)), jobs=2)
     upload(machine, JOBS[1])
     (task,) = kit.tasks(open_(machine, round_of(JOBS[0])))
@@ -74,11 +64,11 @@ def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
     assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == []
 
 
-def works(effects: list[fx.Effect]) -> list[dr.ComputeAnswer]:
+def works(effects):
     return [task for task in kit.tasks(effects) if isinstance(task, dr.ComputeAnswer)]
 
 
-def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_passed() -> None:
+def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_passed():
     machine = several()
     (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
     out = open_(machine, round_of(JOBS[1]), 101.0, budget_s=8.0)
@@ -91,7 +81,7 @@ def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_
     assert (second.begun_s, second.until_s) == (103.5, 109.5)
 
 
-def test_the_round_whose_time_ends_first_is_next() -> None:
+def test_the_round_whose_time_ends_first_is_next():
     """In the order in which they came one of the two would come too late."""
     machine = several()
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=8.0)
@@ -106,7 +96,7 @@ def test_the_round_whose_time_ends_first_is_next() -> None:
     assert third.allowed_s >= 20.0
 
 
-def test_under_cover_what_comes_too_late_is_covered() -> None:
+def test_under_cover_what_comes_too_late_is_covered():
     machine = several()
     hear(machine, kit.PROXY.note(m.Cover(20.0)), 100.0)
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
@@ -115,18 +105,15 @@ def test_under_cover_what_comes_too_late_is_covered() -> None:
     assert [type(task) for task in kit.tasks(out)] == [dr.SealDummies]
 
 
-Plan = Sequence[tuple[float, float, float]]  # of each job: when its package comes, budget, chance
-
-
-def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tuple[object, ...]]:
+def played(plan, work, cover_s):
     """What becomes visible of each job, and when, if their work takes `work` seconds."""
     machine = several()
     if cover_s:
         hear(machine, kit.PROXY.note(m.Cover(cover_s)))
-    events: list[tuple[float, int, fx.Event]] = []
+    events = []
     number, live = 0, dict[str, int]()
 
-    def post(when_s: float, event: fx.Event) -> int:
+    def post(when_s, event):
         nonlocal number
         number += 1
         events.append((when_s, number, event))
@@ -138,7 +125,7 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
     for job, (comes_s, _, _) in zip(JOBS, plan, strict=False):
         header = round_of(job)
         post(comes_s, fx.MessageReceived(fx.ProxyAddress(), kit.offer(header, model(job))))
-    seen: dict[bytes, tuple[object, ...]] = {}
+    seen = {}
     busy_s = 0.0
     while events:
         events.sort(key=lambda entry: entry[:2])
@@ -183,15 +170,15 @@ seconds = st.lists(st.floats(0, 60), min_size=3, max_size=3)
 
 @given(plans, seconds, seconds, st.sampled_from([0.0, 10.0, 60.0]))
 def test_when_anything_leaves_does_not_follow_from_how_long_any_work_takes(
-    plan: Plan, work: Sequence[float], other: Sequence[float], cover_s: float
-) -> None:
+    plan, work, other, cover_s
+):
     """Of none of the jobs, and not whether it answers either."""
     seen = played(plan, work, cover_s)
     assert seen == played(plan, other, cover_s)
     assert len(seen) == len(plan)
 
 
-def test_all_uploads_under_way_outlive_the_process() -> None:
+def test_all_uploads_under_way_outlive_the_process():
     """None is acknowledged before the process ends, and each is sent again, as it was."""
     first = several()
     sent = [header for job in JOBS for header in kit.headers(upload(first, job))]
@@ -199,5 +186,5 @@ def test_all_uploads_under_way_outlive_the_process() -> None:
     assert kit.headers([one for one in again if sends_upload(one)]) == sent
 
 
-def sends_upload(effect: fx.Effect) -> bool:
+def sends_upload(effect):
     return isinstance(effect, fx.Send) and isinstance(effect.message, m.Offer)

@@ -1,7 +1,5 @@
 """A device: consent, upload, and until it was counted."""
 
-from __future__ import annotations
-
 import hashlib
 
 import device_bench as db
@@ -231,14 +229,14 @@ def test_keys_of_as_many_jobs_as_it_knows_are_kept():
     assert found == [["no_round_key"], [], [], []]
 
 
-def test_a_fleet_s_waits_are_spread_and_never_longer_than_said() -> None:
+def test_a_fleet_s_waits_are_spread_and_never_longer_than_said():
     waits = [Backoff(f"{n:016x}").wait_s(4.0, 1, 30.0) for n in range(2000)]
     assert all(4.0 < wait <= 8.0 for wait in waits)
     tenths = [int((wait - 4.0) / 0.4) for wait in waits]
     assert min(tenths.count(tenth) for tenth in range(10)) > 120  # 200 expected, 13 deviation
 
 
-def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
+def test_an_acknowledged_upload_is_not_offered_again_after_a_restart():
     first = db.device()
     upload(first)
     db.receive(first, kit.PROXY.note(Ack(DIGEST, "held")))
@@ -257,23 +255,23 @@ def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:
 UP = fx.PeerConnected(fx.ProxyAddress())
 
 
-def counting(answered: int = 0):
+def counting(answered=0):
     """A device whose memory is kept, after so many answers."""
     return db.device(DeviceMemory(jobs={kit.JOB: None}, answered=answered))
 
 
-def heard(machine) -> None:
+def heard(machine):
     machine.handle(UP, 0.0)
     db.receive(machine, kit.PROXY.note(Ack(said(machine), "held")))
 
 
-def said(machine) -> bytes:
+def said(machine):
     """Digest of its hello."""
     hello = Hello(db.ME.id, 0, 0, machine.memory.answered, 3)
     return hashlib.sha256(db.ME.signer.note(hello).body.payload).digest()
 
 
-def test_answers_are_numbered_and_a_hello_says_the_last_number() -> None:
+def test_answers_are_numbered_and_a_hello_says_the_last_number():
     machine = counting(4)
     heard(machine)
     (header,) = kit.headers(upload(machine))
@@ -281,7 +279,7 @@ def test_answers_are_numbered_and_a_hello_says_the_last_number() -> None:
     assert kit.bodies(machine.handle(UP, 0.0), Hello) == [Hello(db.ME.id, 0, 0, 5, 3)]
 
 
-def test_before_it_was_heard_it_takes_up_nothing() -> None:
+def test_before_it_was_heard_it_takes_up_nothing():
     machine = counting()
     machine.handle(UP, 0.0)
     assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
@@ -289,7 +287,7 @@ def test_before_it_was_heard_it_takes_up_nothing() -> None:
     assert kit.tasks(db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)))
 
 
-def test_told_that_it_is_behind_it_counts_before_it_says_hello_again() -> None:
+def test_told_that_it_is_behind_it_counts_before_it_says_hello_again():
     machine = counting(2)
     machine.handle(UP, 0.0)
     behind = Behind(said(machine), 6, (JobDeposit(kit.JOB, b"d"),), True)
@@ -301,7 +299,7 @@ def test_told_that_it_is_behind_it_counts_before_it_says_hello_again() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["of another hello", "by another signer"])
-def test_a_foreign_word_makes_it_count_nothing(wrong: str) -> None:
+def test_a_foreign_word_makes_it_count_nothing(wrong):
     machine = counting(2)
     machine.handle(UP, 0.0)
     digest = bytes(32) if wrong == "of another hello" else said(machine)
@@ -310,11 +308,11 @@ def test_a_foreign_word_makes_it_count_nothing(wrong: str) -> None:
     assert kit.tasks(out) == [] and machine.memory.answered == 2
 
 
-def hello(machine, number: int):
+def hello(machine, number):
     return says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, 0, 0, number, 3)))
 
 
-def test_who_counts_fewer_than_were_given_is_told_and_not_heard() -> None:
+def test_who_counts_fewer_than_were_given_is_told_and_not_heard():
     machine = proxy(ProxyMemory(answered={FLEET[0].id: 7}))
     machine.hold_work = True
     out = hello(machine, 5)

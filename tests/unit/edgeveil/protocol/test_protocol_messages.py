@@ -1,7 +1,5 @@
 """Every message survives the wire; nothing else gets in."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """docs/protocol.md says what the code does: its drawings are the code's own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.drawn.protocol import PAGE, drawing
 
 
 @pytest.fixture
-def page() -> str:
+def page():
     return PAGE.read_text(encoding="utf-8")
 
 

@@ -295,7 +295,7 @@ def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):
     return transfer.describe_record(where or at(), marks, size, floor)
 
 
-def piece_bytes(commit: m.Commit, data: bytes, piece: m.Blob) -> bytes:
+def piece_bytes(commit, data, piece):
     start = sum(one.size_bytes for one in commit.pieces[: commit.pieces.index(piece)])
     return data[start : start + piece.size_bytes]
 
@@ -313,7 +313,7 @@ def test_every_mark_stands_in_its_own_piece_and_in_no_other():
         assert found == ([] if mark is ABSENT else [here])
 
 
-def marks_of(piece: bytes) -> list[bytes]:
+def marks_of(piece):
     return [piece[i : i + 32] for i in range(0, len(piece), 32)]
 
 
@@ -335,7 +335,7 @@ def test_pieces_that_do_not_make_up_the_record_are_refused(these):
     assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
 
 
-def answered(*marks: bytes, cover: bool = False):
+def answered(*marks, cover=False):
     """A device whose upload, of one segment for each mark, the proxy holds."""
     machine = device()
     if cover:
@@ -353,7 +353,7 @@ def answered(*marks: bytes, cover: bool = False):
     return machine
 
 
-def came_of_records(machine, piece: m.Blob, data: bytes):
+def came_of_records(machine, piece, data):
     return [effect for one in transfer.parts(piece, data) for effect in receive(machine, one)]
 
 

@@ -1,7 +1,5 @@
 """The proxy closes a round: when, with how many, and what the cloud then sees."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

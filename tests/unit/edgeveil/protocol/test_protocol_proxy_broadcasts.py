@@ -1,7 +1,5 @@
 """The proxy's broadcast side: one manifest per attempt, identical bytes for everybody."""
 
-from __future__ import annotations
-
 import zlib
 
 import msgspec

@@ -3,12 +3,7 @@
 The machine stands on its real host and spool: what outlives a restart is what is on disk.
 """
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import protocol_kit as kit
 import pytest
@@ -18,12 +13,10 @@ from msgspec import structs
 from proxy_bench import FLEET, MODEL, cloud_says, hello, says, to_cloud, to_devices
 from real_proxy import RealProxy
 
-from edgeveil.crypto.keys import MaskSeed, OpeningKey
+from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import MISFIT, CollectionState, SumMasks
 from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors, seal_seed
 from edgeveil.protocol.tensors import mask_checks, mask_sums
@@ -33,41 +26,39 @@ MASKED = (m.MaskedGroup(0, 10, 40), m.MaskedGroup(1, 4, 33))
 UPLOADS = 5
 
 
-def seed(number: int) -> MaskSeed:
+def seed(number):
     return MaskSeed(hashlib.sha256(b"seed of device %d" % number).digest())
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> RealProxy:
+def machine(tmp_path):
     return RealProxy(tmp_path)
 
 
-def masked_round(where: m.RoundId | None = None, **changes: Any) -> m.Manifest:
+def masked_round(where=None, **changes):
     plain = {"selected": UPLOADS, "quorum": UPLOADS, "masked": MASKED}
     return kit.manifest(MODEL + repr(where or kit.at()).encode(), where, **(plain | changes))
 
 
-def begin(machine: ProxyMachine, header: m.Manifest | None = None) -> list[fx.Effect]:
+def begin(machine, header=None):
     header = header or masked_round()
     return cloud_says(machine, kit.offer(header, MODEL + repr(header.at).encode()))
 
 
-def key_of(machine: ProxyMachine, where: m.RoundId) -> bytes:
+def key_of(machine, where):
     """The round's key."""
     key = machine.masks._context.memory.round_key(where)
     return key.public().to_bytes() if key else b""
 
 
-def told_key(machine: ProxyMachine, where: m.RoundId | None = None) -> bytes:
+def told_key(machine, where=None):
     """The round's key, as a device that says hello is told it."""
     out = hello(machine, FLEET[5])
     keys = {body.at: body.key for body in kit.bodies(out, m.RoundKey)}
     return keys.get(where or kit.at(), b"")
 
 
-def masked_upload(
-    machine: ProxyMachine, number: int, header: m.Manifest | None = None, **changes: Any
-) -> tuple[m.Upload, bytes]:
+def masked_upload(machine, number, header=None, **changes):
     header = header or masked_round()
     fill = changes.pop("fill", number + 1)
     upload, data = kit.upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
@@ -75,14 +66,12 @@ def masked_upload(
     return structs.replace(upload, **({"seed": sealed} | changes)), data
 
 
-def upload(
-    machine: ProxyMachine, number: int, header: m.Manifest | None = None, **changes: Any
-) -> list[fx.Effect]:
+def upload(machine, number, header=None, **changes):
     made, data = masked_upload(machine, number, header, **changes)
     return says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
 
 
-def handed_over(machine: RealProxy, header: m.Manifest | None = None, first: int = 1) -> m.Batch:
+def handed_over(machine, header=None, first=1):
     """All of five devices have uploaded; `first` fills the first one's."""
     header = header or masked_round()
     begin(machine, header)
@@ -92,16 +81,16 @@ def handed_over(machine: RealProxy, header: m.Manifest | None = None, first: int
     return batch
 
 
-def question(of_: m.Batch, places: Iterable[int] = range(UPLOADS), **changes: Any) -> m.Unmask:
+def question(of_, places=range(UPLOADS), **changes):
     plain = m.Unmask(of_.at, of_.blob.digest, choice(list(places), UPLOADS))
     return structs.replace(plain, **changes)
 
 
-def ask(machine: ProxyMachine, asked: m.Unmask) -> list[fx.Effect]:
+def ask(machine, asked):
     return cloud_says(machine, kit.CLOUD.note(asked))
 
 
-def answer_of(effects: list[fx.Effect]) -> tuple[m.MaskSums, bytes] | None:
+def answer_of(effects):
     offers = [e for e in to_cloud(effects) if isinstance(e, m.Offer)]
     found = [(m.decode_header(o.header), o.data) for o in offers]
     sums = [(header, data) for header, data in found if isinstance(header, m.MaskSums)]
@@ -111,13 +100,13 @@ def answer_of(effects: list[fx.Effect]) -> tuple[m.MaskSums, bytes] | None:
     return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
 
 
-def given(effects: list[fx.Effect]) -> bytes:
+def given(effects):
     found = answer_of(effects)
     assert found is not None, effects
     return found[1]
 
 
-def why_not(effects: list[fx.Effect]) -> str:
+def why_not(effects):
     """The cloud's question is refused, to its face, and nothing was made durable."""
     assert answer_of(effects) is None
     assert kit.stored(effects) == []
@@ -126,13 +115,13 @@ def why_not(effects: list[fx.Effect]) -> str:
     return told.reason
 
 
-def expected(chosen: Iterable[int], where: m.RoundId | None = None) -> bytes:
+def expected(chosen, where=None):
     """The sums for these places of a batch, whose shuffle turned the devices round."""
     vectors = masked_vectors(where or kit.at(), kit.GROUPS, MASKED)
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
 
 
-def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) -> None:
+def test_devices_hear_a_masked_round_s_key_before_its_offer(machine):
     out = begin(machine)
     told = to_devices(out)
     kinds = [m.decode_body(one.body) if isinstance(one, m.Note) else one for one in told]
@@ -166,14 +155,14 @@ def test_an_upload_that_could_not_be_summed_is_refused(machine, changes, reason)
     assert not machine.rounds.collections[kit.at()].uploads
 
 
-def test_a_seed_of_another_device_is_refused(machine: RealProxy) -> None:
+def test_a_seed_of_another_device_is_refused(machine):
     begin(machine)
     stolen, _ = masked_upload(machine, 0)
     assert kit.refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
     assert kit.refused(upload(machine, 0, seed=stolen.seed)) == []
 
 
-def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: RealProxy) -> None:
+def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine):
     batch = handed_over(machine)
     out = ask(machine, question(batch, (0, 2, 3)))
     found = answer_of(out)
@@ -184,14 +173,14 @@ def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: R
     assert found[1] != expected((0, 1, 2))
 
 
-def test_the_choice_is_durable_before_the_work_begins(machine: RealProxy) -> None:
+def test_the_choice_is_durable_before_the_work_begins(machine):
     batch = handed_over(machine)
     kinds = [type(effect) for effect in ask(machine, question(batch))]
     assert kinds.index(fx.Persist) < kinds.index(fx.Work) < kinds.index(fx.Send)
     assert kinds.count(fx.Persist) == 1
 
 
-def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine: RealProxy) -> None:
+def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine):
     batch = handed_over(machine)
     asked = question(batch, (1, 2, 4))
     first = answer_of(ask(machine, asked))
@@ -205,7 +194,7 @@ def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine: Real
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
 @pytest.mark.parametrize("heard", [True, False], ids=["heard", "answer under way"])
-def test_a_second_choice_is_refused(machine: RealProxy, restart: bool, heard: bool) -> None:
+def test_a_second_choice_is_refused(machine, restart, heard):
     batch = handed_over(machine)
     machine.hold = not heard
     ask(machine, question(batch, (0, 1, 2)))
@@ -235,14 +224,14 @@ def test_what_cannot_be_answered_is_refused_by_name(machine, places, changes, re
     assert why_not(ask(machine, question(batch, places, **changes))) == reason
 
 
-def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path: Path) -> None:
+def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path):
     machine = RealProxy(tmp_path, min_batch_floor=4)
     batch = handed_over(machine)
     assert why_not(ask(machine, question(batch, (0, 1, 2)))) == "choice_below_floor"
     assert given(ask(machine, question(batch, (0, 1, 2, 4)))) == expected((0, 1, 2, 4))
 
 
-def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> None:
+def test_uploads_without_masked_groups_cannot_be_chosen(machine):
     begin(machine)
     for number in range(3):
         upload(machine, number)
@@ -257,7 +246,7 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> N
     )
 
 
-def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None:
+def test_a_question_asked_on_and_on_is_reckoned_once(machine):
     batch = handed_over(machine)
     machine.hold = True
     effects = [e for _ in range(4) for e in ask(machine, question(batch))]
@@ -265,7 +254,7 @@ def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None
     assert len(kit.stored(effects)) == 1
 
 
-def test_no_other_attempt_of_an_unmasked_round_is_opened(machine: RealProxy) -> None:
+def test_no_other_attempt_of_an_unmasked_round_is_opened(machine):
     batch = handed_over(machine)
     ask(machine, question(batch, (0, 1, 2)))
     for one in (machine, machine.restarted()):
@@ -273,7 +262,7 @@ def test_no_other_attempt_of_an_unmasked_round_is_opened(machine: RealProxy) -> 
         assert kit.refused(begin(one, masked_round(kit.at(2)))) == []
 
 
-def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine: RealProxy) -> None:
+def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine):
     first = handed_over(machine)
     header = masked_round(kit.at(1, 2))
     second = handed_over(machine, header)
@@ -282,7 +271,7 @@ def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine: R
     assert why_not(ask(machine, question(first))) == "unmasked_already"
 
 
-def left(machine: RealProxy) -> tuple[list[bytes], list[OpeningKey | None], bytes]:
+def left(machine):
     """Seeds and keys on the disk, and the disk."""
     memory = machine.restarted().masks._context.memory
     seeds = [one.to_bytes() for b in memory.batches.values() for one in b.seeds]
@@ -291,13 +280,13 @@ def left(machine: RealProxy) -> tuple[list[bytes], list[OpeningKey | None], byte
     return seeds, keys, (machine.folder / "spool.sqlite").read_bytes()
 
 
-def commit(machine: RealProxy, batch: m.Batch) -> list[fx.Effect]:
+def commit(machine, batch):
     record, data = kit.commit_of(batch.at, [b"x"])
     cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "held")))
     return cloud_says(machine, kit.offer(record, data))
 
 
-def test_with_the_commit_seeds_and_key_are_gone(machine: RealProxy) -> None:
+def test_with_the_commit_seeds_and_key_are_gone(machine):
     batch = handed_over(machine)
     seeds, keys, disk = left(machine)
     assert len(seeds) == UPLOADS
@@ -346,19 +335,19 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(tmp_path, re
     assert kit.refused(begin(machine, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
-def put_back(machine: RealProxy, **settings: Any) -> RealProxy:
+def put_back(machine, **settings):
     """The same proxy from a backup of what is on its disk now."""
     machine.spool.put_back()
     machine.spool.close()
     return RealProxy(machine.folder, **settings)
 
 
-def uploading(machine: RealProxy) -> None:
+def uploading(machine):
     begin(machine)
     upload(machine, 0)
 
 
-def asked(machine: RealProxy) -> None:
+def asked(machine):
     ask(machine, question(handed_over(machine)))
 
 
@@ -379,7 +368,7 @@ def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(machin
     assert kit.refused(begin(back, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
-def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
+def test_only_the_cloud_may_ask(machine):
     batch = handed_over(machine)
     me = FLEET[0]
     out = says(machine, me, me.signer.note(question(batch)))
@@ -389,7 +378,7 @@ def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
     assert not machine.masks._context.memory.unmasked
 
 
-def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path: Path) -> None:
+def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path):
     machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
     batch = handed_over(machine, header)
     assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
@@ -401,7 +390,7 @@ def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(tmp_p
     assert why_not(ask(machine, question(batch, [0, 2, 4, 1]))) == "choice_below_floor"
 
 
-def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine: RealProxy) -> None:
+def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine):
     out = begin(machine, masked_round(sets=5, min_batch=5))
     assert kit.refused(out) == ["sets_below_floor"]
     assert not told_key(machine)
@@ -412,28 +401,28 @@ CHECK = RoundCheck.of(kit.at(), MEMBERSHIP, disclosed=True)
 OTHER = RoundCheck.of(kit.at(), bytes(32), disclosed=True)
 
 
-def checked_round() -> m.Manifest:
+def checked_round():
     return committed(masked_round(), MEMBERSHIP)
 
 
-def checked_batch(machine: RealProxy) -> m.Batch:
+def checked_batch(machine):
     return handed_over(machine, checked_round())
 
 
-def check(of_: m.Batch, by: RoundCheck = CHECK, **changes: object) -> m.CheckMasks:
+def check(of_, by=CHECK, **changes):
     return structs.replace(m.CheckMasks(of_.at, of_.blob.digest, by.key.to_bytes()), **changes)
 
 
-def ask_checks(machine: RealProxy, asked: m.CheckMasks) -> list[fx.Effect]:
+def ask_checks(machine, asked):
     return cloud_says(machine, kit.CLOUD.note(asked))
 
 
-def checks_of(places: range = range(UPLOADS)) -> bytes:
+def checks_of(places=range(UPLOADS)):
     vectors = masked_vectors(kit.at(), kit.GROUPS, MASKED)
     return mask_checks(vectors, [seed(UPLOADS - 1 - place) for place in places], CHECK)
 
 
-def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine: RealProxy) -> None:
+def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine):
     batch_ = checked_batch(machine)
     for _ in range(2):
         assert why_not(ask_checks(machine, check(batch_, OTHER))) == "wrong_factors"
@@ -441,13 +430,13 @@ def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine: 
     assert why_not(ask_checks(machine.restarted(), check(batch_, OTHER))) == "wrong_factors"
 
 
-def test_a_round_that_commits_to_no_factors_is_not_checked(machine: RealProxy) -> None:
+def test_a_round_that_commits_to_no_factors_is_not_checked(machine):
     batch_ = handed_over(machine)
     assert why_not(ask_checks(machine, check(batch_))) == "wrong_factors"
     assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
 
 
-def test_the_choice_follows_the_checks_and_its_floor_holds(machine: RealProxy) -> None:
+def test_the_choice_follows_the_checks_and_its_floor_holds(machine):
     batch_ = checked_batch(machine)
     ask_checks(machine, check(batch_))
     assert why_not(ask(machine, question(batch_, (0, 1)))) == "choice_below_floor"
@@ -456,7 +445,7 @@ def test_the_choice_follows_the_checks_and_its_floor_holds(machine: RealProxy) -
     assert why_not(ask(machine, question(batch_, (0, 1, 3)))) == "unmasked_already"
 
 
-def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine: RealProxy) -> None:
+def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine):
     begin(machine, checked_round())
     forked = committed(masked_round(), bytes(32))
     assert kit.refused(upload(machine, 0, forked)) == ["bad_seed"]
@@ -464,18 +453,18 @@ def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine: RealP
     assert kit.refused(upload(machine, 2, checked_round())) == []
 
 
-def misfits(of_: m.Batch, places: list[int]) -> m.Misfits:
+def misfits(of_, places):
     return m.Misfits(of_.at, of_.blob.digest, choice(places, UPLOADS))
 
 
-def blamed(effects: list[fx.Effect]) -> set[tuple[str, str]]:
+def blamed(effects):
     found = kit.of(effects, fx.Refuse)
     return {
         (one.sender.id, one.reason) for one in found if isinstance(one.sender, fx.DeviceAddress)
     }
 
 
-def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine: RealProxy) -> None:
+def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine):
     batch_ = checked_batch(machine)
     out = cloud_says(machine, kit.CLOUD.note(misfits(batch_, [0, 3])))
     assert blamed(out) == {(FLEET[4].id, MISFIT), (FLEET[1].id, MISFIT)}
@@ -484,7 +473,7 @@ def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine: RealPro
     assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
 
 
-def test_a_place_that_is_not_there_blames_nobody(machine: RealProxy) -> None:
+def test_a_place_that_is_not_there_blames_nobody(machine):
     batch_ = checked_batch(machine)
     wrong = structs.replace(misfits(batch_, [0]), places=b"\x21")
     assert blamed(cloud_says(machine, kit.CLOUD.note(wrong))) == set()
@@ -493,7 +482,7 @@ def test_a_place_that_is_not_there_blames_nobody(machine: RealProxy) -> None:
 
 
 @pytest.mark.parametrize("how", ["restart", "sums acknowledged"])
-def test_whose_uploads_they_were_is_forgotten(machine: RealProxy, how: str) -> None:
+def test_whose_uploads_they_were_is_forgotten(machine, how):
     batch_ = checked_batch(machine)
     if how == "restart":
         machine = machine.restarted()
@@ -505,7 +494,7 @@ def test_whose_uploads_they_were_is_forgotten(machine: RealProxy, how: str) -> N
     assert machine.rounds.collections[kit.at()].senders == ()
 
 
-def test_the_sums_of_checks_alone_do_not_make_it_forget(machine: RealProxy) -> None:
+def test_the_sums_of_checks_alone_do_not_make_it_forget(machine):
     batch_ = checked_batch(machine)
     found = answer_of(ask_checks(machine, check(batch_)))
     assert found is not None
@@ -522,7 +511,7 @@ CHOSEN = m.Unmask(kit.at(), batch()[0].blob.digest, b"\x07")
 WRONG = m.Misfits(kit.at(), batch()[0].blob.digest, b"\x08")
 
 
-def checking() -> CloudMachine:
+def checking():
     """The host has opened the batch; the proxy is asked for the checks."""
     machine = waiting()
     offer_batch(machine)
@@ -531,12 +520,12 @@ def checking() -> CloudMachine:
     return machine
 
 
-def answered(machine: CloudMachine) -> list[fx.Effect]:
+def answered(machine):
     header = m.MaskSums(kit.at(), DIGEST, describe(ANSWER, kit.PART_BYTES))
     return receive(machine, kit.offer(header, ANSWER, kit.PROXY))
 
 
-def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it() -> None:
+def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it():
     machine = checking()
     assert kit.tasks(answered(machine)) == [cj.TakeChecks(kit.at(), {"": ANSWER})]
     task = cj.TakeChecks(kit.at(), {"": ANSWER})
@@ -547,7 +536,7 @@ def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it
 
 
 @pytest.mark.parametrize("why", ["refused", "failed"])
-def test_a_check_that_comes_to_nothing_has_spent_nothing(why: str) -> None:
+def test_a_check_that_comes_to_nothing_has_spent_nothing(why):
     """No choice was said, so the round is asked for again, as after any failure before it."""
     machine = checking()
     if why == "refused":

@@ -1,7 +1,5 @@
 """The proxy's upload side: one complete, well-formed upload per admitted identity and round."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 
@@ -351,9 +349,7 @@ def test_however_many_are_slow_the_others_have_most_of_the_credit():
 
 
 steps = st.tuples(
-    st.sampled_from(["want", "arrived", "leave", "wait"]),
-    st.integers(0, 6),
-    st.integers(1, 400),
+    st.sampled_from(["want", "arrived", "leave", "wait"]), st.integers(0, 6), st.integers(1, 400)
 )
 
 

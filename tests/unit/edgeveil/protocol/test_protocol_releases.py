@@ -1,7 +1,5 @@
 """Releases after they were sealed: reports, the statement, what each party does about them."""
 
-from __future__ import annotations
-
 import hashlib
 
 import protocol_kit as kit
@@ -23,40 +21,40 @@ PACKAGE = ReleasePackage("job", b"onnx", "digits")
 A, B = m.data_set_tag("digits"), m.data_set_tag("scores")
 
 
-def release(sequence: int = 7, **changes: object) -> m.Manifest:
+def release(sequence=7, **changes):
     """A release that asks for reports."""
-    values: dict = {"kind": "release", "groups": (m.HEALTH,), "sequence": sequence, "selected": 4}
+    values = {"kind": "release", "groups": (m.HEALTH,), "sequence": sequence, "selected": 4}
     data = MODEL + bytes([sequence])
     return kit.manifest(data, kit.at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
 
 
-def bytes_of(header: m.Manifest) -> bytes:
+def bytes_of(header):
     return MODEL + bytes([header.sequence])
 
 
-def ack_of(note: m.Note, signer=kit.PROXY, status: str = "held") -> m.Note:
+def ack_of(note, signer=kit.PROXY, status="held"):
     return signer.note(m.Ack(hashlib.sha256(note.body.payload).digest(), status))
 
 
-def notes(effects: list[fx.Effect], kind: type) -> list[m.Note]:
+def notes(effects, kind):
     return [
         note for note in kit.messages(effects, m.Note) if kit.bodies([fx.Send(None, note)], kind)
     ]
 
 
-def installed(machine, header: m.Manifest) -> list[fx.Effect]:
+def installed(machine, header):
     receive(machine, kit.offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
     return done(machine, dv.InstallRelease(header, PACKAGE), dv.Installation())
 
 
-def refused_here(machine, header: m.Manifest) -> list[fx.Effect]:
+def refused_here(machine, header):
     receive(machine, kit.offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
     return done(machine, dv.InstallRelease(header, PACKAGE), fx.WorkFailed("refused_release"))
 
 
-def not_mine(machine, header: m.Manifest) -> list[fx.Effect]:
+def not_mine(machine, header):
     receive(machine, kit.offer(header, bytes_of(header)))
     return done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(None))
 
@@ -115,7 +113,7 @@ def test_a_statement_is_the_clouds_alone():
     assert kit.refused(receive(device(), ME.signer.note(said)))
 
 
-def holding(header: m.Manifest | None = None, **settings: object):
+def holding(header=None, **settings):
     machine = proxy(min_batch_floor=3, **settings)
     header = header or release()
     cloud_says(machine, kit.offer(header, bytes_of(header)))
@@ -124,17 +122,17 @@ def holding(header: m.Manifest | None = None, **settings: object):
     return machine
 
 
-def report(machine, number: int, header: m.Manifest | None = None, fill: int | None = None):
+def report(machine, number, header=None, fill=None):
     sealed = bytes([number if fill is None else fill]) * m.REPORT_BYTES
     where = (header or release()).at
     return says(machine, FLEET[number], FLEET[number].signer.note(m.ReleaseReport(where, sealed)))
 
 
-def look(machine) -> list[fx.Effect]:
+def look(machine):
     return machine.handle(fx.Timer("reports"), 0.0)
 
 
-def handed(effects: list[fx.Effect]) -> list[tuple[bytes, ...]]:
+def handed(effects):
     return [body.sealed for body in kit.bodies(effects, m.ReleaseReports)]
 
 
@@ -202,7 +200,7 @@ def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     assert kit.refused(again) == ["withdrawn_release"]
 
 
-def kept_releases(machine) -> list[int]:
+def kept_releases(machine):
     return [kept.header.sequence for kept in machine.memory.kept.values()]
 
 
@@ -233,7 +231,7 @@ def test_releases_of_many_data_sets_give_way_the_oldest_first():
     assert kept_releases(machine) == [2, 3]
 
 
-def told(machine, message) -> list[fx.Effect]:
+def told(machine, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
 
 

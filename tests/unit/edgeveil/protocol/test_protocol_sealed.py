@@ -1,10 +1,7 @@
 """The broadcast's envelope and the segments: whom they open for, and what they are bound to."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +16,7 @@ from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol import sealed as sl
 from edgeveil.protocol import tensors as tn
-from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, Manifest, MaskedGroup, RoundId
+from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, MaskedGroup, RoundId
 
 SELECTED = [OpeningKey.generate() for _ in range(3)]
 CLOUD = OpeningKey.generate()
@@ -38,28 +35,28 @@ TERMS = sl.Terms(
 MANIFEST, BLOB, TAG = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
 
 
-def reason(manifest: Manifest, blob: bytes) -> str:
+def reason(manifest, blob):
     with pytest.raises(ProtocolError) as caught:
         sl.open_broadcast(SELECTED[0], manifest, blob)
     return caught.value.reason
 
 
-def changed(**fields: Any) -> Manifest:
+def changed(**fields):
     return msgspec.structs.replace(MANIFEST, **fields)
 
 
-def test_every_selected_key_opens_the_same_and_nobody_else_anything() -> None:
+def test_every_selected_key_opens_the_same_and_nobody_else_anything():
     assert [sl.open_broadcast(key, MANIFEST, BLOB) for key in SELECTED] == [(PACKAGE, TAG)] * 3
     assert sl.open_broadcast(OpeningKey.generate(), MANIFEST, BLOB) is None
     assert sl.open_broadcast(CLOUD, MANIFEST, BLOB) is None
     assert PACKAGE[:16] not in BLOB
 
 
-def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment() -> None:
+def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment():
     assert reason(changed(commitment=bytes(32)), BLOB) == "wrong_commitment"
 
 
-def test_no_byte_of_the_blob_can_be_altered_unseen() -> None:
+def test_no_byte_of_the_blob_can_be_altered_unseen():
     stream = MANIFEST.stanza_bytes
     for place in (*range(0, stream, 40), *range(stream, len(BLOB), 7), len(BLOB) - 1):
         blob = bytearray(BLOB)
@@ -76,16 +73,16 @@ def test_no_byte_of_the_blob_can_be_altered_unseen() -> None:
 
 
 @pytest.mark.parametrize("blob", [BLOB[:-1], BLOB + b"\0", BLOB[: MANIFEST.stanza_bytes]])
-def test_a_cut_or_longer_stream_is_refused(blob: bytes) -> None:
+def test_a_cut_or_longer_stream_is_refused(blob):
     assert reason(MANIFEST, blob) == "broken_stream"
 
 
 @pytest.mark.parametrize("stanza_bytes", [0, 31, 32, 119, 1 << 40])
-def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes: int) -> None:
+def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes):
     assert sl.open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
 
 
-def test_parts_of_two_broadcasts_do_not_fit_together() -> None:
+def test_parts_of_two_broadcasts_do_not_fit_together():
     other, blob, _ = sl.seal_broadcast(
         replace(TERMS, sequence=10), PACKAGE, [key.public() for key in SELECTED], 1024
     )
@@ -99,8 +96,8 @@ TENSOR = bytes(range(100))
 SEALED = sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR)
 
 
-def opened(**other: Any) -> bytes | None:
-    values: dict[str, Any] = {
+def opened(**other):
+    values = {
         "key": CLOUD,
         "at": MANIFEST.at,
         "job_digest": MANIFEST.job_digest,
@@ -111,28 +108,28 @@ def opened(**other: Any) -> bytes | None:
     return sl.open_segment(**(values | other))
 
 
-def test_no_byte_of_a_segment_can_be_altered_unseen() -> None:
+def test_no_byte_of_a_segment_can_be_altered_unseen():
     for place in range(len(SEALED)):
         sealed = bytearray(SEALED)
         sealed[place] ^= 0x10
         assert opened(sealed=bytes(sealed)) is None
 
 
-def test_a_tensor_above_its_public_size_is_not_cut() -> None:
+def test_a_tensor_above_its_public_size_is_not_cut():
     with pytest.raises(ProtocolError) as caught:
         sl.seal_segment(MANIFEST, GROUP, TAG, bytes(129))
     assert caught.value.reason == "wrong_size"
     assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
 
 
-def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast() -> None:
+def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast():
     """A device that was not selected knows the manifest but not the tag."""
     _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
     assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
     assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
 
 
-def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext() -> None:
+def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext():
     mark = sl.segment_mark(TAG, SEALED)
     assert len(mark) == 32
     _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
@@ -142,7 +139,7 @@ def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext() -> None:
     assert mark != sl.segment_mark(TAG, sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR))
 
 
-def test_a_package_of_another_size_than_the_manifest_says_is_refused() -> None:
+def test_a_package_of_another_size_than_the_manifest_says_is_refused():
     larger = changed(package_bytes=MANIFEST.package_bytes + 1)
     assert reason(larger, BLOB) == "wrong_package"
 
@@ -157,7 +154,7 @@ ROUND = manifest(b"model", groups=GROUPS, masked=MASKED)
 ME, OTHER = member(0).id, member(1).id
 
 
-def seed(number: int) -> MaskSeed:
+def seed(number):
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
 
 
@@ -172,7 +169,7 @@ def seed(number: int) -> MaskSeed:
     ],
     ids=["not there", "twice", "out of order", "too large by 4 bytes", "far too large"],
 )
-def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
+def test_malformed_groups_are_refused(said):
     with pytest.raises(ProtocolError, match="malformed_masks"):
         sl.masked_vectors(at(), GROUPS, said)
 
@@ -187,13 +184,13 @@ def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
     ],
     ids=["exchange", "attempt", "job", "job's text"],
 )
-def test_a_seed_of_another_round_does_not_open(other: object) -> None:
-    sealed = sl.seal_seed(seed(1), other, ME, KEY.public().to_bytes())  # type: ignore[arg-type]
+def test_a_seed_of_another_round_does_not_open(other):
+    sealed = sl.seal_seed(seed(1), other, ME, KEY.public().to_bytes())
     with pytest.raises(ProtocolError, match="bad_seed"):
         sl.open_seed(KEY, ROUND, ME, sealed)
 
 
-def test_a_seed_of_another_device_key_or_length_does_not_open() -> None:
+def test_a_seed_of_another_device_key_or_length_does_not_open():
     sealed = sl.seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
     elsewhere = sl.seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
     for wrong in (sealed, elsewhere, sealed[:-1], b"", bytes(SEALED_SEED_BYTES)):
@@ -201,14 +198,14 @@ def test_a_seed_of_another_device_key_or_length_does_not_open() -> None:
             sl.open_seed(KEY, ROUND, ME, wrong)
 
 
-def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
+def test_a_key_that_nothing_can_be_sealed_to_is_refused():
     for key in (b"", bytes(31), bytes(32)):  # all zeros is a point of low order
         with pytest.raises(CryptoError):
             sl.seal_seed(seed(1), ROUND, ME, key)
 
 
 @given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
-def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
+def test_a_choice_comes_back(drawn):
     uploads, chosen = drawn
     said = sl.choice(chosen, uploads)
     assert len(said) == -(-uploads // 8)
@@ -219,12 +216,12 @@ def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
     ("said", "uploads"),
     [(b"", 1), (b"\x01\x00", 8), (b"\x01", 9), (b"\x08", 3), (b"\xff\x02", 9), (b"\x80", 7)],
 )
-def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
+def test_a_choice_of_what_was_not_uploaded_is_refused(said, uploads):
     with pytest.raises(ProtocolError, match="malformed_choice"):
         sl.chosen_of(said, uploads)
 
 
-def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
+def sent(number, plain):
     """A device's padded segments, as the cloud opens them."""
     return [
         tn.masked_segment(of, numbers, seed(number), CHECK).ljust(
@@ -234,7 +231,7 @@ def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
     ]
 
 
-def plains(count: int = 4) -> list[list[np.ndarray]]:
+def plains(count=4):
     rng = np.random.default_rng(3)
     return [
         [rng.integers(-(2**30), 2**30, one.ring.count).reshape(-1, 1) for one in VECTORS]
@@ -242,24 +239,24 @@ def plains(count: int = 4) -> list[list[np.ndarray]]:
     ]
 
 
-def totals(uploads: list[list[np.ndarray]]) -> list[object]:
+def totals(uploads):
     found = tn.unpacked_vectors(VECTORS, bytes(sum(one.ring.byte_count for one in VECTORS)))
     for number, plain in enumerate(uploads):
         for total, of, padded in zip(found, VECTORS, sent(number, plain), strict=True):
             total.add(tn.opened_vector(of, padded))
-    return tn.unpacked_vectors(VECTORS, tn.packed_vectors(found))  # type: ignore[return-value]
+    return tn.unpacked_vectors(VECTORS, tn.packed_vectors(found))
 
 
-def test_cloud_and_proxy_come_to_the_exact_sums() -> None:
+def test_cloud_and_proxy_come_to_the_exact_sums():
     uploads = plains()
     masks = tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
-    found = tn.exact_sums(VECTORS, totals(uploads), masks, CHECK)  # type: ignore[arg-type]
+    found = tn.exact_sums(VECTORS, totals(uploads), masks, CHECK)
     for at_, name in enumerate(("layer0", "layer1")):
         expected = sum(upload[at_].ravel() for upload in uploads)
         assert found[name].tolist() == expected.tolist()
 
 
-def test_sums_with_other_masks_are_refused() -> None:
+def test_sums_with_other_masks_are_refused():
     summed, good = totals(plains()), tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
     others = ([0, 1], [1, 2, 3], [0, 1, 2, 3, 3])
     wrong = [tn.mask_sums(VECTORS, list(map(seed, chosen))) for chosen in others]
@@ -268,18 +265,18 @@ def test_sums_with_other_masks_are_refused() -> None:
     wrong += [bytes(flipped), good[:-1], good + b"\0", b""]
     for masks in wrong:
         with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-            tn.exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
+            tn.exact_sums(VECTORS, summed, masks, CHECK)
     with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-        tn.exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
+        tn.exact_sums(VECTORS, summed, good, sl.RoundCheck(CheckKey(bytes(32)), disclosed=False))
 
 
-def test_padding_that_holds_something_is_refused() -> None:
+def test_padding_that_holds_something_is_refused():
     padded = sent(0, plains()[0])[0]
     with pytest.raises(ProtocolError, match="bad_padding"):
         tn.opened_vector(VECTORS[0], padded[:-1] + b"\x01")
 
 
-def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
+def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common():
     """A device draws a seed for each attempt; even one that did not would not show its numbers."""
     again = sl.masked_vectors(at(1, 2), GROUPS, MASKED)
     numbers = np.zeros(VECTORS[0].ring.count, np.int64)
@@ -292,26 +289,26 @@ def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
 DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
 
 
-def packed(number: int, plain: list[np.ndarray], check: sl.RoundCheck = DISCLOSED) -> list[bytes]:
+def packed(number, plain, check=DISCLOSED):
     """A device's vectors, as the cloud opens them."""
     pairs = zip(VECTORS, plain, strict=True)
     return [tn.masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
 
 
-def fits(sealed_seed: int, vectors: list[bytes]) -> bool:
+def fits(sealed_seed, vectors):
     """Whether cloud and proxy come to the same checks, the proxy by the seed that was sealed."""
     return tn.MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == tn.mask_checks(
         VECTORS, [seed(sealed_seed)], DISCLOSED
     )
 
 
-def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself() -> None:
+def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself():
     """So the proxy's answer for it tells the cloud nothing."""
     for number, plain in enumerate(plains()):
         assert fits(number, packed(number, plain))
 
 
-def test_wrong_seeds_checks_factors_and_rings_do_not_fit() -> None:
+def test_wrong_seeds_checks_factors_and_rings_do_not_fit():
     plain, other = plains(1)[0], sl.RoundCheck(CheckKey(bytes(32)), disclosed=True)
     good = packed(0, plain)
     assert not fits(1, good)
@@ -346,7 +343,7 @@ def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(num
     assert tn.exact_sums(VECTORS, vectors, masks, DISCLOSED)
 
 
-def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
+def test_no_bit_beyond_the_ring_leaves_the_proxy():
     """Those would tell which of a device's numbers wrapped around under its mask."""
     for number in range(50):
         checks = tn.mask_checks(VECTORS, [seed(number)], DISCLOSED)
@@ -354,7 +351,7 @@ def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
             assert int.from_bytes(checks[8 * at_ : 8 * at_ + 8]) < 2**one.ring.bits
 
 
-def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> None:
+def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers():
     """Why the manifest commits to them: here a cloud asks by other ones, and reads one number."""
     of, plain = VECTORS[0], plains(1)[0]
     other = sl.RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
@@ -366,7 +363,7 @@ def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> N
     assert told % 2**40 == (theirs.form(numbers) - ours.form(numbers)) % 2**40 != 0
 
 
-def test_a_manifest_is_bound_to_one_key_of_checks() -> None:
+def test_a_manifest_is_bound_to_one_key_of_checks():
     said = sl.committed(ROUND, MEMBERSHIP)
     sl.check_factors(said, DISCLOSED.key)
     for key in (CheckKey(MEMBERSHIP), sl.RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
@@ -376,7 +373,7 @@ def test_a_manifest_is_bound_to_one_key_of_checks() -> None:
         sl.check_factors(ROUND, DISCLOSED.key)
 
 
-def test_a_seed_is_sealed_for_one_key_of_checks() -> None:
+def test_a_seed_is_sealed_for_one_key_of_checks():
     """What a device made for some factors opens for no others, and for none where it made none."""
     said = sl.committed(ROUND, MEMBERSHIP)
     forked = sl.committed(ROUND, bytes(32))

@@ -1,10 +1,6 @@
 """Masked uploads reach the cloud while their round is open: in lots, and never the others."""
 
-from __future__ import annotations
-
 import hashlib
-from pathlib import Path
-from typing import Any
 
 import protocol_kit as kit
 import pytest
@@ -26,8 +22,8 @@ COUNT = len(FLEET)
 SMALL = {"lot_bytes": 1, "min_batch_floor": 1, "push_bytes": 1 << 20}
 
 
-def header_of(**changes: Any) -> m.Manifest:
-    plain: dict[str, Any] = {
+def header_of(**changes):
+    plain = {
         "groups": (WIDE, NARROW),
         "masked": (m.MaskedGroup(0, 10, 40),),
         "selected": COUNT,
@@ -37,24 +33,19 @@ def header_of(**changes: Any) -> m.Manifest:
     return kit.manifest(MODEL, **(plain | changes))
 
 
-def segments(number: int, groups: tuple[int, ...]) -> list[bytes]:
+def segments(number, groups):
     sizes = (UPLOAD_BYTES, NARROW.padded_bytes + m.SEAL_OVERHEAD_BYTES)
     return [hashlib.shake_128(b"%d %d" % (number, g)).digest(sizes[g]) for g in groups]
 
 
-def opened(folder: Path, header: m.Manifest | None = None, **settings: Any) -> RealProxy:
+def opened(folder, header=None, **settings):
     folder.mkdir(exist_ok=True)
     machine = RealProxy(folder, **(SMALL | settings))
     cloud_says(machine, kit.offer(header or header_of(), MODEL))
     return machine
 
 
-def upload(
-    machine: RealProxy,
-    number: int,
-    groups: tuple[int, ...] = (0, 1),
-    header: m.Manifest | None = None,
-) -> list[fx.Effect]:
+def upload(machine, number, groups=(0, 1), header=None):
     header, data = header or header_of(), b"".join(segments(number, groups))
     made = m.Upload(header.at, groups, describe(data, kit.PART_BYTES))
     key = machine.masks._context.memory.round_key(header.at)
@@ -70,18 +61,18 @@ def upload(
     return out
 
 
-def told(effects: list[fx.Effect]) -> list[m.Arrived]:
+def told(effects):
     return kit.bodies(effects, m.Arrived)
 
 
-def pulled(machine: RealProxy, blob: m.Blob) -> bytes:
+def pulled(machine, blob):
     """All whole parts of what was told."""
     indices = tuple(range(blob.size_bytes // blob.part_bytes))
     found = kit.messages(cloud_says(machine, m.Need(blob.digest, indices)), m.BlobPart)
     return b"".join(part.data for part in found)
 
 
-def test_what_is_not_masked_waits_for_all(tmp_path: Path) -> None:
+def test_what_is_not_masked_waits_for_all(tmp_path):
     machine = opened(tmp_path)
     sent = b""
     for number in range(COUNT - 1):
@@ -106,7 +97,7 @@ def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(tmp_path, floor
     assert batch.counts[0] - sum(len(task.uploads) for task in machine.waiting) >= floor
 
 
-def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path: Path) -> None:
+def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path):
     machine, frames = opened(tmp_path), []
     for number in range(COUNT):
         frames += to_cloud(upload(machine, number))
@@ -114,7 +105,7 @@ def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path: Path) -> None:
     assert all(member.id.encode() not in said for member in FLEET)
 
 
-def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
+def test_a_part_that_was_not_told_is_refused(tmp_path):
     machine = opened(tmp_path)
     upload(machine, 0)
     (arrived,) = told(upload(machine, 1))
@@ -122,7 +113,7 @@ def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
     assert kit.refused(cloud_says(machine, m.Need(bytes(32), (0,)))) == ["unknown_blob"]
 
 
-def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
+def test_a_lot_that_fails_comes_with_the_next(tmp_path):
     machine = opened(tmp_path)
     machine.slow = True
     upload(machine, 0)
@@ -139,32 +130,32 @@ SIZE = 40 * kit.PART_BYTES + 100
 DATA = hashlib.shake_128(b"a batch").digest(SIZE)
 
 
-def arrived(parts: int, name: bytes = NAME, **changes: Any) -> m.Arrived:
+def arrived(parts, name=NAME, **changes):
     plain = m.Arrived(kit.at(), m.Blob(name, parts * kit.PART_BYTES, kit.PART_BYTES))
     return structs.replace(plain, **changes)
 
 
-def batch_of(data: bytes = DATA, name: bytes = NAME) -> m.Batch:
+def batch_of(data=DATA, name=NAME):
     return m.Batch(kit.at(), 3, 0, (3,), describe(data, kit.PART_BYTES), name)
 
 
-def part_of(index: int, name: bytes = NAME, data: bytes = DATA) -> m.BlobPart:
+def part_of(index, name=NAME, data=DATA):
     return structs.replace(part(describe(data, kit.PART_BYTES), data, index), blob=name)
 
 
-def asked(effects: list[fx.Effect]) -> list[int]:
+def asked(effects):
     return [index for need in kit.messages(effects, m.Need) for index in need.indices]
 
 
-def spooled(effects: list[fx.Effect]) -> list[cj.BatchPart]:
+def spooled(effects):
     return [item for item in kit.stored(effects) if isinstance(item, cj.BatchPart)]
 
 
-def say(machine: Any, body: Any) -> list[fx.Effect]:
+def say(machine, body):
     return receive(machine, kit.PROXY.note(body))
 
 
-def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
+def test_the_cloud_asks_for_what_is_new_and_opens_what_came():
     machine = waiting()
     assert asked(say(machine, arrived(2))) == [0, 1]
     out = receive(machine, part_of(0))
@@ -176,7 +167,7 @@ def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
     assert asked(say(machine, arrived(5))) == [2, 3, 4]
 
 
-def test_what_came_is_opened_in_one_task_at_a_time() -> None:
+def test_what_came_is_opened_in_one_task_at_a_time():
     machine = waiting()
     say(machine, arrived(4))
     (task,) = kit.tasks(receive(machine, part_of(0)))
@@ -187,7 +178,7 @@ def test_what_came_is_opened_in_one_task_at_a_time() -> None:
     assert len(kit.tasks(receive(machine, part_of(2)))) == 1
 
 
-def test_with_the_batch_only_the_rest_is_asked_for() -> None:
+def test_with_the_batch_only_the_rest_is_asked_for():
     machine = waiting()
     say(machine, arrived(10))
     for index in range(10):
@@ -196,7 +187,7 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
     assert kit.stored(out) == []
     wanted = set(asked(out))
     assert min(wanted) == 10
-    absorbed: list[Any] = []
+    absorbed = []
     seen = set()
     while wanted:
         index = min(wanted)
@@ -210,7 +201,7 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
     assert absorbed == [cj.Absorb({"": batch_of()})]
 
 
-def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> None:
+def test_parts_on_their_way_when_the_batch_comes_count_under_either_name():
     machine = waiting()
     say(machine, arrived(3))
     receive(machine, part_of(0))
@@ -241,7 +232,7 @@ def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(he
     [arrived(2, at=kit.at(2)), arrived(2, at=kit.at(1, 2))],
     ids=["another round", "another attempt"],
 )
-def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
+def test_a_stream_of_another_round_is_nothing(body):
     assert say(waiting(), body) == []
     assert say(cloud(), arrived(2)) == [], "no job runs"
 
@@ -256,5 +247,5 @@ def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
     ],
     ids=["beyond the disk", "half a part", "nothing", "crumbs"],
 )
-def test_a_stream_that_no_proxy_tells_is_refused(body: m.Arrived, reason: str) -> None:
+def test_a_stream_that_no_proxy_tells_is_refused(body, reason):
     assert kit.refused(say(waiting(), body)) == [reason]

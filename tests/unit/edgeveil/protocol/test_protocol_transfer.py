@@ -1,12 +1,9 @@
 """Blobs come together from any order, and never from anything but their own bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tracemalloc
 import zlib
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -29,12 +26,12 @@ cut_texts = st.integers(SIZE + 1, 6 * SIZE).map(
 )
 
 
-def fetch_of(blob: Blob, limit_bytes: int) -> tr.Fetch[m.Manifest]:
+def fetch_of(blob, limit_bytes):
     header = manifest(b"", blob=blob)
     return tr.Fetch(CLOUD.offer(header), header, limit_bytes)
 
 
-def missing(fetch: tr.Fetch[m.Manifest]) -> m.Need:
+def missing(fetch):
     """What is asked for after a look that saw nothing new."""
     fetch.next_need(timer=True)
     need = fetch.next_need(timer=True)
@@ -69,7 +66,7 @@ def test_what_is_missing_is_asked_for(data, draw):
     assert done and fetch.finish() == data
 
 
-def _altered(good: BlobPart) -> list[BlobPart]:
+def _altered(good):
     change = msgspec.structs.replace
     flipped = bytes((good.data[0] ^ 1,)) + good.data[1:]
     return [
@@ -213,7 +210,7 @@ HUGE = {
 }
 
 
-def peak_bytes(read: Callable[[], object]) -> int:
+def peak_bytes(read):
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
@@ -226,7 +223,7 @@ def peak_bytes(read: Callable[[], object]) -> int:
 @pytest.mark.parametrize("raw", HUGE.values(), ids=HUGE)
 def test_a_length_bomb_is_refused_by_its_header(raw):
     signed = m.Envelope("cloud", raw, bytes(64))
-    readers: list[Callable[[], object]] = [
+    readers = [
         lambda: m.decode(bytes((m.VERSION,)) + raw, LIMIT),
         lambda: m.decode_header(signed),
         lambda: m.decode_body(signed),
@@ -236,12 +233,12 @@ def test_a_length_bomb_is_refused_by_its_header(raw):
     assert max(map(peak_bytes, readers)) < ROOM
 
 
-def tensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+def tensors(header, data=b"", length=None):
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
 
 
-def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict[str, object]:
+def entry(shape, start, end, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 

@@ -1,7 +1,5 @@
 """Recorded frames keep their meaning: `tests/vectors/wire.json` only ever grows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -45,17 +43,17 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
 }
 
 
-def pick(refused: bool):
+def pick(refused):
     chosen = [v for v in VECTORS if ("refused" in v["expect"]) == refused]
     return pytest.mark.parametrize("vector", chosen, ids=lambda v: v["name"])
 
 
-def frame_of(vector) -> bytes:
+def frame_of(vector):
     return bytes.fromhex(vector["frame"])
 
 
 @pytest.mark.parametrize(("count", "digest"), DIGESTS.items())
-def test_old_vectors_are_never_changed(count: int, digest: str):
+def test_old_vectors_are_never_changed(count, digest):
     first = json.dumps(VECTORS[:count], sort_keys=True).encode()
     assert hashlib.sha256(first).hexdigest() == digest
 
@@ -72,7 +70,7 @@ def test_every_kind_of_message_has_a_vector():
     assert {kind.__struct_config__.tag for kind in kinds} <= found
 
 
-def as_recorded(inner, payload: bytes) -> bool:
+def as_recorded(inner, payload):
     """Written again it is the same, but for last fields that came later and have their defaults."""
     again = msgspec.msgpack.encode(inner)
     if again == payload:

@@ -1,7 +1,5 @@
 """An attack on a recorded job: what it must find without noise, and whose noise it looks at."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ JOB = Path(__file__).parents[4] / "configs" / "jobs" / "attack_demo.yaml"
 DEVICES = 12
 
 
-def job_file(folder: Path, **changes: object) -> Path:
+def job_file(folder, **changes):
     plain = yaml.safe_load(JOB.read_text())
     plain["train"] = {"method": "fm", "rounds": 2, "local_steps": 8}
     plain["local_run"].update(devices=DEVICES, test_records=1700)
@@ -36,7 +34,7 @@ def job_file(folder: Path, **changes: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A recording of a small simulated run, by the commands that a person types."""
     base = tmp_path_factory.mktemp("attacked")
     out = base / "out"
@@ -46,14 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def recording(folder: Path) -> Recording:
+def recording(folder):
     return Recording.load(folder)
 
 
 # --- the recording ----------------------------------------------------------------------------
 
 
-def test_a_recording_has_every_round_and_the_devices_records(recording: Recording) -> None:
+def test_a_recording_has_every_round_and_the_devices_records(recording):
     assert [len(recording.uploads(e)) for e in recording.plan.all_rounds] == [DEVICES] * 4
     assert len(recording.devices) == DEVICES
     assert sum(map(len, recording.devices)) == 97
@@ -62,7 +60,7 @@ def test_a_recording_has_every_round_and_the_devices_records(recording: Recordin
     assert "box" not in names
 
 
-def test_local_steps_are_undone_exactly(recording: Recording) -> None:
+def test_local_steps_are_undone_exactly(recording):
     round, device = recording.rounds[1], recording.device
     sent = recording.broadcast(round)
     exact = exact_linear(device, round, sent, recording.devices[0])
@@ -72,7 +70,7 @@ def test_local_steps_are_undone_exactly(recording: Recording) -> None:
     assert np.allclose(seen, exact, atol=1e-4 * np.abs(exact).max())
 
 
-def test_uploads_are_the_exact_sums_with_the_noise_that_was_priced(recording: Recording) -> None:
+def test_uploads_are_the_exact_sums_with_the_noise_that_was_priced(recording):
     round, device = recording.rounds[0], recording.device
     sent = recording.broadcast(round)
     seen = sum(noised_linear(device, sent, recording.uploads(round)))
@@ -82,7 +80,7 @@ def test_uploads_are_the_exact_sums_with_the_noise_that_was_priced(recording: Re
     assert np.square(seen - exact).mean() / spread == pytest.approx(1.0, abs=0.4)
 
 
-def test_what_cannot_be_attacked_is_said(tmp_path: Path, folder: Path) -> None:
+def test_what_cannot_be_attacked_is_said(tmp_path, folder):
     with pytest.raises(UsageError, match="no recording"):
         Recording.load(tmp_path)
     other = tmp_path / "kept-apart"
@@ -106,7 +104,7 @@ def test_what_cannot_be_attacked_is_said(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_noise_a_single_record_is_rebuilt(recording: Recording, name: str) -> None:
+def test_without_noise_a_single_record_is_rebuilt(recording, name):
     round, device = recording.rounds[0], recording.device
     own = recording.devices[0]
     one = own.at(np.array([0]))
@@ -118,12 +116,10 @@ def test_without_noise_a_single_record_is_rebuilt(recording: Recording, name: st
     assert ssim(original, found) > 0.95
 
 
-def test_the_recorded_noise_is_laid_over_every_number_of_records(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recorded_noise_is_laid_over_every_number_of_records(recording, monkeypatch):
     seen = []
 
-    def look(head: object, target: np.ndarray, count: int, seed: int) -> np.ndarray:
+    def look(head, target, count, seed):
         seen.append((count, target))
         return np.ones((count, 64))
 
@@ -136,7 +132,7 @@ def test_the_recorded_noise_is_laid_over_every_number_of_records(
     assert found.originals.shape == (8, 8, 8)
 
 
-def test_an_upload_is_traced_to_its_device_only_where_the_noise_is_small() -> None:
+def test_an_upload_is_traced_to_its_device_only_where_the_noise_is_small():
     rng = np.random.default_rng(0)
     sums = [rng.normal(size=(6, 3)) for _ in range(10)]
     for sigma, sure in ((0.1, True), (30.0, False)):
@@ -149,7 +145,7 @@ def test_an_upload_is_traced_to_its_device_only_where_the_noise_is_small() -> No
 # --- membership -------------------------------------------------------------------------------
 
 
-def test_a_curve_counts_ties_as_one_step() -> None:
+def test_a_curve_counts_ties_as_one_step():
     curve = roc("x", True, np.array([2.0, 1.0, 1.0]), np.array([1.0, 0.0]))
     assert curve.fpr.tolist() == [0.0, 0.0, 0.5, 1.0]
     assert curve.tpr.tolist() == pytest.approx([0.0, 1 / 3, 1.0, 1.0])
@@ -157,7 +153,7 @@ def test_a_curve_counts_ties_as_one_step() -> None:
     assert curve.tpr_at_1_percent == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more() -> None:
+def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more():
     rng = np.random.default_rng(4)
     mu, size = 1.5, np.full(400, 1.5**2 / 3)
     heard = [
@@ -180,9 +176,7 @@ def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more() 
 
 
 @pytest.mark.drill
-def test_the_command_writes_pictures_and_figures(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_writes_pictures_and_figures(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attack_inversion, "ADAM_STEPS", 20)
     monkeypatch.setattr(attack_inversion, "LADDER", (1, 2))
     monkeypatch.setattr(attack_membership, "SHADOWS", 3)
@@ -200,7 +194,7 @@ def test_the_command_writes_pictures_and_figures(
         assert (tmp_path / "a" / name).stat().st_size > 10_000
 
 
-def test_other_features_give_figures_without_pictures(recording: Recording) -> None:
+def test_other_features_give_figures_without_pictures(recording):
     features = ({"name": "random", "dimension": 32, "seed": 1, "input_scale": 16.0},)
     plain = {**recording.job.model_dump(), "features": features}
     other = replace(recording, job=type(recording.job).model_validate(plain))

@@ -1,7 +1,5 @@
 """The audit finds what is broken, lets pass what is sound, and leaves no mechanism out."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -191,10 +189,6 @@ def off_diagonals_twice_divided(total, event):
 
 def half_the_nominal_records(total, nominal, epsilon):
     return noised_mean(total * 2, nominal, epsilon / 2 if nominal > 1 else epsilon * 2)
-
-
-def for_sensitivity_one(mean, epsilon, sensitivity):
-    return softmax_laplace(mean, epsilon, sensitivity=1)
 
 
 def at_half_the_scale(scores, event):

@@ -1,10 +1,7 @@
 """Each guard holds as the code stands, and its attack finds the flaw that is planted."""
 
-from __future__ import annotations
-
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,9 +99,7 @@ def test_the_flaw_is_undone():
     set_flushing(before)
 
 
-def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
-    tmp_path: Path,
-) -> None:
+def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(tmp_path):
     given = records(4)
     own = Records(given, np.zeros(len(given), np.int64))
     job = audit_job(len(own), budget_s=0.001, rounds=3)

@@ -1,7 +1,5 @@
 """The audit of shared noise: both ε hold for real uploads, and each planted flaw is found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -31,7 +29,7 @@ PAST, PAST_AT_EPSILON = "past the threshold", "past the threshold, at the ε wit
 
 
 @pytest.fixture(scope="module")
-def job() -> SharedNoiseJob:
+def job():
     return SharedNoiseJob()
 
 

@@ -1,9 +1,6 @@
 """Fleets that are played: what each party bears, and that it is what the protocol promises."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from edgeveil_lab.load.scenario import LoadOptions
 UNSELECTED_BYTES = 8 << 10
 
 
-def played(folder: Path, devices: int, selected: int) -> dict:
+def played(folder, devices, selected):
     shape = {"rounds": 2, "payload_bytes": 8000, "package_bytes": 16000, "deadline_s": 36000}
     play = FleetPlay(LoadOptions(devices=devices, selected=selected, **shape), folder)
     try:

@@ -1,7 +1,5 @@
 """What became of each upload: counted, lost, refused, counted twice."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -17,7 +15,7 @@ from edgeveil_lab.load.run_log import LoadRunLog, losses, sum_matches
 AT, AGAIN = RoundId(b"j" * 16, 1, 1), RoundId(b"j" * 16, 2, 1)
 
 
-def name(text: str) -> bytes:
+def name(text):
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -29,19 +27,19 @@ def counters():
     return counters
 
 
-def held(counters: UploadCounters, devices: str, recorded: str) -> None:
+def held(counters, devices, recorded):
     """These uploads are acknowledged, then those are in the commit record."""
     for device in devices:
         counters.ack(AT, name(device), "held", "", 14.0)
     counters.commit(AT, b"".join(map(name, recorded)))
 
 
-def totals(*counted: UploadCounters) -> FleetTotals:
+def totals(*counted):
     found = [counters.snapshot() for counters in counted]
     return FleetTotals(found, [one["rounds"] for one in found])
 
 
-def run_log(*uploads: int, mean: float | None = None, **cells: int) -> LoadRunLog:
+def run_log(*uploads, mean=None, **cells):
     """Rounds of so many uploads, or one of these cells' uploads, by the cloud's own word."""
     uploads = uploads or ((sum(cells.values()),) if cells else ())
     rounds = [
@@ -50,7 +48,7 @@ def run_log(*uploads: int, mean: float | None = None, **cells: int) -> LoadRunLo
     return LoadRunLog(committed=rounds, mean_of_values=mean)
 
 
-def losses_of(counters: UploadCounters, *uploads: int, alone: bool = True) -> tuple[int, int]:
+def losses_of(counters, *uploads, alone=True):
     found = losses(totals(counters), run_log(*uploads), alone=alone)
     assert found["left_out"] == 0
     return found["lost"], found["unanswered"]
@@ -173,7 +171,7 @@ def test_what_a_cell_loses(counters, recorded, cells, lost, left_out):
 DURATIONS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=200)
 
 
-def of(values) -> DurationHistogram:
+def of(values):
     histogram = DurationHistogram()
     for value in values:
         histogram.add(value)

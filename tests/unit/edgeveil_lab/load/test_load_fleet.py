@@ -1,7 +1,5 @@
 """A fleet in one file, and what the site's operators get beside it."""
 
-from __future__ import annotations
-
 import stat
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether a generator held a test back, and in what order its devices work."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,11 +1,8 @@
 """The leader: every device is dealt once, real generators report, and one that ends is named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,14 +19,14 @@ KEY = SigningKey.generate().public().to_bytes()
 WHERE = {"": TargetCell("mqtt://127.0.0.1:1", KEY, KEY, password="a word")}
 
 
-def report(connected: int) -> GeneratorReport:
+def report(connected):
     counters = UploadCounters()
     counters.connected = counters.connects = connected
     return GeneratorReport("connected", counters.snapshot(), GeneratorLoad())
 
 
 @pytest.mark.parametrize("cells", [("",), ("north", "south")])
-def test_every_device_is_dealt_once_and_each_cell_adds_up_its_own(cells: tuple[str, ...]) -> None:
+def test_every_device_is_dealt_once_and_each_cell_adds_up_its_own(cells):
     where = {cell: replace(WHERE[""], broker=f"mqtt://{cell or 'one'}:1") for cell in cells}
     fleet, count = LoadFleet.make(7), len(cells)
     leader = Leader(LoadOptions(devices=7, cells=count, processes=2), fleet, where)
@@ -47,14 +44,14 @@ def test_every_device_is_dealt_once_and_each_cell_adds_up_its_own(cells: tuple[s
     assert leader.totals(cells[0]).counts["connected"] == {1: 3, 2: 1 + 3}[count]
 
 
-def until(done: Callable[[], bool]) -> None:
+def until(done):
     end_s = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end_s
         time.sleep(0.05)
 
 
-def test_generators_report_until_they_are_told_to_stop() -> None:
+def test_generators_report_until_they_are_told_to_stop():
     leader = Leader(LoadOptions(devices=2, processes=2), LoadFleet.make(2), WHERE)
     leader.start()
     try:
@@ -69,7 +66,7 @@ def test_generators_report_until_they_are_told_to_stop() -> None:
         leader.stop()
 
 
-def test_a_generator_that_ends_by_itself_is_named() -> None:
+def test_a_generator_that_ends_by_itself_is_named():
     leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), WHERE)
     leader.start()
     try:

@@ -1,7 +1,5 @@
 """Processor time and memory as a process's own page tells them, over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 
 import psutil
@@ -31,11 +29,11 @@ process_start_time_seconds 1.7e+09
 """
 
 
-def fetched(path: str, token_file=None) -> ProcessFigures:
+def fetched(path, token_file=None):
     """Read from the page of a cloud that wants TOKEN, in a process that is this one."""
     metrics = Metrics()
 
-    async def body() -> ProcessFigures:
+    async def body():
         app = make_app(Store(), Idle(), lambda: {Scope.READ: TOKEN}, metrics=metrics)
         server = await app.start()
         try:

@@ -1,7 +1,5 @@
 """A load test's options: one model behind scenario files and the command line."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import resource
@@ -11,7 +9,7 @@ import pytest
 
 from edgeveil.config.site_files import kind_of
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.jobs import Job, parse_job
+from edgeveil.jobs import parse_job
 from edgeveil_lab.load.command import check_files
 from edgeveil_lab.load.scenario import (
     LoadOptions,
@@ -129,7 +127,7 @@ def test_paths_count_from_the_file_s_folder(tmp_path):
     assert load_scenario(file).ca == tmp_path / "tls" / "ca.crt"
 
 
-def job(devices: int, enrolled: int, **options) -> Job:
+def job(devices, enrolled, **options):
     return parse_job(job_yaml(LoadOptions(devices=devices, **options), enrolled))
 
 

@@ -1,7 +1,5 @@
 """What the bare relay is given to carry, and how the two are compared."""
 
-from pathlib import Path
-
 import pytest
 
 from edgeveil.errors import ConfigError
@@ -37,6 +35,6 @@ def test_the_ratio_is_of_uploads_a_second_over_all_rounds():
     assert ratio({"rounds": []}, {"uploads_per_s": 200.0}) is None
 
 
-def test_a_site_without_its_files_is_refused(tmp_path: Path):
+def test_a_site_without_its_files_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         RawSite.load(tmp_path)

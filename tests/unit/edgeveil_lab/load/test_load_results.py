@@ -1,7 +1,5 @@
 """A load test's result: rounds, rates, costs, what processes spend, and why it fails."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -14,7 +12,7 @@ from edgeveil_lab.load.processes import ProcessFigures, ProcessWatch
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, faults
 
 
-def played(ahead_s: float = 0.0) -> LoadRunLog:
+def played(ahead_s=0.0):
     """One round by the events of a cloud whose clock is ahead."""
     run_log = LoadRunLog(ahead_s=ahead_s)
     committed = {"exchange": 1, "attempt": 1, "uploads": 50, "refused": {"norm": 2}}
@@ -59,7 +57,7 @@ def test_a_round_of_which_no_generator_told_or_told_late_has_no_negative_phase()
     assert (row["upload_s"], row["handover_s"], row["absorb_s"]) == (3.0, 0.0, 2.0)
 
 
-def dialled(first_dial_s: float | None, last_up_s: float | None) -> dict:
+def dialled(first_dial_s, last_up_s):
     counters = UploadCounters()
     counters.first_dial_s, counters.last_up_s = first_dial_s, last_up_s
     return counters.snapshot()
@@ -102,7 +100,7 @@ def test_a_fault_is_named_and_a_sound_result_has_none(found, said):
 MIB = 1 << 20
 
 
-def told(cpu_s: float, rss_mib: int = 50, peak_mib: int | None = None, started_s: float = 7.0):
+def told(cpu_s, rss_mib=50, peak_mib=None, started_s=7.0):
     return ProcessFigures(
         cpu_s, rss_mib * MIB, None if peak_mib is None else peak_mib * MIB, started_s
     )
@@ -115,11 +113,11 @@ def clock(monkeypatch):
     monkeypatch.setattr("edgeveil_lab.load.processes.time.monotonic", lambda: next(now_s))
 
 
-def watching(*answers: ProcessFigures | OSError) -> ProcessWatch:
+def watching(*answers):
     """A watch that has looked at `proxy` as often as there are answers."""
     watch, left = ProcessWatch(), list(answers)
 
-    def read() -> ProcessFigures:
+    def read():
         answer = left.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -169,7 +167,7 @@ def test_who_does_not_answer_now_has_no_processor_time_now():
     assert watch.peak_rss_bytes() == {"proxy": 50 * MIB}
 
 
-def marks(*proxy_s: float | None, every_s: float = 20.0):
+def marks(*proxy_s, every_s=20.0):
     """Processor seconds of the proxy after each round; None: it did not answer."""
     return [({} if s is None else {"proxy": s}, every_s * n) for n, s in enumerate(proxy_s)]
 

@@ -1,8 +1,6 @@
 """What devices of a process share: a frame is decoded once, a signature checked once, and both
 only for exactly the same bytes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What a load test shows: live lines, the tables, the page, and whether memory stays flat."""
 
-from __future__ import annotations
-
 import io
 import re
 
