@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
 
-from edgeveil_tools.site.fleet_plan import of_cell
+from edgeveil_tools.site.broker_rules import of_cell
 
 Kind = Literal["kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"]
 

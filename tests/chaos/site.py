@@ -14,6 +14,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.ray_cluster import join_cluster
 from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
+from edgeveil_tools.site.broker_rules import of_cell
 from edgeveil_tools.site.brokers import choose_engine, free_ports
 from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision

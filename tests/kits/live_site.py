@@ -14,12 +14,13 @@ from pathlib import Path
 
 import yaml
 
-from edgeveil.config.broker import BrokerTls
+from edgeveil.config.broker import BrokerSite
 from edgeveil.config.broker_profiles import ProfileName
 from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
+from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
+from edgeveil_tools.site.brokers import BrokerProcess, free_ports, plan_of
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, SitePlan, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
@@ -103,18 +104,7 @@ class LiveSite:
         self.logs.mkdir()
         self.brokers: dict[str, BrokerProcess] = {}
         for domain in self.plan.domains:
-            certificate = folder / "site" / "tls" / f"broker-{domain}.crt"
-            broker = BrokerPlan(
-                engine=engine,
-                port=self.plan.port(domain),
-                websockets_port=self.plan.port(domain, websockets=True) if websockets else None,
-                acl=domain.partition("-")[0],
-                cells=self.plan.cells_at(domain),
-                tls=BrokerTls(cert_file=certificate, key_file=certificate.with_suffix(".key"))
-                if tls
-                else None,
-                wiretap=True,
-            )
+            broker = plan_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
             users = {**self.site.passwords[domain], "wiretap": "tap-word"}
             limits = enforced or profile
             self.brokers[domain] = (

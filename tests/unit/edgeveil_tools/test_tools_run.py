@@ -100,7 +100,7 @@ def test_the_reference_splits_as_the_devices_do(small):
 
     job, run, plan = small
     key = load_split_key(plan.edge_state(1) / SPLIT_KEY_FILE)
-    data = load_site(plan.edge_file(1)).data
+    data = load_site(plan.file("edge-1")).data
     training, evaluation = device_records(data, key, evaluation_share=job.data.evaluation_share)
     pool = run_reference.pooled(job, run, plan)
     assert np.array_equal(pool.x[: len(training)], training.x)

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import yaml
 
 from edgeveil.config.addresses import place
-from edgeveil.config.broker import BrokerTls
 from edgeveil.config.cloud import CloudSite
 from edgeveil.config.proxy import ProxySite
-from edgeveil.config.site_files import load_site
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
@@ -34,16 +32,9 @@ from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json, own_address
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.result import writing
-from edgeveil_tools.site.broker_rules import proxy_user, users_text
-from edgeveil_tools.site.brokers import (
-    BrokerPlan,
-    BrokerProcess,
-    choose_engine,
-    free_ports,
-    write_private,
-)
-from edgeveil_tools.site.fleet_plan import of_cell
-from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan
+from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
+from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports, write_private
+from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, broker_processes, write_file
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 
@@ -217,25 +208,23 @@ class LocalSite:
         keys = {}
         proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
         for name in ("cloud", *proxies.values()):
-            key = make_signing_key(folder / "state" / name, name.partition("-")[0]).public()
+            key = make_signing_key(folder / "state" / name, side_of(name)).public()
             key.save(folder / "keys" / f"{name}.pub")
             keys[name] = key.to_bytes()
         self._admit()
         if plan.tls:
             make_certificates(folder / "tls", ["localhost", plan.host], plan.domains)
+        connections = max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS)
         for domain in plan.domains:
-            self._start_broker(domain)
-        settings = {name: plan.proxy(cell) for cell, name in proxies.items()}
-        for of_it in settings.values():
-            of_it["limits"]["devices"] = max(_DEVICES, plan.devices)
-        settings["cloud"] = plan.cloud()
-        settings["cloud"]["test_data"] = None
-        for name, of_it in settings.items():
-            role, path = name.partition("-")[0], folder / f"{name}.yaml"
-            of_it["limits"]["packet_bytes"] = self._options.packet_bytes
-            path.write_text(yaml.safe_dump({role: of_it}), "utf-8")
-            load_site(path)
-            self.children.start(name, [role, "--config", str(path)])
+            self._write(f"broker-{domain}", plan.broker(domain), max_connections=connections)
+        self._brokers = broker_processes(plan)
+        for broker in self._brokers.values():
+            broker.start()
+        for cell, name in proxies.items():
+            self._write(name, plan.proxy(cell), devices=max(_DEVICES, plan.devices))
+        self._write("cloud", {**plan.cloud(), "test_data": None})
+        for name in (*proxies.values(), "cloud"):
+            self.children.start(name, [side_of(name), "--config", str(plan.file(name))])
         cells = {}
         for cell, name in proxies.items():
             domain, page = of_cell("edge", cell), plan.ports_of(cell).proxy_http
@@ -247,6 +236,10 @@ class LocalSite:
                 folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
             )
         return TargetSite(plan.url, folder / "state" / "cloud" / "http.token", cells)
+
+    def _write(self, name: str, settings: dict[str, Any], **limits: int) -> None:
+        settings["limits"] |= {"packet_bytes": self._options.packet_bytes, **limits}
+        write_file(self._plan.file(name), {side_of(name): settings})
 
     def pids(self) -> dict[str, int]:
         return self.children.pids() | self.broker_pids()
@@ -274,15 +267,14 @@ class LocalSite:
         cells = self._plan.cell_names
         cloud = {"cloud": self._password("cloud")}
         for number, cell in enumerate(cells):
-            fleet, user, name = self._fleet.dealt(number, len(cells)), proxy_user(cell), "proxy"
-            name = of_cell(name, cell)
+            fleet, name = self._fleet.dealt(number, len(cells)), of_cell("proxy", cell)
             enrolments = fleet.enrolments()
             limit = max(_DEVICES, len(enrolments))
             admit(self.folder / "state" / name / REGISTRY_FILE, enrolments, limit)
             accounts = fleet.users(enrolments)
             self.accounts |= accounts
-            cloud[user] = self._password(f"{name}-cloud")
-            self._users(of_cell("edge", cell), {**accounts, user: self._password(f"{name}-edge")})
+            cloud[name] = self._password(f"{name}-cloud")
+            self._users(of_cell("edge", cell), {**accounts, name: self._password(f"{name}-edge")})
         self._users("cloud", cloud)
 
     def _users(self, domain: str, users: Mapping[str, str]) -> None:
@@ -292,27 +284,6 @@ class LocalSite:
         word = secrets.token_urlsafe(24)
         write_private(self.folder / "passwords" / name, word + "\n")
         return word
-
-    def _start_broker(self, domain: str) -> None:
-        plan, tls = self._plan, None
-        if plan.tls:
-            certificate = self.folder / "tls" / f"broker-{domain}.crt"
-            tls = BrokerTls(cert_file=certificate, key_file=certificate.with_suffix(".key"))
-        broker = self._brokers[domain] = BrokerProcess(
-            BrokerPlan(
-                engine=plan.engine,  # type: ignore[arg-type]
-                port=plan.port(domain),
-                acl=domain.partition("-")[0],  # type: ignore[arg-type]
-                cells=plan.cells_at(domain),
-                tls=tls,
-                packet_bytes=self._options.packet_bytes,
-                max_queued_bytes=plan.queued_bytes,
-                max_connections=max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS),
-            ),
-            self.folder / f"broker-{domain}",
-            users_file=self.folder / "passwords" / f"{domain}-broker.users",
-        )
-        broker.start()
 
 
 # --- a site that runs already: its addresses and keys, and the fleet that its proxy admitted ---

@@ -36,13 +36,18 @@ class Rule:
     topic: str
 
 
-def proxy_user(cell: str) -> str:
-    """The proxy's name at the brokers: `proxy`, of a named cell `proxy-north`."""
-    return f"proxy-{cell}" if cell else "proxy"
+def of_cell(name: str, cell: str) -> str:
+    """The name of a cell's party or broker: `proxy`, of a named cell `proxy-north`."""
+    return f"{name}-{cell}" if cell else name
+
+
+def side_of(domain: str) -> str:
+    """What comes before the cell: of a broker `edge` or `cloud`, of a party its role."""
+    return domain.partition("-")[0]
 
 
 def _edge_rules(cell: str) -> tuple[Rule, ...]:
-    topics, proxy = Topics(cell), proxy_user(cell)
+    topics, proxy = Topics(cell), of_cell("proxy", cell)
     return (
         Rule(None, "write", topics.device_up("%u")),
         Rule(None, "read", topics.device_down("%u")),
@@ -66,7 +71,7 @@ def _edge_rules(cell: str) -> tuple[Rule, ...]:
 
 
 def _cloud_rules(cell: str) -> tuple[Rule, ...]:
-    topics, proxy = Topics(cell), proxy_user(cell)
+    topics, proxy = Topics(cell), of_cell("proxy", cell)
     return (
         Rule("cloud", "write", topics.cloud_out),
         Rule("cloud", "read", topics.cloud_in),

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.config.broker import BrokerSite, BrokerTls
@@ -73,6 +73,13 @@ class BrokerPlan:
     wiretap: bool = False
 
 
+def plan_of(site: BrokerSite, **changes: Any) -> BrokerPlan:
+    """What a site file says to start, with changes."""
+    said = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
+    said |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
+    return BrokerPlan(**said | site.limits.model_dump() | changes)
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a file, mode 0600: a broker may read it at any moment."""
     scratch = path.with_name(f".{path.name}.new")
@@ -80,6 +87,14 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     scratch.replace(path)
+
+
+def give(path: Path, text: str) -> bytes:
+    """Write a party's secret unless it was made before; its bytes."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, text)
+    return path.read_bytes()
 
 
 def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
@@ -413,18 +428,7 @@ def run_broker(site: BrokerSite) -> int:
     files = raise_file_limit() - _OTHER_FILES
     if site.tls is not None:
         _check_key(site.tls.key_file)
-    plan = BrokerPlan(
-        engine=site.engine,
-        host=site.host,
-        port=site.port,
-        websockets_port=site.websockets_port,
-        acl=site.acl,
-        cells=site.cells or ("",),
-        tls=site.tls,
-        packet_bytes=site.limits.packet_bytes,
-        max_queued_bytes=site.limits.max_queued_bytes,
-        max_connections=min(site.limits.max_connections, files),
-    )
+    plan = plan_of(site, max_connections=min(site.limits.max_connections, files))
     users_file, stop = site.users_file, threading.Event()
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())

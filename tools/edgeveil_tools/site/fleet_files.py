@@ -26,6 +26,7 @@ from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves
 from edgeveil_proxy.devices_file import PlannedDevice
+from edgeveil_tools.site.broker_rules import of_cell, side_of
 from edgeveil_tools.site.bundles import SITE_FILE, TRUST_FILE, digest, site_text
 from edgeveil_tools.site.fleet_plan import (
     IMAGE,
@@ -35,7 +36,6 @@ from edgeveil_tools.site.fleet_plan import (
     ListedDevice,
     PlannedDevices,
     host_and_port,
-    of_cell,
 )
 
 Settings = dict[str, Any]
@@ -180,11 +180,6 @@ def password_domains(plan: FleetPlan, party: Party) -> dict[str, str]:
         return {}
     domains = domains_of(plan, party).items()
     return {domain: f"passwords/{side_of(name)}" for name, domain in domains}
-
-
-def side_of(domain: str) -> str:
-    """`edge` or `cloud`. A party has one key and one password for all its brokers of a side."""
-    return domain.partition("-")[0]
 
 
 def is_image(party: Party) -> bool:

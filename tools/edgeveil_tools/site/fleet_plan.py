@@ -34,6 +34,7 @@ from edgeveil.config.policy import Policy
 from edgeveil.config.proxy import ProxyKeys
 from edgeveil.config.yaml_tree import Problem
 from edgeveil.errors import UsageError
+from edgeveil_tools.site.broker_rules import of_cell, side_of
 
 PLAN_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000
@@ -283,7 +284,7 @@ class FleetPlan(Block):
         return tuple(dict.fromkeys(sorted(found, key=lambda domain: domain not in SIDES)))
 
     def cells_at(self, domain: str) -> tuple[str, ...]:
-        side = domain.partition("-")[0]
+        side = side_of(domain)
         return tuple(cell for cell in self.cell_names if self.domain(side, cell) == domain)
 
     def broker(self, domain: str) -> PlannedBroker:
@@ -359,11 +360,6 @@ class FleetPlan(Block):
                 yield Mix((f"{at}.engine", "authentication"), text)
         elif broker.listen is not None or broker.public is not None:
             yield Mix((f"{at}.url", f"{at}.listen"), "is another's broker; drop listen and public")
-
-
-def of_cell(name: str, cell: str) -> str:
-    """Name of a cell's party: `proxy`, of a named cell `proxy-north`."""
-    return f"{name}-{cell}" if cell else name
 
 
 def _said(block: Block) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from edgeveil.errors import UsageError
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_tools.site.broker_rules import hash_password
-from edgeveil_tools.site.brokers import write_private
+from edgeveil_tools.site.broker_rules import hash_password, of_cell, side_of
+from edgeveil_tools.site.brokers import give
 from edgeveil_tools.site.bundles import (
     INVENTORY,
     SITE_FILE,
@@ -66,7 +66,6 @@ from edgeveil_tools.site.fleet_files import (
     given_policy,
     hosted,
     password_domains,
-    side_of,
     tls_keys,
 )
 from edgeveil_tools.site.fleet_plan import (
@@ -76,7 +75,6 @@ from edgeveil_tools.site.fleet_plan import (
     ListedDevice,
     devices_of,
     load_plan,
-    of_cell,
 )
 from edgeveil_tools.site.trust_folder import Passphrase, TrustFolder, load_root_key, save_root_key
 
@@ -297,22 +295,22 @@ class FleetSite:
             line = identity.enrolment().to_line()
             party = replace(party, device_id=identity.device_id, enrolment=line)
         if kind == "edge":
-            _give(folder / POLICY_FILE, given_policy(plan))
+            give(folder / POLICY_FILE, given_policy(plan).decode())
         for role in _ROLES.get(kind, ()):
             make_signing_key(folder / STATE, role)
         words = {}
         for domain, file in password_domains(plan, party).items():
-            word = secrets.token_urlsafe(_SECRET_WORD_BYTES).encode()
-            word = _give(folder / file, word + b"\n").strip()
-            words[domain] = hash_password(word.decode())
+            new = secrets.token_urlsafe(_SECRET_WORD_BYTES)
+            word = give(folder / file, new + "\n").decode().strip()
+            words[domain] = hash_password(word)
             if not plan.broker(domain).own:  # to be registered where others run the broker
                 accounts = self.folder / f"accounts-{domain}.csv"
                 accounts.touch(0o600)
                 with accounts.open("a") as listed:
-                    listed.write(f"{party.device_id or name},{word.decode()}\n")
+                    listed.write(f"{party.device_id or name},{word}\n")
         self._change(party, words=words)
         for domain, file in tls_keys(plan, party).items():
-            key = load_pem_private_key(_give(folder / file, key_pem(new_key())), None)
+            key = load_pem_private_key(give(folder / file, key_pem(new_key()).decode()), None)
             self._issue(name, domain, key.public_key())
 
     def _certify(self, name: str, *, only: str | None = None) -> None:
@@ -494,7 +492,7 @@ class FleetSite:
         claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
         if claims_key and claims_key not in party.text:  # the proxy's, to sign
             signer = self._authority(of_cell("claims", party.cell))
-            given[claims_key] = digest(_give(folder / claims_key, key_pem(signer.key)))
+            given[claims_key] = digest(give(folder / claims_key, key_pem(signer.key).decode()))
         inventory = Inventory(
             fleet=plan.name,
             party=party.kind,
@@ -565,14 +563,6 @@ def _given(folder: Path) -> dict[str, str]:
 def _of_side(found: Mapping[str, str], domain: str) -> str:
     """A party's certificate or word for another broker of the same side."""
     return next(one for known, one in found.items() if side_of(known) == side_of(domain))
-
-
-def _give(path: Path, content: bytes) -> bytes:
-    """Write a new party's secret unless an apply that was cut short has made it."""
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(path, content.decode())
-    return path.read_bytes()
 
 
 def _same_settings(text: str, raw: bytes) -> bool:

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.config.base import Block, Mix
-from edgeveil.config.broker import BrokerLimits
+from edgeveil.config.broker import BrokerLimits, BrokerSite
 from edgeveil.config.broker_profiles import PROFILES, ProfileName
 from edgeveil.config.cloud import CloudLimits
 from edgeveil.config.data import DataSource, Partition
@@ -40,11 +40,12 @@ from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import make_signing_key, refuse_lost_state
 from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.result import writing
-from edgeveil_tools.site.broker_rules import proxy_user, users_text
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, write_private
+from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
+from edgeveil_tools.site.brokers import BrokerProcess, Engine, give, plan_of, write_private
 from edgeveil_tools.site.bundles import site_text, with_owners_word
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, of_cell
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, their batch, and what is kept of the round before
@@ -93,7 +94,7 @@ class SitePlan:
     tls: bool = False
     websockets: bool = False
     profile: ProfileName = "default"
-    engine: str = "auto"
+    engine: Engine = "auto"
     protocol: int = 5
     source: DataSource = field(default=DataSource(name="digits", source="digits"))
     partition: Partition = field(default_factory=Partition)
@@ -110,8 +111,13 @@ class SitePlan:
     def url(self) -> str:
         return f"http://{place(self.host, self.ports.cloud_http)}"
 
-    def edge_file(self, number: int) -> Path:
-        return self.folder / f"edge-{number}.yaml"
+    @property
+    def numbers(self) -> range:
+        """The devices'."""
+        return range(1, self.devices + 1)
+
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.yaml"
 
     def edge_state(self, number: int) -> Path:
         return self.folder / "state" / f"edge-{number}"
@@ -123,10 +129,8 @@ class SitePlan:
     def cell_of(self, number: int) -> str:
         return self.cell_names[(number - 1) % len(self.cell_names)]
 
-    def ports_of(self, cell: str) -> CellPorts:
-        ports = self.ports
-        own = CellPorts(ports.edge, ports.proxy_http, ports.edge_websockets)
-        return self.cells.get(cell, own)
+    def ports_of(self, cell: str) -> Ports | CellPorts:
+        return self.cells[cell] if self.cells else self.ports
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -158,10 +162,11 @@ class SitePlan:
             "host": self.host,
             "port": self.port(domain),
             "users_file": f"passwords/{domain}-broker.users",
-            "acl": domain.partition("-")[0],
+            "acl": side_of(domain),
             **({"cells": list(self.cells_at(domain))} if self.cells else {}),
             **(websockets if self.websockets else {}),
             **({"tls": files} if self.tls else {}),
+            "limits": {"max_queued_bytes": self.queued_bytes},
         }
 
     def cloud(self) -> Settings:
@@ -182,10 +187,10 @@ class SitePlan:
         }
 
     def proxy(self, cell: str = "") -> Settings:
-        user, name = proxy_user(cell), of_cell("proxy", cell)
+        name = of_cell("proxy", cell)
         return {
-            "edge_broker": self._link(of_cell("edge", cell), user, f"{name}-edge"),
-            "cloud_broker": self._link("cloud", user, f"{name}-cloud"),
+            "edge_broker": self._link(of_cell("edge", cell), name, f"{name}-edge"),
+            "cloud_broker": self._link("cloud", name, f"{name}-cloud"),
             **({"cell": cell} if cell else {}),
             "state_dir": f"state/{name}",
             "cloud_key_file": "keys/cloud.pub",
@@ -271,20 +276,32 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class Site:
-    """The files of a provisioned site. `device_ids` in the order of `edges`; `brokers` and
-    `passwords` by domain, `proxies` by cell."""
+    """A provisioned site. `device_ids` in the order of `edges`; `brokers` and `passwords` by
+    domain, `proxies` by cell."""
 
     plan: SitePlan
-    brokers: dict[str, Path]
-    cloud: Path
-    proxies: dict[str, Path]
-    edges: tuple[Path, ...]
     device_ids: tuple[str, ...]
     passwords: dict[str, dict[str, str]]  # domain -> user -> password
 
     @property
+    def brokers(self) -> dict[str, Path]:
+        return {domain: self.plan.file(f"broker-{domain}") for domain in self.plan.domains}
+
+    @property
+    def cloud(self) -> Path:
+        return self.plan.file("cloud")
+
+    @property
+    def proxies(self) -> dict[str, Path]:
+        return {cell: self.plan.file(of_cell("proxy", cell)) for cell in self.plan.cell_names}
+
+    @property
     def proxy(self) -> Path:
         return next(iter(self.proxies.values()))
+
+    @property
+    def edges(self) -> tuple[Path, ...]:
+        return tuple(self.plan.file(f"edge-{n}") for n in self.plan.numbers)
 
     @property
     def token_file(self) -> Path:
@@ -293,21 +310,13 @@ class Site:
 
 
 def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
-    """A provisioned site's brokers by domain, to be started without TLS from here."""
-    return {
-        domain: BrokerProcess(
-            BrokerPlan(
-                engine=plan.engine,  # type: ignore[arg-type]
-                port=plan.port(domain),
-                acl=domain.partition("-")[0],  # type: ignore[arg-type]
-                cells=plan.cells_at(domain),
-                max_queued_bytes=plan.queued_bytes,
-            ),
-            plan.folder / f"broker-{domain}",
-            users_file=plan.folder / "passwords" / f"{domain}-broker.users",
-        )
-        for domain in plan.domains
-    }
+    """A provisioned site's brokers by domain, to be started from here."""
+    found = {}
+    for domain in plan.domains:
+        folder = plan.folder / f"broker-{domain}"
+        site = load_as(BrokerSite, plan.file(folder.name))
+        found[domain] = BrokerProcess(plan_of(site), folder, users_file=site.users_file)
+    return found
 
 
 # --- the plan as a file ---
@@ -330,7 +339,7 @@ class LocalPlan(Block):
     """Brokers listen for them too, and every link uses them."""
     profile: ProfileName = "default"
     """Links keep to that managed service's limits."""
-    engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    engine: Engine = "auto"
     """Of the brokers; `auto`: mosquitto where it is installed."""
     protocol: Literal[4, 5] = 5
     """5, or 4 for MQTT 3.1.1."""
@@ -388,14 +397,14 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
 
 def _write(plan: SitePlan) -> Site:
     folder = plan.folder
-    for number in range(1, plan.devices + 1):
-        if plan.edge_file(number).exists():
-            load_site(plan.edge_file(number))  # one that is damaged is told before anything else
-    files = {cell: folder / f"{of_cell('proxy', cell)}.yaml" for cell in plan.cell_names}
-    proxies = {c: with_owners_word({"proxy": plan.proxy(c)}, at) for c, at in files.items()}
-    cloud = _cloud(plan)
-    for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
-        state, role = folder / "state" / name, name.partition("-")[0]
+    servers = {of_cell("proxy", cell): {"proxy": plan.proxy(cell)} for cell in plan.cell_names}
+    servers["cloud"] = {"cloud": plan.cloud()}
+    for number in plan.numbers:  # a file that is damaged is told before anything else
+        if (file := plan.file(f"edge-{number}")).exists():
+            load_site(file)
+    servers = {name: _kept(plan.file(name), block) for name, block in servers.items()}
+    for name in servers:
+        state, role = folder / "state" / name, side_of(name)
         public = folder / "keys" / f"{name}.pub"
         refuse_lost_state(state / f"{role}.key", public)
         make_signing_key(state, role).public().save(public, overwrite=True)
@@ -406,56 +415,43 @@ def _write(plan: SitePlan) -> Site:
         make_certificates(folder / "tls", hosts, plan.domains)
     if plan.source.source == "digits":
         (folder / "job.yaml").write_text(_job(plan), "utf-8")
-    return Site(
-        plan=plan,
-        brokers={
-            domain: _site_file(folder / f"broker-{domain}.yaml", {"broker": plan.broker(domain)})
-            for domain in plan.domains
-        },
-        cloud=_site_file(folder / "cloud.yaml", cloud),
-        proxies={cell: _site_file(files[cell], found) for cell, found in proxies.items()},
-        edges=tuple(
-            _site_file(plan.edge_file(number), _edge(plan, number, device_id))
-            for number, device_id in enumerate(device_ids, start=1)
-        ),
-        device_ids=tuple(device_ids),
-        passwords=passwords,
-    )
+    brokers = {f"broker-{domain}": {"broker": plan.broker(domain)} for domain in plan.domains}
+    for name, settings in (brokers | servers).items():
+        write_file(plan.file(name), settings)
+    for number, device_id in zip(plan.numbers, device_ids, strict=True):
+        file = plan.file(f"edge-{number}")
+        write_file(file, _kept(file, {"edge": plan.edge(number, device_id)}))
+    return Site(plan, tuple(device_ids), passwords)
 
 
-def _cloud(plan: SitePlan) -> Settings:
-    """The cloud's settings, with the operator's own test records."""
-    new, file = plan.cloud(), plan.folder / "cloud.yaml"
-    found = parsed(read(file), str(file)).value.get("cloud") if file.exists() else None
-    kept = {"test_data": found["test_data"]} if found and found.get("test_data") else {}
-    return {"cloud": {**new, **kept}}
-
-
-def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
-    """A device's settings, with its owner's blocks."""
-    new = {"edge": plan.edge(number, device_id)}
-    found = with_owners_word(new, plan.edge_file(number))
-    shard = found["edge"]["data"].get("shard")
-    if isinstance(shard, dict) and shard.get("index") == number - 1:
-        # Of how many devices its share is one is the plan's to say, while it is a share of this.
-        planned = {**found["edge"]["data"], "shard": {**shard, "devices": plan.devices}}
-        if planned == new["edge"]["data"]:
-            found["edge"]["data"] = planned
+def _kept(file: Path, new: Settings) -> Settings:
+    """New settings with what is the owner's or the operator's in the file that is there."""
+    found = with_owners_word(new, file)
+    if "cloud" in new and file.exists():
+        before = parsed(read(file), str(file)).value.get("cloud") or {}
+        if before.get("test_data"):
+            found["cloud"]["test_data"] = before["test_data"]
+    if "edge" in new:
+        data, planned = found["edge"]["data"], new["edge"]["data"]
+        if isinstance(shard := data.get("shard"), dict):
+            # Of how many devices its share is one is the plan's to say, while it is a share of it.
+            devices = planned["shard"]["devices"]
+            if {**data, "shard": {**shard, "devices": devices}} == planned:
+                found["edge"]["data"] = planned
     return found
 
 
-def _site_file(path: Path, settings: Settings) -> Path:
+def write_file(path: Path, settings: Settings) -> None:
     path.write_text(site_text(settings), "utf-8")
     load_site(path)  # a plan that cannot work is refused here and not when its process starts
-    return path
 
 
 def _devices(plan: SitePlan) -> list[str]:
     """Make each device's keys in its state folder, and admit them at their cells' proxies."""
-    numbers = range(1, plan.devices + 1)
-    for number in numbers:
-        refuse_lost_state(plan.edge_state(number) / IDENTITY_FILE, plan.edge_file(number))
-    found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in numbers}
+    for number in plan.numbers:
+        key = plan.edge_state(number) / IDENTITY_FILE
+        refuse_lost_state(key, plan.file(f"edge-{number}"))
+    found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in plan.numbers}
     for cell in plan.cell_names:
         state = plan.folder / "state" / of_cell("proxy", cell)
         with closing(Registry(state / REGISTRY_FILE)) as registry:
@@ -471,18 +467,17 @@ def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str
     """Passwords by domain and user; those that exist are kept."""
     folder, found = plan.folder / "passwords", dict[str, dict[str, str]]()
     for domain in plan.domains:
-        side, cells = domain.partition("-")[0], plan.cells_at(domain)
-        users = {f"{of_cell('proxy', cell)}-{side}": proxy_user(cell) for cell in cells}
+        side, cells = side_of(domain), plan.cells_at(domain)
+        users = {f"{of_cell('proxy', cell)}-{side}": of_cell("proxy", cell) for cell in cells}
         if side == "cloud":
             users["cloud"] = "cloud"
         else:
-            of_cells = enumerate(device_ids, start=1)
+            of_cells = zip(plan.numbers, device_ids, strict=True)
             users |= {f"edge-{n}": one for n, one in of_cells if plan.cell_of(n) in cells}
         words = found[domain] = {}
         for name, user in users.items():
-            kept = read_password(folder / name) if (folder / name).exists() else None
-            words[user] = kept or secrets.token_urlsafe(24)
-            write_private(folder / name, words[user] + "\n")
+            give(folder / name, secrets.token_urlsafe(24) + "\n")
+            words[user] = read_password(folder / name) or ""
         write_private(folder / f"{domain}-broker.users", users_text(words))
     return found
 
@@ -507,29 +502,13 @@ def _job(plan: SitePlan) -> str:
     )
 
 
-def commands(site: Site) -> list[tuple[str, str]]:
-    """What to start, in this order, each in a terminal of its own: (what, command line)."""
-    found = []
-    for domain, config in site.brokers.items():
-        side, _, cell = domain.partition("-")
-        what = f"the broker of the {side} side" + (f" of {cell}" if cell else "")
-        found.append((what, "broker", config))
-    found.append(("the cloud", "cloud", site.cloud))
-    for cell, config in site.proxies.items():
-        found.append(("the proxy" + (f" of {cell}" if cell else ""), "proxy", config))
-    for number, (edge, device) in enumerate(zip(site.edges, site.device_ids, strict=True), start=1):
-        found.append((f"device {number} ({device})", "edge", edge))
-    return [(what, shlex.join(["edgeveil", role, "--config", str(at)])) for what, role, at in found]
-
-
 def guide(site: Site) -> str:
-    """The site in words, with the commands that start it and submit its job."""
-    lines = [f"A site of {site.plan.devices} devices is in {site.plan.folder}", ""]
-    lines.append("Start each in a terminal of its own:")
-    for what, line in commands(site):
-        lines += [f"  # {what}", f"  {line}"]
-    job, cloud = site.plan.folder / "job.yaml", shlex.quote(str(site.cloud))
-    if job.exists():
-        lines += ["", "Then, once all run:"]
-        lines += [f"  edgeveil job submit {shlex.quote(str(job))} --watch --config {cloud}"]
-    return "\n".join(lines)
+    """The commands that start the site, in their order, and submit its job."""
+    plan, cloud = site.plan, shlex.quote(str(site.cloud))
+    files = (*site.brokers.values(), site.cloud, *site.proxies.values(), *site.edges)
+    started = [f"edgeveil {side_of(one.stem)} --config {shlex.quote(str(one))}" for one in files]
+    lines = [f"A site of {plan.devices} devices is in {plan.folder}. In a terminal each:", *started]
+    if (job := plan.file("job")).exists():
+        submit = f"edgeveil job submit {shlex.quote(str(job))} --watch --config {cloud}"
+        lines += ["Then, once all run:", submit]
+    return "\n".join(line if line.endswith(":") else f"  {line}" for line in lines)
