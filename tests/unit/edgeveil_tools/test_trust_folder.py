@@ -114,11 +114,11 @@ def test_what_awaits_signatures_is_not_replaced_by_the_next_change(
     new = VerifyKey.load(keys["next"]).fingerprint()
     assert root("show") == 0
     pending = capsys.readouterr().out.partition("awaiting signatures:\n")[2]
-    assert f"+   cloud-jobs      {new}  epoch 1" in pending
+    assert f"+     cloud-jobs: {{key: {new}, epoch: 1}}" in pending
     assert "cloud-releases" not in pending and "root" not in pending
     away.rename(root.folder / "keys" / "root-2.key")
     assert root("sign") == 0
-    assert f"+   cloud-jobs      {new}" in capsys.readouterr().out, "who signs sees it"
+    assert f"+     cloud-jobs: {{key: {new}" in capsys.readouterr().out, "who signs sees it"
     assert root("show") == 0 and "awaiting" not in capsys.readouterr().out
     delegated = root.believed().delegated
     assert delegated is not None
@@ -210,8 +210,6 @@ def test_cells_come_and_are_rotated_and_recovered_one_by_one(
     assert root("show", "--json") == 0
     shown = json.loads(capsys.readouterr().out)["delegations"]
     assert shown["cells"]["south"]["epoch"] == 1 and shown["site"]["epoch"] == 0
-    assert root("show") == 0
-    assert "cell north" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ import hashlib
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
@@ -81,13 +84,11 @@ def init(args: argparse.Namespace) -> int:
     roles = {role: VerifyKey.load(getattr(args, role.replace("-", "_"))) for role in ROLES}
     site = VerifyKey.load(args.site) if args.site else None
     folder.init(_new_keys(args), args.threshold, roles, site=site)
-    trusted = folder.trusted()
     lines = [
-        *_lines(trusted),
         f"\nHand {folder.bundle_file} to every party (trust_file in its site file).",
         f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.",
     ]
-    return answer(args, lines, _plain(trusted))
+    return _shown(args, folder.trusted(), lines)
 
 
 def rotate(args: argparse.Namespace) -> int:
@@ -147,42 +148,54 @@ def _told(args: argparse.Namespace, folder: TrustFolder, missing: Missing) -> in
 def show(args: argparse.Namespace) -> int:
     folder = TrustFolder(args.dir, lambda _path: None) if args.dir.is_dir() else None
     found = TrustBundle.load(folder.bundle_file if folder else args.dir).verified()
-    lines = [*_lines(found), *(_pending_lines(folder) if folder else ())]
-    return answer(args, lines, _plain(found))
+    return _shown(args, found, _pending_lines(folder) if folder else ())
+
+
+def _shown(args: argparse.Namespace, found: TrustedMetadata, more: Iterable[str]) -> int:
+    plain = _plain(found.roots[-1], found.delegated)
+    lines = [*_lines(plain), *more]
+    if said := plain.get("delegations"):
+        said["authorities"] = sorted(said["authorities"])
+    return answer(args, lines, {**plain, "problem": found.problem(now_utc())})
 
 
 def _pending_lines(folder: TrustFolder) -> list[str]:
     """What awaits signatures, line by line beside what is in effect."""
     root, said = folder.pending()
-    now = _lines(folder.trusted()) if folder.bundle_file.exists() else []
-    wanted = [
-        *(_root_lines(root) if root else now[:1]),
-        *(_delegated_lines(said) if said else now[1:]),
-    ]
-    changes = [line for line in difflib.ndiff(now, wanted) if line[0] in "+-"]
+    now = _plain(None, None)
+    if folder.bundle_file.exists():
+        trusted = folder.trusted()
+        now = _plain(trusted.roots[-1], trusted.delegated)
+    compared = difflib.ndiff(_lines(now), _lines(now | _plain(root, said)))
+    changes = [line for line in compared if line[0] in "+-"]
     return ["awaiting signatures:", *(f"  {line}" for line in changes)] if changes else []
 
 
-def _plain(found: TrustedMetadata) -> dict[str, Any]:
-    keys, threshold = root_keys(found.roots[-1])
-    said = found.delegated
-    plain: dict[str, Any] = {
-        "root": {
-            "version": found.root_version,
-            "expires": found.root_expires.isoformat(),
+def _lines(plain: dict[str, Any]) -> list[str]:
+    text: str = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=200)
+    return text.splitlines()
+
+
+def _plain(root: bytes | None, said: Delegated | None) -> dict[str, Any]:
+    """What a root document and delegations say; authorities by their digests."""
+    plain: dict[str, Any] = {}
+    if root is not None:
+        document, (keys, threshold) = read_document(root).signed, root_keys(root)
+        plain["root"] = {
+            "version": document.version,
+            "expires": document.expires.isoformat(),
             "keys": [key.fingerprint() for key in keys],
             "threshold": threshold,
-        },
-        "problem": found.problem(now_utc()),
-    }
+        }
     if said is not None:
         cells = {n: {**_key(c.rosters), "lineage": c.lineage} for n, c in said.cells.items()}
+        pems = sorted(said.authorities.items())
         plain["delegations"] = {
             "version": said.version,
             "expires": said.expires.isoformat(),
             "roles": {name: _key(one) for name, one in said.roles.items()},
             "lineage": said.lineage,
-            "authorities": sorted(said.authorities),
+            "authorities": {n: hashlib.sha256(pem.encode()).hexdigest()[:16] for n, pem in pems},
             "cells": cells,
             "site": said.site and _key(said.site),
         }
@@ -191,33 +204,3 @@ def _plain(found: TrustedMetadata) -> dict[str, Any]:
 
 def _key(role: RoleKey) -> dict[str, Any]:
     return {"key": role.key.fingerprint(), "epoch": role.epoch}
-
-
-def _lines(found: TrustedMetadata) -> list[str]:
-    return [*_root_lines(found.roots[-1]), *_delegated_lines(found.delegated)]
-
-
-def _root_lines(raw: bytes) -> list[str]:
-    said, (keys, threshold) = read_document(raw).signed, root_keys(raw)
-    named = ", ".join(key.fingerprint() for key in keys)
-    return [f"root {said.version}, until {said.expires:%Y-%m-%d}: {threshold} of {named}"]
-
-
-def _delegated_lines(said: Delegated | None) -> list[str]:
-    if said is None:
-        return []
-    unseen = "the first one that is seen"
-    lines = [f"delegations {said.version}, until {said.expires:%Y-%m-%d}"]
-    for name, one in [*said.roles.items(), *([("site", said.site)] if said.site else [])]:
-        lines.append(f"  {name:<15} {one.key.fingerprint()}  epoch {one.epoch}")
-    lines.append(f"  registry        {said.lineage or unseen}")
-    for name, cell in said.cells.items():
-        key = cell.rosters
-        lines.append(
-            f"  cell {name:<10} {key.key.fingerprint()}  epoch {key.epoch}"
-            f"  registry {cell.lineage or unseen}"
-        )
-    for domain, pem in sorted(said.authorities.items()):
-        digest = hashlib.sha256(pem.encode()).hexdigest()[:16]
-        lines.append(f"  authority of the {domain} broker: {digest}")
-    return lines

@@ -57,30 +57,6 @@ def write(kind: str, folder: Path) -> str:
     return f"edgeveil {play}".replace("DIR/", f"{shown}/")
 
 
-_FROM = """\
-# Learns to tell {what}, on {devices} boxes that each hold some of {file}.
-# `edgeveil check --schema job` describes every key; `edgeveil methods` lists what each may be.
-job: {job}
-
-{data}
-features:{features}
-
-train: {{method: fm, rounds: 10}}
-{evaluation}
-privacy:                    # of the training, per record, for the whole job
-  epsilon: 8
-  delta: 1.0e-5
-
-round: {{budget_s: 1}}        # seconds within which every answer leaves, at a moment fixed before
-
-local_run:                  # how `edgeveil run` plays it here; a submitted job leaves it out
-  devices: {devices}
-  data:
-    source: {source}
-    path: {path}{header}
-  test_share: 0.2           # held back for the cloud's test
-  partition: {{kind: iid}}    # or dirichlet, n_class, quantity_skew: uneven boxes
-"""
 _OF_TABLE = """
   - {name: identity}        # the columns as the schema scales them"""
 _OF_PICTURES = """
@@ -109,7 +85,8 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
         raise UsageError(f"unknown kind '{records.suffix}'", where=str(records), fix=fix)
     job = _NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine"
     data = describe(records, label, devices=DEVICES)
-    text = _FROM.format(
+    text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
+    text = text.format(
         what="classes of pictures apart" if source == "images" else "the label of a record",
         file=records.name,
         job=job,
