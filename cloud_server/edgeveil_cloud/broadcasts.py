@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.crypto.stream import stream_bytes
+from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.round import Array
-from edgeveil.privacy.sampler import RandomBytes
+from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CountReports, ReportsCounted
 from edgeveil.protocol.cloud_job import AskUnmask, Broadcast, CellBroadcasts, SealRound
@@ -36,7 +39,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.compute.processes import WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, told_federated
+from edgeveil_cloud.evaluation import Evaluation, HeldTests, told_federated
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_report import Recorder, model_card, weights_file
@@ -216,18 +219,20 @@ class CloudWork:
     aggregation rules; `workers` open batches (None: this process)."""
 
     store: Store
-    jobs: StoredJobs
-    evaluation: Evaluation
+    test: Records | HeldTests | None
     limits: BroadcastLimits
-    clock: Callable[[], float]
-    sealing: Sealing
-    choose: Choose
-    valid_s: float
-    recorder: Recorder | None
-    random_bytes: RandomBytes
-    workers: WorkerProcesses | None
-    # Of each job that runs, by its id on the wire.
-    marks: defaultdict[bytes, RoundMarks] = field(default_factory=lambda: defaultdict(RoundMarks))
+    clock: Callable[[], float] = time.monotonic
+    sealing: Sealing = real_sealing
+    choose: Choose = draw
+    recorder: Recorder | None = None
+    random_bytes: RandomBytes = os_random
+    valid_s: float = ReleaseValidity().valid_s
+    workers: WorkerProcesses | None = None
+
+    def __post_init__(self) -> None:
+        self.jobs, self.evaluation = StoredJobs(self.store), Evaluation(self.test)
+        # Of each job that runs, by its id on the wire.
+        self.marks = defaultdict[bytes, RoundMarks](RoundMarks)
 
 
 class Sealer:

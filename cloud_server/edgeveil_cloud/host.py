@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.data.records import Records
 from edgeveil.evaluation.clustering import load_libraries
-from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import cloud_reasons as reasons
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import (
     CountReports,
     RosterKept,
@@ -27,26 +23,22 @@ from edgeveil.protocol.cloud import (
     job_of,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
-from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
 from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
-    Choose,
     CloudWork,
     Sealer,
     TooFewDevices,
     TooManyDevices,
     UnknownAdmissions,
-    draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
-from edgeveil_cloud.compute.processes import ComputeError, WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, HeldTests
-from edgeveil_cloud.round_report import Recorder, job_summary
+from edgeveil_cloud.compute.processes import ComputeError
+from edgeveil_cloud.evaluation import HeldTests
+from edgeveil_cloud.round_report import job_summary
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import StoreAway, StoreError
-from edgeveil_cloud.stored_jobs import StoredJobs
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -70,31 +62,19 @@ class CloudHost:
         limits: BroadcastLimits,
         *,
         spool_dir: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sealing: Sealing = real_sealing,
-        choose: Choose = draw,
-        recorder: Recorder | None = None,
-        random_bytes: RandomBytes = os_random,
-        valid_s: float = ReleaseValidity().valid_s,
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
-        workers: WorkerProcesses | None = None,
         not_believed: Callable[[], str] = str,
+        **more: Any,
     ) -> None:
-        self._blobs, self._not_believed = blobs, not_believed
+        work = CloudWork(store, test, limits, **more)
+        self._blobs, self._not_believed, self._moved = blobs, not_believed, moved
         self.spare: Callable[[Callable[[], None]], object] = bool  # gets what can be done ahead
-        self._store, self._clock, self._moved = store, clock, moved
-        self.jobs = StoredJobs(store)
+        self._store, self._clock, self._marks = store, work.clock, work.marks
+        self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
-        evaluation = self.evaluation = Evaluation(test)
-        self.limits = limits
-        work = CloudWork(
-            *(store, self.jobs, evaluation, limits, clock, sealing, choose, valid_s),
-            *(recorder, random_bytes, workers),
-        )
-        self._marks = work.marks
         self._sealer, self._committer = Sealer(work), RoundCommitter(work)
         self._all_declined: set[bytes] = set()  # jobs whose last round it was
         self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out

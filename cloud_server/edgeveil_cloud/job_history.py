@@ -36,10 +36,6 @@ class EvaluationPoints:
     labels: list[int]
     rows: int
 
-    @property
-    def thinned(self) -> bool:
-        return len(self.points) < self.rows
-
 
 @dataclass
 class JobHistory:

@@ -22,13 +22,12 @@ from edgeveil.evaluation.clustering import project_2d
 from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
-    CLUSTER_SCORES,
     RMSE,
     beside_text,
+    cluster_text,
     evaluation_text,
     leading_stored,
     leading_text,
-    score_text,
 )
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
@@ -71,7 +70,7 @@ from edgeveil.protocol.cloud_reasons import (
 )
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import told_federated
-from edgeveil_cloud.job_history import MOST_POINTS, EvaluationPoints, JobHistory
+from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
@@ -113,7 +112,7 @@ class RunPart:
     on who holds what; `measured_on`: "" for a published set's test records, else why the figures
     are for the owner's eyes alone."""
 
-    devices: int
+    devices: int = 0
     infer_only: int = 0
     seconds: float | None = None
     broker: str = ""
@@ -149,7 +148,7 @@ class JobDetails:
     aggregation_note: str = ""
     measure: str = ACCURACY  # leads its figures
     half: float | None = None
-    run: RunPart | None = None
+    run: RunPart = RunPart()
 
     @classmethod
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
@@ -322,7 +321,7 @@ class _View:
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
         self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
         self._tested = [row for row in course.rounds if self._measured(row) is not None]
-        self._simulated = self._run is not None and self._run.simulated
+        self._simulated = facts.run.simulated
         self._shared = any(COLLUSION in row["epsilon"] for row in self._rows)
 
     def whole(self) -> Json:
@@ -331,7 +330,7 @@ class _View:
             self._accuracy,
             self._figures,
             self._federated,
-            lambda: run.held if run is not None else None,
+            lambda: run.held,
             self._epsilon,
             self._answers,
             self._clusters,
@@ -343,7 +342,6 @@ class _View:
             self._rounds,
             self._events,
         )
-        versions = run.versions if run is not None else {}
         return {
             "title": facts.name,
             "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
@@ -351,28 +349,29 @@ class _View:
             "progress": self._progress(),
             "cards": [self._cards(), self._guarantee_cards()],
             "sections": [made for one in sections if (made := one()) is not None],
-            "footer": " · ".join(f"{name} {text}" for name, text in versions.items()) or facts.id,
+            "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
+            or facts.id,
         }
 
     # --- the top ---
 
     def _lines(self) -> list[Json]:
         run, facts, parts = self._run, self._facts, list[str]()
-        if run is not None:
+        if run.devices:
             only = f", {run.infer_only} of them only evaluate" if run.infer_only else ""
             parts.append(f"{run.devices} devices{only}")
         rounds, phases = counted(len(self._course.rounds), "round"), len(self._course.phases)
         after = f" after {counted(phases, 'preparation round')}" if phases else ""
         parts.append(rounds + after)
-        seconds = run.seconds if run is not None else None
-        if run is None and facts.started_at is not None and facts.ended_at is not None:
+        seconds = run.seconds
+        if facts.started_at is not None and facts.ended_at is not None:
             seconds = facts.ended_at - facts.started_at
         if seconds is not None:
             parts.append(seconds_text(seconds))
-        if run is not None and not run.simulated and run.broker:
+        if run.broker and not run.simulated:
             parts.append(f"over {run.broker}")
         found = [said(" · ".join(parts))]
-        if run is not None and run.simulated:
+        if run.simulated:
             engine = f" (engine {run.engine})" if run.engine else ""
             what = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
             found.append(said(what, "warn"))
@@ -391,7 +390,7 @@ class _View:
     def _cards(self) -> list[Json]:
         run, rounds = self._run, self._course.rounds
         last = rounds[-1] if rounds else None
-        measured = f"on {run.measured_on}" if run and run.measured_on else _CLOUDS_RECORDS
+        measured = f"on {run.measured_on}" if run.measured_on else _CLOUDS_RECORDS
         name = f"final {self._measure}" if self._ended else f"{self._measure} now"
         if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
@@ -401,7 +400,7 @@ class _View:
         found = [card(name, self._text(value), measured)]
         if self._course.federated:
             found.append(self._federated_card(self._course.federated[-1]))
-        if run is not None and run.reference:
+        if run.reference:
             note = "same records, no privacy"
             note += f": {run.reference_note}" if run.reference_note else ""
             found.append(card("without noise", self._text(run.reference[-1]), note))
@@ -414,7 +413,7 @@ class _View:
             if row["declined"]:
                 note += f", {declined_text(row['declined'], row['causes'])}"
             found.append(card("answered", f"{row['uploads']}{of}", note))
-        if run is not None and run.memory_bytes:
+        if run.memory_bytes:
             memory = byte_text(run.memory_bytes)
             found.append(card("memory, peak", memory, "all processes together"))
         return found
@@ -452,49 +451,38 @@ class _View:
         return "–" if value is None else leading_text(self._measure, value)
 
     def _accuracy(self) -> Json:
-        measure = self._measure[0].upper() + self._measure[1:]
-        run, title = self._run, f"{measure} by round"
+        measure, run = self._measure[0].upper() + self._measure[1:], self._run
+        title, reference = f"{measure} by round", run.reference
         federated = {
             one["round"]: (one[one["leading"]], one[f"{one['leading']}_deviation"])
             for one in self._course.federated
             if one.get("leading") == self._measure.lower()
         }
-        if not self._tested and not federated:
-            none = "" if self._course.rounds else ": none was committed"
-            none += " yet" if none and not self._ended else ""
-            return section("accuracy", title, [], before=[said(f"No round was tested{none}.")])
-        reference = list(run.reference) if run is not None else []
-        text, note = "After each committed round.", None
-        if reference and run is not None:
-            text += (
-                " The reference learns from the same records without noise, in the tool's own"
-                " process; nothing of it reaches a device or the cloud."
-            )
-            note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
         tested = {row["number"]: self._measured(row) for row in self._tested}
         x = sorted(tested.keys() | federated.keys())
-        shown = []
+        if not x:
+            return section("accuracy", title, [], before=[said("No round was tested yet.")])
+        text, note, shown = "After each committed round.", None, []
         if tested:
             own = [rounded(tested.get(number)) for number in x]
-            shown.append(series("this run" if run else self._measure, own, "blue"))
+            shown.append(series("this run" if run.devices else self._measure, own, "blue"))
         if federated:
-            text += (
-                " The points with bars are figures on the devices' own evaluation records, ± one"
-                " standard error, by the noise alone."
-            )
+            text += " Points with bars: the devices' own evaluation records, ± one standard error."
             pairs = [federated.get(number, (None, None)) for number in x]
             points, off = ([rounded(pair[k]) for pair in pairs] for k in (0, 1))
             shown.append(series("on the devices' own records", points, "green", off=off))
         if reference:
+            text += " Without noise: the same records, learned from in the tool's own process."
+            note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
+        lowest = least([value for one in shown for value in one["values"]])
         spent = {row["number"]: row["epsilon"] for row in self._rows}
-        for which, one in self._guarantees.items():
+        for which, guarantee in self._guarantees.items():
             values = [spent.get(number, {}).get(which) for number in x]
-            if any(values):
-                name = f"ε {which} by plan, per {one.unit}"
+            if any(values):  # to be read with the figures
+                name = f"ε {which} by plan, per {guarantee.unit}"
                 shown.append(series(name, _ups(values), "grey", "up", quiet=True))
-        lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
         name = f"{measure} on the test records" if tested else measure
@@ -554,15 +542,14 @@ class _View:
         rows.append(["records", f"about {own['records']:,.0f}", "–"])
         text = (
             f"Of the model after round {number}. Each device counted on its own evaluation records"
-            f" and added noise; in each count of the sum it has a standard deviation of"
-            f" {own['count_deviation']:.3g} records. What stands beside ± is one standard error by"
-            " this noise alone, and not by the choice of records. What the noise hides is not told."
+            f" and added noise, of a standard deviation of {own['count_deviation']:.3g} records in"
+            " each count of the sum; ± is one standard error by this noise alone. What the noise"
+            " hides is not told."
         )
         if "threshold" in own:
             text += (
-                f" A score above the threshold is an alarm: it was chosen so that"
-                f" {own['alarm_rate']:.3g} of the records that are normal, or have no label, give"
-                " one by these counts."
+                f" A score above the threshold is an alarm: {own['alarm_rate']:.3g} of the records"
+                " that are normal, or have no label, give one by these counts."
             )
             if own["far"]:
                 text += " So few are lost in the noise: it goes on from a quantile that is not."
@@ -588,32 +575,29 @@ class _View:
             proven.add(COLLUSION)
         return {**row, "epsilon": {key: row["epsilon"].get(key) for key in proven}}
 
+    def _by_row(self, label: str, shown: Sequence[Json]) -> Json:
+        x = range(1, len(self._rows) + 1)
+        return lines(label, x, shown, x_name="round", before=self._before, low=0.0)
+
     def _epsilon(self) -> Json | None:
-        x = list(range(1, len(self._rows) + 1))
-        epsilons = [row["epsilon"] for row in self._rows]
-        shown = [which for which in self._guarantees if any(one.get(which) for one in epsilons)]
-        if not shown:
-            return None
-        parts = []
-        for which in shown:
-            unit, colour = self._guarantees[which].unit, "blue" if which == "training" else "red"
-            values = _ups([one.get(which) for one in epsilons])
+        epsilons, parts = [row["epsilon"] for row in self._rows], []
+        for which, one in self._guarantees.items():
+            values = _ups([epsilon.get(which) for epsilon in epsilons])
+            if not any(values):
+                continue
+            colour = "blue" if which == "training" else "red"
             drawn = [series(which, values, colour, "up", steps=True)]
             if which == "training" and self._shared:
-                alone, name = [one.get(COLLUSION) for one in epsilons], "if all others collude"
-                drawn.append(series(name, _ups(alone), "orange", "up", dash=True, steps=True))
-            label = f"{which}: ε by plan, per {unit}"
-            parts.append(lines(label, x, drawn, x_name="round", before=self._before, low=0.0))
-        units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
+                alone = _ups([epsilon.get(COLLUSION) for epsilon in epsilons])
+                name = "if all others collude"
+                drawn.append(series(name, alone, "orange", "up", dash=True, steps=True))
+            parts.append(self._by_row(f"{which}: ε by plan, per {one.unit}", drawn))
+        if not parts:
+            return None
         text = (
-            f"The planned price of all rounds up to each one, {units}. This is progress; the"
-            " guarantees, also of a job that ended early, stand above."
+            "The planned price of all rounds up to each one, as progress; the guarantees, also of a"
+            " job that ended early, stand above."
         )
-        if self._shared:
-            text += (
-                " The dashed line is what training costs if all others collude, cloud, proxy and"
-                " the other devices: then a device's own part of the noise is all that protects it."
-            )
         return section("epsilon", "Privacy by plan", parts, before=[said(text)])
 
     # --- who answered ---
@@ -621,15 +605,12 @@ class _View:
     def _answers(self) -> Json | None:
         if not self._rows:
             return None
-        x = list(range(1, len(self._rows) + 1))
         found = [series("answered", [row["uploads"] for row in self._rows], "blue", "count")]
         for name, colour in (("selected", "grey"), ("declined", "red")):
             values = [row.get(name) for row in self._rows]
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
-        parts: list[Json | None] = [
-            lines("Answers by round", x, found, x_name="round", before=self._before, low=0.0)
-        ]
+        parts = [self._by_row("Answers by round", found)]
         void = {why.replace("_", " "): n for why, n in self._course.void.most_common(12)}
         for label, counts, colour in (
             ("Segments that did not count, by reason", void, "red"),
@@ -658,54 +639,39 @@ class _View:
         scores = self._course.scores
         if not scores:
             return None
-        if scores[-1].get("upload") == "sums":
-            return _cluster_sums(scores)
-        shown = self._course.evaluations
-        silhouette = any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores)
-        head = ["round", "score", "value", "uploads scored"]
-        rows = [
-            [
-                str(one["round"]),
-                _score_kind(one),
-                figure_text(one.get("score")),
-                f"{one.get('used', '–')} of {one.get('wanted', '–')}",
-            ]
-            for one in scores[-MOST_ROWS:]
-        ]
-        after = "Fewer uploads came than cluster_client_num asks for; all that came were scored."
-        few = any((one.get("used") or 0) < (one.get("wanted") or 0) for one in scores)
-        parts = [_cluster_picture(shown), table("Scores", head, rows, text=[1], first=FIRST_ROWS)]
-        before = [self._points_text(shown), _SILHOUETTE if silhouette else None]
+        rows = [[str(one["round"]), cluster_text(one)] for one in scores[-MOST_ROWS:]]
+        told = table("Scores", ["round", "scores"], rows, text=[1], first=FIRST_ROWS)
+        newest = scores[-1]
+        if newest.get("upload") == "sums":
+            text = (
+                "Each device added its evaluation records up by the nearest of public centroids,"
+                " the last such sums' means, and added noise, of a standard deviation of"
+                f" {newest['count_deviation']:.3g} records in each count of the sum; ± is one"
+                f" standard error by it. In the newest are {newest['clusters']} clusters of about"
+                f" {newest['records']:,.0f} records. The silhouette is the simplified one, by"
+                " distances to centroids."
+            )
+            title = "Clusters of the devices' records"
+            return section("clusters", title, [told], before=[said(text)])
+        shown, text = self._course.evaluations, ""
+        if shown:
+            text = (
+                "Each point is one uploaded softmax vector after its noise, projected to the two"
+                " main directions; its colour is its cluster. All panels share one projection."
+            )
+        if any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores):
+            text += " Silhouettes near 0 mean that noise hides most of the structure."
+        parts = [_cluster_picture(shown), told]
         title = "What devices uploaded for evaluation"
-        return section("clusters", title, parts, before=before, after=[said(after)] * few)
-
-    def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
-        if not shown:
-            return None
-        inference, count = self._guarantees.get("inference"), len(self._course.scores)
-        of_record = inference is not None and inference.unit == "record"
-        rows = "a row for each of some records" if of_record else "a mean for each device"
-        some = f"; {len(shown)} of {count} evaluations are shown" if len(shown) < count else ""
-        thin = f", {MOST_POINTS} of them at most" if any(one.thinned for one in shown) else ""
-        return said(
-            f"Each point is one uploaded softmax vector after its noise ({rows}{thin}), projected"
-            f" to the two main directions; its colour is its cluster. All panels share one"
-            f" projection{some}."
-        )
+        return section("clusters", title, parts, before=[said(text.strip()) if text else None])
 
     def _averages(self) -> Json | None:
         means = self._course.means
         if not means:
             return None
-        how = (
-            "in each figure is noise of the standard deviation beside it, and no upload without it"
-            " was seen by anybody"
-            if means[0].get("noise_deviation")
-            else "sent without noise"
-        )
         text = (
             "The mean softmax of the devices' evaluation records, averaged over the uploads that"
-            f" counted, by class; {how}. Who saw single uploads stands under “What each party saw”."
+            " counted, by class; beside it the standard deviation of the noise in each figure."
         )
         rows = [
             [
@@ -725,22 +691,21 @@ class _View:
     # --- time and bytes ---
 
     def _time(self) -> Json | None:
-        timed = [(k, row["timeline"]) for k, row in enumerate(self._rows, 1) if row["timeline"]]
-        if not timed:
+        timed = [row["timeline"] for row in self._rows]
+        if not any(timed):
             return None
         shown = [
-            series(name, [rounded(one.get(key) or 0.0) for _, one in timed], colour, "seconds")
+            series(name, [rounded(one.get(key)) for one in timed], colour, "seconds")
             for key, name, colour in STEPS
         ]
-        label, x, before = "Seconds by round", [k for k, _ in timed], self._before
-        picture = lines(label, x, shown, x_name="round", before=before, low=0.0)
         text = said("What each round took, by what it waited for.")
-        return section("time", "Where the time went", [picture], before=[text])
+        parts = [self._by_row("Seconds by round", shown)]
+        return section("time", "Where the time went", parts, before=[text])
 
     def _bytes(self) -> Json | None:
         if self._simulated:
             return None
-        hops = dict(self._run.hops) if self._run and any(self._run.hops.values()) else {}
+        hops = dict(self._run.hops) if any(self._run.hops.values()) else {}
         text = "Payload at the proxy, whole job. What it publishes for all devices counts once."
         if not hops:
             text = "Payload that left and reached the cloud, in all committed rounds."
@@ -811,12 +776,12 @@ class _View:
 
     def _accuracy_meaning(self) -> str:
         run, found = self._run, _MEASURES[self._measure]
-        if run is not None and run.measured_on:
+        if run.measured_on:
             found += (
                 f" These are {run.measured_on}: the guarantees above are of the records that"
                 " devices hold."
             )
-        if run is not None and run.reference:
+        if run.reference:
             found += " The gap to the reference is the price of privacy in this job."
         return found
 
@@ -893,52 +858,23 @@ def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
         part = points[start : start + len(one.points)]
         start += len(one.points)
         there, score = np.flatnonzero(np.isfinite(part).all(axis=1)), one.scores.get("score")
-        told = "no score"
-        if score is not None:
-            told = f"{_score_kind(one.scores)} {score:.2f}".replace("-0", "−0")
+        told = "no score" if score is None else f"{score:.2f}".replace("-0", "−0")
+        few = "" if len(part) == one.rows else f", {len(part)} of {one.rows} points"
         panels.append(
             {
-                "title": f"round {one.round} · {told}",
+                "title": f"round {one.round} · {told}{few}",
                 "points": [[round(float(v), 4) for v in row] for row in part[there]],
                 "labels": [int(one.labels[k]) for k in there],
                 "numbered": one.rows <= NUMBERED,
             }
         )
-    limits, finite = [(-1.0, 1.0), (-1.0, 1.0)], points[np.isfinite(points).all(axis=1)]
-    if len(finite):
-        low, high = finite.min(axis=0), finite.max(axis=0)
-        margin = np.maximum(0.12 * (high - low), 1e-6)
-        ends = zip(low - margin, high + margin, strict=True)
-        limits = [(float(a), float(b)) for a, b in ends]
-    return scatter("Softmax uploads by cluster", panels, limits)
-
-
-def _score_kind(scores: Mapping[str, Any]) -> str:
-    """`calinski-harabasz`."""
-    return str(scores.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
-
-
-def _cluster_sums(scores: Sequence[Mapping[str, Any]]) -> Json:
-    rows = [
-        [
-            str(one["round"]),
-            *(score_text(one, key) for key in CLUSTER_SCORES),
-            f"{one['clusters']}",
-            f"about {one['records']:,.0f}",
-        ]
-        for one in scores[-MOST_ROWS:]
-    ]
-    text = (
-        "Each device added its evaluation records up by the nearest of public centroids, the"
-        " means of the last such sums, and added noise; in each count of the sum it has a"
-        f" standard deviation of {scores[-1]['count_deviation']:.3g} records. What stands"
-        " beside ± is one standard error by this noise alone. The silhouette is the simplified"
-        " one, by distances to centroids; a score that the noise hides is not told."
-    )
-    names = [name.capitalize() if name.islower() else name for name in CLUSTER_SCORES.values()]
-    head = ["round", *names, "clusters seen", "records"]
-    parts = [table("Scores", head, rows, first=FIRST_ROWS)]
-    return section("clusters", "Clusters of the devices' records", parts, before=[said(text)])
+    finite = points[np.isfinite(points).all(axis=1)]
+    if not len(finite):
+        return scatter("Softmax uploads by cluster", panels, [(-1.0, 1.0), (-1.0, 1.0)])
+    low, high = finite.min(axis=0), finite.max(axis=0)
+    margin = np.maximum(0.12 * (high - low), 1e-6)
+    ends = zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
+    return scatter("Softmax uploads by cluster", panels, list(ends))
 
 
 def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
@@ -996,9 +932,6 @@ _SHUFFLE = (
 _TOGETHER = (
     "Neither number alone is “the” ε. Training and evaluation records on a device are disjoint; if"
     " they overlapped, the two would add up. A smaller ε is a stronger promise."
-)
-_SILHOUETTE = said(
-    "Silhouettes near 0 mean that noise hides most of the structure, which is its purpose."
 )
 _MEASURES = {
     ACCURACY: "The share of the cloud's test records whose most probable class is right; the loss"
