@@ -22,7 +22,6 @@ from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore, UploadReceipt
 from edgeveil_proxy.spool import SPOOL_FILE
 from edgeveil_tools.site.broker_rules import of_cell
-from edgeveil_tools.site.fleet_plan import of_cell
 
 HASH_BYTES = 32
 CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"

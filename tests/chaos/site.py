@@ -16,7 +16,6 @@ from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.site.broker_rules import of_cell
 from edgeveil_tools.site.brokers import choose_engine, free_ports
-from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision
 from tests.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, tap_store
 from tests.chaos.faults import COMPUTE, FaultTargets, broker_of
