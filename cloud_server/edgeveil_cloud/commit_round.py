@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +61,6 @@ from edgeveil_cloud.validate_batch import (
     unpack_kept,
     validate_batch,
 )
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger("edgeveil.cloud")
 
@@ -176,8 +173,10 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
         )
 
 
-def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
-    """Raise TooFewDevices for a set of uploads that is smaller than the proxy unmasks."""
+def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
+    """Raise TooFewDevices for fewer uploads under masks than the job needs, or for a set of them
+    that is smaller than the proxy unmasks."""
+    check_enough(context, len(chosen))
     least = context.min_batch // context.sets
     smallest = min(map(len, dealt(chosen, context.sets)))
     if smallest < least:
@@ -209,20 +208,20 @@ def tell_round(
     told: Told,
 ) -> tuple[RoundRecord, dict[str, Any]]:
     """A round as the store keeps it, and as its event tells of it; its model is tested here."""
-    round, vectors = context.round, list(valid.arrays.get(SOFTMAX, ()))
+    round, plan, answers = context.round, context.plan, told.answers
+    vectors, counts = list(valid.arrays.get(SOFTMAX, ())), valid.arrays.get(COUNTS, ())
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
-    counts = valid.arrays.get(COUNTS, ())
     federated = federated_figures(context, counts, told.uploads)
     by_sums = cluster_figures(context, state, counts, told.uploads)
     uploaded = scores.to_dict() if scores else averaged.to_dict() if averaged else None
-    evaluated = uploaded or federated or by_sums
+    kept = dict(uploaded or federated or by_sums or {})
     tested = evaluation.tested(context, graph, state)
+    if tested and (beside := guessing(tested.figures)):
+        kept[GUESSING] = beside
     # The round's own event has them, but for what follows from a threshold.
     again = round.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
-    beside = guessing(tested.figures) if tested else {}
-    kept = {**(evaluated or {}), **({GUESSING: beside} if beside else {})}
-    schema = context.plan.job.data.schema_
+    schema = plan.job.data.schema_
     if figures and schema is not None and schema.label.names:  # without any label there are none
         figures = {**figures, "classes": list(schema.label.names)}
     record = RoundRecord(
@@ -237,20 +236,23 @@ def tell_round(
         seconds=sum(told.timeline.values()),
         bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
     )
+    more = {
+        "causes": dict(answers.causes),
+        "offline": answers.offline,
+        "federated": federated,
+        "cells": dict(told.cells) if any(told.cells) else None,  # they have names
+        "discarded": shown_discarded(context, told.discarded) if told.discarded else None,
+    }
     event = {
-        **round_event(record, context.plan, told.timeline),
-        **shown_mean(context.plan, state),
-        "declined": told.answers.declined,
+        **round_event(record, plan, told.timeline),
+        **shown_mean(plan, state),
+        "declined": answers.declined,
         "accepted": len(valid.accepted),
         "refused": dict(valid.refused),
         "clusters": by_sums or shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
         "figures": figures or None,
-        **({"causes": dict(told.answers.causes)} if told.answers.causes else {}),
-        **({"offline": told.answers.offline} if told.answers.offline else {}),
-        **({"federated": federated} if federated else {}),
-        **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
-        **({"discarded": shown_discarded(context, told.discarded)} if told.discarded else {}),
+        **{name: value for name, value in more.items() if value},
     }
     return record, event
 
@@ -266,16 +268,16 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenedBatches:
     """An attempt's opened batches, of `asked` devices; `files`: those whose masks are to be
     checked."""
 
     at: RoundId
     batches: Mapping[str, Batch]
-    valid: Mapping[str, ValidatedBatch]
-    asked: int
-    files: Mapping[str, SpooledBatch] = field(default_factory=dict)
+    valid: dict[str, ValidatedBatch] = field(default_factory=dict)
+    asked: int = 0
+    files: dict[str, SpooledBatch] = field(default_factory=dict)
 
     @property
     def misfits(self) -> dict[str, Misfits]:
@@ -336,22 +338,20 @@ class RoundCommitter:
         kept = self._store.kept_sums(entry.id, at.round)
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
-        valid, asked = dict[str, ValidatedBatch](), 0
-        files, checks = dict[str, SpooledBatch](), dict[str, CheckMasks]()
+        opened, checks = OpenedBatches(at, batches), dict[str, CheckMasks]()
         for cell, batch in batches.items():
             digest = batch.blob.digest
             opening = self._store.open_batch(entry.id, at.round, at.attempt, digest, cell)
             if opening is None:
                 return self._again(entry.id, at, context)
-            if opening.secret is None:
-                raise JobFailed("the round's key is gone", where=context.round.label)
-            if not opening.first:
-                raise JobFailed(
-                    "another batch of this attempt was opened", where=context.round.label
-                )
+            if opening.secret is None or not opening.first:
+                gone = "the round's key is gone"
+                other = "another batch of this attempt was opened"
+                why = gone if opening.secret is None else other
+                raise JobFailed(why, where=context.round.label)
             secret, spooled = RoundSecret.from_bytes(opening.secret), data(cell, batch)
-            asked += len(secret.recipients)
-            valid[cell] = validate_batch(
+            opened.asked += len(secret.recipients)
+            valid = opened.valid[cell] = validate_batch(
                 context,
                 secret,
                 batch,
@@ -360,24 +360,22 @@ class RoundCommitter:
                 front=spooled.front if batch.stream else None,
                 workers=self._work.workers,
             )
-            if valid[cell].uploads is not None:
-                files[cell] = spooled
+            if valid.uploads is not None:
+                opened.files[cell] = spooled
                 check = RoundCheck.of(at, secret.membership, disclosed=True)
                 checks[cell] = CheckMasks(at, digest, check.key.to_bytes())
         if context.masked:
-            opened = OpenedBatches(at, batches, valid, asked, files)
             if not checks:
                 return self._keep_sums(entry, context, opened)
             self._opened[at.job_id] = opened
             return AskChecks(checks)
-        everything = joined(list(valid.values()))
+        everything, before = joined(list(opened.valid.values())), StateWhenAsked(self._jobs, entry)
         try:
-            before = StateWhenAsked(self._jobs, entry)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._work.random_bytes, score)
         except TooFewDevices as error:
-            return OpenedBatches(at, batches, valid, asked).too_few(error)
-        cells = {cell: uploads_in(of_it) for cell, of_it in valid.items()}
+            return opened.too_few(error)
+        cells = {cell: uploads_in(of_it) for cell, of_it in opened.valid.items()}
         return self._commit(
             entry, context, batches, everything, before, state, uploads, cells, started_s
         )
@@ -394,8 +392,8 @@ class RoundCommitter:
             of_it = opened.valid[cell]
             if of_it.uploads is not None and cell in task.checks:
                 of_it.uploads.compare(of_it, task.checks[cell], data)
-        valid = {cell: one for cell, one in opened.valid.items() if one.uploads is None}
-        return self._keep_sums(entry, context, replace(opened, valid=valid))
+        opened.valid = {cell: one for cell, one in opened.valid.items() if one.uploads is None}
+        return self._keep_sums(entry, context, opened)
 
     def forget(self, job_id: bytes) -> None:
         self._opened.pop(job_id, None)
@@ -408,8 +406,7 @@ class RoundCommitter:
         found, short, at = dict[str, KeptSums](), list[TooFewDevices](), opened.at
         for cell, of_it in opened.valid.items():
             try:
-                check_enough(context, len(of_it.chosen))
-                check_sets(context, of_it.chosen)
+                check_chosen(context, of_it.chosen)
             except TooFewDevices as error:
                 short.append(error)
             else:

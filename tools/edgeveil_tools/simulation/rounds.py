@@ -34,8 +34,7 @@ from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_packa
 from edgeveil_cloud.commit_round import (
     Told,
     aggregate,
-    check_enough,
-    check_sets,
+    check_chosen,
     combine_sums,
     tell_round,
 )
@@ -211,8 +210,7 @@ class SimulatedRounds:
         if not context.masked:
             score = self._evaluation.score(context, self._graph, state)
             return aggregate(context, state, valid, self._draws, score)
-        check_enough(context, len(valid.chosen))
-        check_sets(context, valid.chosen)
+        check_chosen(context, valid.chosen)
         sums = list[tuple[int, dict[str, NDArray[np.int64]]]]()
         for members in dealt(valid.chosen, context.sets):
             numbers = [batch.together[at] for at in members]
