@@ -1,7 +1,5 @@
 """A small job, its sealed rounds, and one device's host, shared by the edge client's tests."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -18,7 +16,6 @@ from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import (
     ComputeAnswer,
     NoAnswer,
-    OpenedPackage,
     OpenPackage,
     SealedAnswer,
 )
@@ -182,8 +179,6 @@ class Device:
     def answer(self, sealed, between=lambda: None):
         """Open and work, as the machine asks for it."""
         opened = self.host.perform(OpenPackage(sealed.manifest, sealed.blob))
-        assert isinstance(opened, OpenedPackage)
-        assert opened.package is not None
         between()
         return self.host.perform(ComputeAnswer(sealed.manifest, opened.package))
 

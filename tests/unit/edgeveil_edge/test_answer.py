@@ -1,7 +1,5 @@
 """Priced, then sealed: what is sent is what the ledger holds, and nothing goes without it."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 
@@ -25,7 +23,6 @@ from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import round_work as answers
-from edgeveil_edge import sealing
 from edgeveil_edge.compute import Computer, softmax_answer
 from edgeveil_edge.consent import consent
 
@@ -80,24 +77,6 @@ def released(device, sealed):
     event = PLAN.device.price(sealed.round)
     segments = {"centre": np.arange(4)}
     return answers.release(device.ledger, sealed.manifest, [Answer(segments, event)])
-
-
-def test_the_ledger_has_committed_before_anything_is_sealed(device, monkeypatch):
-    sealed = Round(PLAN, CENTRE, device.keys())
-
-    def power_cut(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sealing.real_sealing, "seal_segment", power_cut)
-        device.answer(sealed)
-    again = device.restarted()
-    assert again.ledger.spent().epsilon > 0
-    held = again.ledger.recall(HEX, CENTRE)
-    assert held is not None
-    spent, tensors = again.ledger.spent(), sealed.tensors(again.answer(sealed))
-    assert tensors["centre"][:16] in held[1]  # the very tensors of before
-    assert (again.ledger.spent(), again.load.reads) == (spent, 0)
 
 
 def test_what_is_released_is_what_the_ledger_held_first(device):
@@ -167,18 +146,6 @@ def test_the_softmax_is_noised_and_priced():
     vectors = np.stack([draw.segments[SOFTMAX] for draw in draws])
     # Laplace of scale 2/ε = 0.4: mean absolute deviation 0.4, over 1200 draws ± 0.012.
     assert np.abs(vectors - [1.0, 0.0, 0.0]).mean() == pytest.approx(0.4, abs=0.08)
-
-
-def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path):
-    plan = compile_job(job(unsupervised=SLOTS))
-    device = Device(tmp_path).knows(plan)
-    sealed = Round(plan, FIRST, device.keys())
-    tensors = sealed.tensors(device.answer(sealed))
-    assert np.isfinite(np.frombuffer(tensors[SOFTMAX][: 5 * 3 * 8], "<f8")).all()
-    found = device.ledger.spent(purpose="infer")
-    assert (found.epsilon, found.unit) == (pytest.approx(5), "record")
-    assert plan.quote().inference.unit == "record"
-    assert plan.segments(plan.round(FIRST))[-1].shape == (5, 3)
 
 
 class OtherHalf(Loader):

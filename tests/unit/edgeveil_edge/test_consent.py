@@ -1,17 +1,13 @@
 """The owner's word: every key of the policy can refuse a job, and no record is read for it."""
 
-from __future__ import annotations
-
-import msgspec
 import pytest
 import yaml
 from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.config.policy import Policy
-from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.protocol.device_round import SealedAnswer
-from edgeveil_edge.consent import consent, refusals
+from edgeveil_edge.consent import refusals
 
 PLAN = compile_job(job())
 QUOTE = PLAN.quote()
@@ -93,21 +89,6 @@ def test_an_inference_only_device_does_not_judge_the_training(tmp_path):
     policy = {"min_devices": 3, "allowed_methods": (), "max_epsilon_per_job": 0.0}
     device = Device(tmp_path, role="infer", policy=policy).knows(PLAN)
     device.seals(PLAN, FIRST)
-
-
-def test_consent_reserves_the_whole_job_and_a_second_one_counts_beside_it(tmp_path):
-    policy = {"min_devices": 3, "lifetime_epsilon": QUOTE.training.epsilon * 1.5}
-    device = Device(tmp_path, policy=policy)
-    sealed = Round(PLAN, FIRST, device.keys())
-    consent(device.site, PLAN, sealed.manifest, device.ledger)
-    consent(device.site, PLAN, sealed.manifest, device.ledger)  # each round asks again
-    other = compile_job(job(job="second"))
-    at = msgspec.structs.replace(sealed.manifest.at, job_id=b"K" * 16)
-    second = msgspec.structs.replace(sealed.manifest, at=at)
-    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
-        consent(device.site, other, second, device.ledger)
-    device.ledger.close_job(sealed.manifest.at.job_id.hex())  # nothing was released
-    consent(device.site, other, second, device.ledger)
 
 
 def test_a_schema_whose_width_would_tell_how_many_records_there_are_is_refused():

@@ -1,7 +1,5 @@
 """A job whose model is Python code: it runs only where the owner allows it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from edge_kit import Device, Loader, Round, job

@@ -1,7 +1,5 @@
 """A job's frozen backbone on a device: allowed by its digest, or no record is read."""
 
-from __future__ import annotations
-
 import pytest
 from edge_kit import FIRST, QUADRATIC, Device, Round, announcement, job
 

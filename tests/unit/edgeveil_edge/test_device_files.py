@@ -1,11 +1,9 @@
 """A device and its own files: forms that a record could flip, files that shrink or go."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
-from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Round, job
+from edge_kit import CENTRE, QUADRATIC, Device, Round, job
 from pyarrow import parquet
 
 from edgeveil.jobs import compile_job
@@ -56,27 +54,9 @@ def why(device):
     return answer.why
 
 
-@pytest.mark.parametrize("count", [0, 1, 40])
-@pytest.mark.parametrize("source", WRITERS)
-def test_it_answers_with_however_many_records(source, count, tmp_path):
-    WRITERS[source](tmp_path / "records", X[:count], Y[:count])
-    device = box(tmp_path, source)
-    for index in (CENTRE, QUADRATIC, FIRST):
-        sealed = Round(PLAN, index, device.keys())
-        assert sealed.tensors(device.answer(sealed))
-
-
 def test_records_of_another_shape_decline_and_cost_nothing(tmp_path):
     write_npz(tmp_path / "records", X[:, :3], Y)
     assert "shape [3], the job learns from [4]" in why(box(tmp_path, "npz"))
-
-
-@pytest.mark.parametrize("count", [1, 2, 40])
-def test_a_csv_without_a_header_declines_whatever_it_holds(count, tmp_path):
-    write_csv(tmp_path / "records", X[:count], Y[:count])
-    text = (tmp_path / "records").read_text().partition("\n")[2]
-    (tmp_path / "records").write_text(text)
-    assert "write a first line that names every column" in why(box(tmp_path, "csv"))
 
 
 @pytest.mark.parametrize("source", WRITERS)

@@ -1,7 +1,5 @@
 """A cloud that signs what it likes: its packages cost an owner no more, and bring nothing down."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 
@@ -33,10 +31,9 @@ CHANGES = {
 
 def answered(device, sealed, package):
     """What the process makes of a package that its machine accepted."""
-    opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
-    assert opened.package is not None
-    opened_round = device.host._rounds[JOB_ID]
-    opened_round.tensors, opened_round.model = package.tensors, package.model
+    device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
+    opened = device.host._rounds[JOB_ID]
+    opened.tensors, opened.model = package.tensors, package.model
     return perform(device.host, ComputeAnswer(sealed.manifest, package), LOG)
 
 

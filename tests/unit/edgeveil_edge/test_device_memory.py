@@ -1,7 +1,5 @@
 """What a device keeps from round to round: durable with the release, bounded, its own, and gone."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import numpy as np
@@ -112,14 +110,6 @@ def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path):
     raw = (tmp_path / "ledger.sqlite").read_bytes()
     values = unpack_tensors(memory)["stc"].tobytes()
     assert values not in raw
-
-
-def test_it_never_leaves(tmp_path, caplog):
-    caplog.set_level("DEBUG")
-    one = device(tmp_path)
-    sent = answered(one, 1)
-    assert set(sent) == {group.name for group in PLAN.groups(PLAN.round(1))}
-    assert "stc" not in caplog.text + "".join(one.said)
 
 
 def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path):

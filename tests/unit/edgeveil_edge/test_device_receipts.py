@@ -1,7 +1,5 @@
 """Receipts: what became of an upload, by what the device was told."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
@@ -110,7 +108,6 @@ def test_a_dummy_has_no_receipt_and_stays_a_dummy(store):
     store.store(item(dummy=True))
     store.store(OutboxHeld(item().at))
     kept = store.load().uploads.get(JOB)
-    assert kept is not None
     assert kept.dummy
     store.store(OutboxDrop(item().at, "missing"))
     assert store.receipts() == []

@@ -1,15 +1,11 @@
 """What a device declines: before it reads a record, with the reason for its owner."""
 
-from __future__ import annotations
-
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
 
-from edgeveil.errors import DataError, ProtocolError
+from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
@@ -17,7 +13,6 @@ from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
-from edgeveil_edge.store import SPLIT_SHARE, split_fact
 
 PLAN = compile_job(job())
 
@@ -66,33 +61,6 @@ def test_a_box_that_is_pointed_to_another_data_set_splits_that_anew(tmp_path):
     assert isinstance(moved, NoAnswer)
     assert moved.why.startswith("data.evaluation_share: the records were split at 0.1")
     assert isinstance(answers(back, split_at(0.1, "bench", "d"), b"D" * 16), SealedAnswer)
-
-
-def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(tmp_path):
-    """Even where the owner points the box elsewhere together with the upgrade."""
-    before = Device(tmp_path)
-    assert isinstance(answers(before, PLAN, JOB_ID), SealedAnswer)
-    before.store.close()
-    with closing(sqlite3.connect(tmp_path / "device.sqlite")) as db, db:  # as version 2 left it
-        db.execute("DELETE FROM facts WHERE name LIKE '%/bench'")
-        db.execute("INSERT INTO facts VALUES ('evaluation_share', '0.1')")
-        db.execute("INSERT INTO facts VALUES ('records_read_by', 'by their values')")
-        db.execute("PRAGMA user_version = 2")
-    other = Device(tmp_path, data={"name": "other", "source": "digits"})
-    assert isinstance(answers(other, split_at(0.3, "other", "b"), b"B" * 16), SealedAnswer)
-    found = [other.store.fact(split_fact(SPLIT_SHARE, name)) for name in ("other", "bench")]
-    assert found == ["0.3", "0.1"]
-    assert isinstance(answers(Device(tmp_path), split_at(0.3, "bench", "c"), b"C" * 16), NoAnswer)
-
-
-def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path):
-    load = Loader(DataError("no such file", where="digits.csv"))
-    device = Device(tmp_path, load).knows(PLAN)
-    assert "digits.csv" in why(device, Round(PLAN, CENTRE, device.keys()))
-    assert device.ledger.spent().epsilon == 0
-    load.error = None
-    sealed = Round(PLAN, QUADRATIC, device.keys())
-    assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
 
 
 def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path):

@@ -1,7 +1,5 @@
 """A device's sealing key is renewed: identity, ledger and what is under way stay."""
 
-from __future__ import annotations
-
 import pytest
 from edge_kit import CENTRE, Device, Round, job
 

@@ -1,9 +1,5 @@
 """The device's store: what it holds after the process was killed at any point."""
 
-from __future__ import annotations
-
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,7 +10,6 @@ from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ManifestMark, OutboxDrop, OutboxHeld, OutboxPut
 from edgeveil.protocol.messages import RoundId, Signer, Upload, check_signature
 from edgeveil.protocol.transfer import describe
-from edgeveil.storage import StorageError
 from edgeveil_edge.store import DeviceStore
 
 JOB, OTHER = b"J" * 16, b"K" * 16
@@ -40,23 +35,6 @@ def reopened(path):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "device.sqlite"
-
-
-@pytest.mark.parametrize("version", [0, 9])
-def test_a_store_of_another_version_is_refused_and_left_alone(path, version):
-    """0: written before there were numbers, with an outbox of other columns."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE outbox (one INTEGER PRIMARY KEY, data BLOB)")
-        db.execute(f"PRAGMA user_version = {version}")
-        db.commit()
-    with pytest.raises(StorageError) as caught:
-        DeviceStore(path)
-    error = caught.value
-    assert f"version {version}" in error.what
-    assert error.where == str(path)
-    assert error.fix
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("outbox",)]
 
 
 def test_each_item_is_there_after_a_kill(path):

@@ -3,8 +3,6 @@
 Each part runs in an interpreter of its own: which libraries it has is what is tested.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How many models a device's own process holds at once while it answers with a large one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from edge_kit import Device, Round

@@ -3,8 +3,6 @@
 Also where nothing was recorded yet: the noise is derived, so it is the same again.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -73,7 +71,6 @@ def test_a_killed_device_pays_once_and_sends_what_it_paid_for(tmp_path, point):
     again = Round(PLAN, CENTRE, device.keys(), attempt=2)
     centre = again.tensors(device.answer(again))["centre"]
     held = device.ledger.recall(HEX, CENTRE)
-    assert held is not None
     assert centre[: PLAN.segments(again.round)[0].byte_count] in held[1]
     assert device.ledger.spent(HEX) == PLAN.quote().training
     assert held[1] == drawn  # committed or not: the same question has the same noise

@@ -1,7 +1,5 @@
 """One record's price of a mean softmax: what it moves, through the real loader and graph."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A device that builds on what it released itself: the basis of its own noised covariance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from edge_kit import JOB_ID, Device, Round, job

@@ -113,7 +113,6 @@ def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(tmp
     store = ReleaseStore(site.state_dir / RELEASES)
     store.install("a", graph, {})
     found = personalise(site, store.folder)
-    assert found.personal_accuracy is not None and found.shared_accuracy is not None
     assert found.personal_accuracy > max(0.85, found.shared_accuracy + 0.2)
     release = store.current()
     assert release is not None and release.path.read_bytes() == graph
@@ -167,7 +166,6 @@ def test_evaluation_records_are_not_learned_from(tmp_path):
     np.savez(tmp_path / "records.npz", x=x, y=turned)
     second = personalise(site, store.folder)
     assert (site.state_dir / "personal" / "model.onnx").read_bytes() == learned
-    assert first.personal_accuracy is not None and second.personal_accuracy is not None
     assert second.personal_accuracy < 0.2 < first.personal_accuracy
 
 

@@ -1,7 +1,5 @@
 """A cloud cannot place a job's time budget so that one record more is one too many."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What becomes of a release on a device after it came: its report, withdrawal, and expiry."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from edge_kit import JOB_ID, Device, final_model, job
@@ -20,7 +18,7 @@ from edgeveil.protocol.device import (
     SealReport,
     StatementApplied,
 )
-from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
+from edgeveil.protocol.device_round import OpenPackage
 from edgeveil.protocol.messages import (
     HEALTH,
     REPORT_BYTES,
@@ -88,7 +86,6 @@ def brought(device, cloud, sent, sequence):
     """A release comes and is opened; whatever becomes of it."""
     manifest, blob = cloud.seal(device.keys(), sent, sequence)
     opened = device.host.perform(OpenPackage(manifest, blob))
-    assert isinstance(opened, OpenedPackage)
     assert opened.package == sent
     device.host.perform(InstallRelease(manifest, sent))
     return manifest

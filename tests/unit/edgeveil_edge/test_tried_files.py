@@ -1,7 +1,5 @@
 """A file that a model looks at: how much memory it takes."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

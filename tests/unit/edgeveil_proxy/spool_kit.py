@@ -1,9 +1,6 @@
 """A spool, what is put into it, and what a new process finds there."""
 
-from __future__ import annotations
-
 import hashlib
-from pathlib import Path
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import proxy_rounds as pr
@@ -19,13 +16,13 @@ CLOUD, PROXY = Signer("cloud", CLOUD_KEY), Signer("proxy", SigningKey.generate()
 DEVICES = tuple(f"{n:016x}" for n in range(3))
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> RoundId:
+def at(round_=1, attempt=1, job=JOB):
     return RoundId(job, round_, attempt)
 
 
-def manifest(kind: str, where: RoundId, data: bytes, data_set: bytes = b"") -> Manifest:
+def manifest(kind, where, data, data_set=b""):
     return Manifest(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         at=where,
         sequence=1,
         job_digest=bytes(32),
@@ -46,7 +43,7 @@ def manifest(kind: str, where: RoundId, data: bytes, data_set: bytes = b"") -> M
     )
 
 
-def put(spool: Spool, header: Manifest | Commit, data: bytes) -> pr.KeptBroadcast:
+def put(spool, header, data):
     """A broadcast comes and is kept, as the machine has it done."""
     for offset in range(0, len(data), 1024):
         piece = data[offset : offset + 1024]
@@ -57,18 +54,18 @@ def put(spool: Spool, header: Manifest | Commit, data: bytes) -> pr.KeptBroadcas
 
 
 def keep(
-    spool: Spool,
-    kind: str = "round",
-    where: RoundId | None = None,
-    data: bytes = b"model",
-    data_set: bytes = b"",
-) -> pr.KeptBroadcast:
+    spool,
+    kind="round",
+    where=None,
+    data=b"model",
+    data_set=b"",
+):
     where = where or at()
     data += bytes((where.round, where.attempt)) + where.job_id + kind.encode()
     return put(spool, manifest(kind, where, data, data_set), data)
 
 
-def keep_commit(spool: Spool, where: RoundId) -> pr.KeptBroadcast:
+def keep_commit(spool, where):
     data = b"h" * 32 + where.round.to_bytes(2, "big")
     return put(spool, Commit(where, 1, describe(data, 1024)), data)
 
@@ -76,9 +73,7 @@ def keep_commit(spool: Spool, where: RoundId) -> pr.KeptBroadcast:
 SEGMENT_BYTES = 12_000
 
 
-def upload(
-    spool: Spool, slot: int, where: RoundId | None = None, data: bytes = b"sealed"
-) -> pr.UploadKept:
+def upload(spool, slot, where=None, data=b"sealed"):
     """Device `slot` uploads one segment, in two parts."""
     where = where or at()
     data = (data * SEGMENT_BYTES)[:SEGMENT_BYTES]
@@ -91,17 +86,17 @@ def upload(
     return item
 
 
-def in_order(_places: list[int]) -> None:
+def in_order(_places):
     """No shuffle at all."""
 
 
-def shuffled(spool: Spool, slots: int = 3, where: RoundId | None = None) -> pr.ShuffledBatch:
+def shuffled(spool, slots=3, where=None):
     uploads = tuple((slot, (0,)) for slot in range(slots))
     task = pr.ShuffleRound(where or at(), (SEGMENT_BYTES,), SEGMENT_BYTES, 1, uploads)
     return spool.shuffled(task, in_order)
 
 
-def batch(spool: Spool, slots: int = 3, where: RoundId | None = None) -> pr.BatchKept:
+def batch(spool, slots=3, where=None):
     """The round's batch is made and kept."""
     done = shuffled(spool, slots, where)
     header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
@@ -110,7 +105,7 @@ def batch(spool: Spool, slots: int = 3, where: RoundId | None = None) -> pr.Batc
     return item
 
 
-def reopened(path: Path) -> pr.ProxyMemory:
+def reopened(path):
     """The memory that a new process finds while the killed one never closed its file."""
     spool = Spool(path)
     try:
@@ -119,15 +114,15 @@ def reopened(path: Path) -> pr.ProxyMemory:
         spool.close()
 
 
-def on_disk(path: Path) -> bytes:
+def on_disk(path):
     return b"".join(file.read_bytes() for file in path.parent.rglob("*") if file.is_file())
 
 
-def names(path: Path) -> set[str]:
+def names(path):
     """The spool's files, by what they are."""
     return {file.name.split("-")[0] for file in path.with_suffix("").iterdir()}
 
 
-def kinds(memory: pr.ProxyMemory) -> list[tuple[bytes, str, int]]:
+def kinds(memory):
     headers = [item.header for item in memory.kept.values()]
     return [(h.at.job_id, getattr(h, "kind", "commit"), h.at.round) for h in headers]

@@ -1,9 +1,6 @@
 """Masked uploads that go on before their round closes: what stands where, what is kept of it."""
 
-from __future__ import annotations
-
 import hashlib
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -26,15 +23,15 @@ ALL = (0, 1, 2)
 COUNT = 9
 
 
-def segment(slot: int, group: int) -> bytes:
+def segment(slot, group):
     return hashlib.shake_128(b"%d %d" % (slot, group)).digest(SIZES[group])
 
 
-def content(slot: int, groups: tuple[int, ...] = ALL) -> bytes:
+def content(slot, groups=ALL):
     return b"".join(segment(slot, group) for group in groups)
 
 
-def written(folder: Path, uploads: dict[int, tuple[int, ...]]) -> Path:
+def written(folder, uploads):
     """The round's file: these groups in these slots."""
     file = bytearray(SLOT * (max(uploads) + 1))
     for slot, groups in uploads.items():
@@ -44,36 +41,34 @@ def written(folder: Path, uploads: dict[int, tuple[int, ...]]) -> Path:
     return path
 
 
-def backwards(places: list[int]) -> None:
+def backwards(places):
     places.reverse()
 
 
-def lot(
-    uploads: list[tuple[int, tuple[int, ...]]], first: int, last: int, **how
-) -> pr.StreamUploads:
+def lot(uploads, first, last, **how):
     """Uploads from `first` up to `last`, by their place among all; (slot, groups) each."""
     chosen = [(i, *uploads[i]) for i in range(first, last) if MASKED.intersection(uploads[i][1])]
     return pr.StreamUploads(at(), SIZES, SLOT, tuple(chosen), MASKED, **how)
 
 
-def closing(uploads: list[tuple[int, tuple[int, ...]]], floor: int = 1, **how) -> pr.ShuffleRound:
+def closing(uploads, floor=1, **how):
     return pr.ShuffleRound(
         at(), SIZES, SLOT, floor, tuple(uploads), together=MASKED, streamed=True, **how
     )
 
 
-def masked_of(slots: list[int]) -> bytes:
+def masked_of(slots):
     return b"".join(segment(slot, group) for slot in slots for group in sorted(MASKED))
 
 
-def whole(done: pr.ShuffledBatch) -> bytes:
+def whole(done):
     return done.data[0 : len(done.data)]
 
 
 ONLY = tuple(sorted(MASKED))
 
 
-def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path: Path) -> None:
+def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path):
     slots = [3, 0, 1, 4, 2, 5]  # in the order in which they came
     uploads = [(slot, ONLY) for slot in slots]
     stream = MaskedStream(written(tmp_path, dict(uploads)))
@@ -92,7 +87,7 @@ def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path: Path) ->
     assert not (tmp_path / "batch").exists(), "nothing was copied"
 
 
-def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path: Path) -> None:
+def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path):
     """No order and no place says which of them came with which masked segment."""
     slots = [1, 0, 2, 3]
     uploads = [(slot, ALL) for slot in slots]
@@ -109,7 +104,7 @@ def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path: Path) ->
     assert done.digest == hashlib.sha256(whole(done)).digest()
 
 
-def test_the_batch_made_twice_is_the_same(tmp_path: Path) -> None:
+def test_the_batch_made_twice_is_the_same(tmp_path):
     """The first try may have failed when it wrote the others."""
     uploads = [(slot, ALL) for slot in range(4)]
     stream = MaskedStream(written(tmp_path, dict(uploads)))
@@ -120,7 +115,7 @@ def test_the_batch_made_twice_is_the_same(tmp_path: Path) -> None:
     assert whole(done)[: 4 * 50] == masked_of([1, 0, 3, 2])
 
 
-def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path: Path) -> None:
+def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path):
     uploads = [(slot, ONLY) for slot in range(4)]
     stream = MaskedStream(written(tmp_path, dict(uploads)))
     late = lot(uploads, 0, 2)
@@ -147,18 +142,13 @@ def test_pieces_read_as_the_bytes_that_they_stand_for(tmp_path_factory, pieces, 
     assert PiecedData(path, read.pieces)[0 : len(expected)] == expected
 
 
-def held(spool: Spool, slot: int, groups: tuple[int, ...] = ONLY) -> None:
+def held(spool, slot, groups=ONLY):
     spool.store(UploadPart(at(), slot * SLOT, content(slot, groups)))
     item = pr.HeldUpload(groups, hashlib.sha256(b"%d" % slot).digest(), slot, MaskSeed(bytes(32)))
     spool.store(pr.UploadKept(at(), f"{slot:016x}", item))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool.sqlite"
-
-
-def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, pr.BatchKept]:
+def streamed(path, groups=ONLY):
     """A round of nine, of which five went on before it closed; its batch is kept."""
     spool = Spool(path)
     for slot in range(COUNT):
@@ -175,7 +165,7 @@ def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, pr.Batc
 
 
 @pytest.mark.parametrize("groups", [ONLY, ALL], ids=["masked alone", "with others"])
-def test_a_streamed_batch_is_there_after_a_restart(path: Path, groups: tuple[int, ...]) -> None:
+def test_a_streamed_batch_is_there_after_a_restart(path, groups):
     spool, kept = streamed(path, groups)
     content_ = kept.data[0 : len(kept.data)]
     assert content_.startswith(masked_of([4, 3, 2, 1, 0, 8, 7, 6, 5]))
@@ -188,9 +178,8 @@ def test_a_streamed_batch_is_there_after_a_restart(path: Path, groups: tuple[int
     spool.close()
 
 
-def test_a_short_round_s_stream_goes_with_its_uploads(path: Path) -> None:
+def test_a_short_round_s_stream_goes_with_its_uploads(spool, path):
     """What is dealt while it goes comes to nothing, and leaves no file behind."""
-    spool = Spool(path)
     for slot in range(3):
         held(spool, slot)
     uploads = [(slot, ONLY) for slot in range(3)]
@@ -202,4 +191,3 @@ def test_a_short_round_s_stream_goes_with_its_uploads(path: Path) -> None:
     for slot in range(3):
         held(spool, slot)
     assert spool.streamed(lot(uploads, 0, 2), backwards).name != name
-    spool.close()

@@ -1,10 +1,5 @@
 """What one identity may send: its rate, refusals and cool-downs, in tables that stay small."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from edgeveil.protocol import effects as fx
@@ -20,16 +15,14 @@ A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
 class Clock:
     now_s = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
 class Scene:
     """Devices that speak to a proxy whose clock is the test's; `admitted` None: everybody is."""
 
-    def __init__(
-        self, asked: Callable[[str], Asked | None] = lambda _: None, **limits: Any
-    ) -> None:
+    def __init__(self, asked=lambda _: None, **limits):
         self.clock, self.admitted, self.set_aside = Clock(), None, []
         self.conduct = DeviceConduct(
             ConductLimits(**limits),
@@ -43,21 +36,21 @@ class Scene:
     set_aside: list[str]
 
     @property
-    def known(self) -> int:
+    def known(self):
         return len(self.conduct._enrolled) + len(self.conduct._others)
 
-    def takes(self, device: fx.Address, frame: bytes = NEED) -> bool:
+    def takes(self, device, frame=NEED):
         return self.conduct.refusal(device, frame) is None
 
-    def taken(self, device: fx.Address, times: int) -> int:
+    def taken(self, device, times):
         return sum(self.takes(device) for _ in range(times))
 
-    def misbehave(self, device: fx.Address = A, times: int = 4, reason: str = "malformed") -> None:
+    def misbehave(self, device=A, times=4, reason="malformed"):
         for _ in range(times):
             self.conduct.refused(device, reason)
 
 
-def cooling(scene: Scene, device: fx.DeviceAddress = A) -> float:
+def cooling(scene, device=A):
     """Seconds for which a device's frames are dropped from now on."""
     shown = {one["device"]: one["cooling_down_s"] for one in scene.conduct.refused_by_device()}
     return shown.get(device.id, 0.0)
@@ -71,7 +64,7 @@ STRICT = {
 }
 
 
-def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
+def test_a_burst_then_the_rate_and_nobody_elses_matter():
     scene = Scene(messages_per_s=10, refusals=10**6)
     burst = round(10 * BURST_S)
     assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
@@ -82,15 +75,15 @@ def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
     assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
 
 
-def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
+def test_parts_that_were_asked_for_and_the_cloud_are_not_counted():
     scene = Scene({A.id: Asked(1, 1000)}.get, messages_per_s=0.1)
     assert all(scene.takes(A, PART) for _ in range(1000))
     assert scene.taken(fx.CloudAddress(), 1000) == 1000
-    scene.misbehave(fx.CloudAddress(), 1000)  # type: ignore[arg-type]
+    scene.misbehave(fx.CloudAddress(), 1000)
     assert scene.takes(fx.CloudAddress())
 
 
-def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> None:
+def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more():
     asked = {A.id: Asked(1, 16)}
     scene = Scene(asked.get, messages_per_s=10, refusals=30)
     burst = round(10 * BURST_S)
@@ -101,7 +94,7 @@ def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> N
     assert set(told) == {"rate", "cooling_down"} and scene.set_aside == [A.id]
 
 
-def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other() -> None:
+def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other():
     scene = Scene(**STRICT)
     scene.misbehave(times=3)
     assert scene.takes(A) and not scene.set_aside
@@ -113,7 +106,7 @@ def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other() -> None:
     assert scene.takes(A) and scene.conduct.cooling_down == 0
 
 
-def test_what_is_dropped_or_found_late_prolongs_nothing() -> None:
+def test_what_is_dropped_or_found_late_prolongs_nothing():
     scene = Scene(**STRICT)
     scene.misbehave()
     scene.taken(A, 1000)
@@ -123,7 +116,7 @@ def test_what_is_dropped_or_found_late_prolongs_nothing() -> None:
     assert scene.takes(A)
 
 
-def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them() -> None:
+def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them():
     scene, lengths = Scene(**STRICT), []
     for _ in range(4):
         scene.misbehave()
@@ -139,9 +132,9 @@ def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["closed_round", "spool_full", "unknown_blob", "hello_too_often"]
+    "reason", ["closed_round", "spool_full", "unknown_blob", "hello_too_often", MISFIT]
 )
-def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason: str) -> None:
+def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason):
     scene = Scene(**STRICT)
     scene.misbehave(times=1000, reason=reason)
     assert scene.takes(A) and reason not in UNSOUND
@@ -149,7 +142,7 @@ def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason:
     assert shown["refused"] == {reason: 1000}
 
 
-def test_identities_that_nobody_admitted_take_little_room_and_no_page() -> None:
+def test_identities_that_nobody_admitted_take_little_room_and_no_page():
     scene = Scene()
     scene.admitted = {A.id}
     assert scene.takes(A)
@@ -159,7 +152,7 @@ def test_identities_that_nobody_admitted_take_little_room_and_no_page() -> None:
     assert len(scene.conduct.refused_by_device()) == SHOWN
 
 
-def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten() -> None:
+def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten():
     scene = Scene(**STRICT)
     scene.admitted = set()
     scene.misbehave()
@@ -169,14 +162,3 @@ def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten() -> None:
     scene.admitted = set()
     scene.conduct.keep_enrolled()
     assert scene.known == 0
-
-
-def test_who_does_not_fit_by_the_cloud_s_word_is_shown_and_never_shut_out() -> None:
-    scene = Scene(**STRICT)
-    scene.misbehave(A, 100, MISFIT)
-    assert scene.takes(A)
-    assert scene.set_aside == []
-    (shown,) = scene.conduct.refused_by_device()
-    assert (shown["device"], shown["refused"]) == (A.id, {MISFIT: 100})
-    assert (shown["cooling_down_s"], shown["cool_downs"]) == (0.0, 0)
-    assert scene.conduct.cooling_down == 0

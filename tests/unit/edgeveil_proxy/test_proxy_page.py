@@ -1,14 +1,9 @@
 """What the proxy tells of its state, and to whom it names devices."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -24,12 +19,12 @@ from edgeveil.transport.runtime import Refusals
 from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, build
 
-HERE: Mapping[str, str] = {"host": "127.0.0.1:8702"}
-FAR: Mapping[str, str] = {"host": "proxy.example"}
+HERE = {"host": "127.0.0.1:8702"}
+FAR = {"host": "proxy.example"}
 LISTS = {"refused_by_device", "offline"}
 
 
-def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
+def made(folder, host="127.0.0.1", **site):
     """The page of a proxy that refused a device's message."""
     SigningKey.generate().public().save(folder / "cloud.pub")
     plain = {"edge_broker": {"url": "mqtt://127.0.0.1:1"}, "state_dir": folder / "proxy"}
@@ -46,10 +41,10 @@ def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
     return ProxyPage(proxy_site, ListenAt(host), proxy, runtime, health, links)
 
 
-def told(page: ProxyPage, headers: Mapping[str, str] = HERE) -> tuple[dict, dict]:
+def told(page, headers=HERE):
     """Of `/status` and of the stream's first event."""
 
-    async def ask() -> tuple[dict, dict]:
+    async def ask():
         request = Request("GET", "/", headers)
         status, stream = await page.status(request), await page.events(request)
         event = await anext(stream.events)
@@ -75,7 +70,7 @@ def test_devices_are_named_to_this_machine_alone(tmp_path, host, headers, named)
         assert shown["refused"]["malformed"] == 1
 
 
-def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path: Path) -> None:
+def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path):
     _, shown = told(made(tmp_path, min_batch_floor=7, cell="north"))
     assert (shown["failing"], shown["warnings"]) == (["store"], ["plain_http"])
     assert (shown["cell"], shown["floor"], shown["rounds"]) == ("north", 7, [])
@@ -83,7 +78,7 @@ def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path
     assert shown["refused"] == {"malformed": 1, "other": 2}
 
 
-def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path: Path) -> None:
+def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path):
     page = made(tmp_path)
     proxy, context = page._proxy, page._proxy.machine._context
     boxes = [Enrolment.make(SigningKey.generate(), OpeningKey.generate()) for _ in range(4)]

@@ -1,14 +1,11 @@
 """Split & shuffle on files: what stands where in the batch, and what is left out."""
 
-from __future__ import annotations
-
 import hashlib
-from pathlib import Path
 
 import pytest
 
 from edgeveil.protocol.messages import RoundId
-from edgeveil.protocol.proxy_rounds import ShuffledBatch, ShuffleRound
+from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil_proxy import shuffle
 from edgeveil_proxy.shuffle import shuffle_round
 
@@ -17,22 +14,22 @@ SIZES = (3, 5)
 SLOT = sum(SIZES)
 
 
-def segment(slot: int, group: int) -> bytes:
+def segment(slot, group):
     """What device `slot` sent for a group."""
     return bytes([16 * slot + group]) * SIZES[group]
 
 
-def reverse(places: list[int]) -> None:
+def reverse(places):
     places.reverse()
 
 
 def shuffled(
-    folder: Path,
-    uploads: tuple[tuple[int, tuple[int, ...]], ...],
+    folder,
+    uploads,
     *,
-    floor: int = 1,
-    keep_order: bool = False,
-) -> ShuffledBatch:
+    floor=1,
+    keep_order=False,
+):
     """The batch of these uploads, whose `shuffle` turns every group round."""
     slots = max((slot for slot, _ in uploads), default=-1) + 1
     content = bytearray(slots * SLOT)
@@ -44,7 +41,7 @@ def shuffled(
     return shuffle_round(task, folder / "uploads", folder / "batch", reverse)
 
 
-def batch(folder: Path, *groups: tuple[int, ...]) -> bytes:
+def batch(folder, *groups):
     """For each group the devices in the order of the batch."""
     return b"".join(segment(s, g) for g, slots in enumerate(groups) for s in slots)
 
@@ -52,7 +49,7 @@ def batch(folder: Path, *groups: tuple[int, ...]) -> bytes:
 ALL = ((2, (0, 1)), (0, (0, 1)), (1, (0, 1)))  # in the order in which they came
 
 
-def test_every_group_is_permuted_alone(tmp_path: Path) -> None:
+def test_every_group_is_permuted_alone(tmp_path):
     done = shuffled(tmp_path, ALL)
     assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (1, 0, 2), (1, 0, 2))
     assert done.counts == (3, 3)
@@ -66,7 +63,7 @@ def test_segments_larger_than_a_block_arrive_whole(tmp_path, monkeypatch):
     assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (1, 0, 2), (1, 0, 2))
 
 
-def test_uploads_that_are_cut_off_make_no_batch(tmp_path: Path) -> None:
+def test_uploads_that_are_cut_off_make_no_batch(tmp_path):
     (tmp_path / "uploads").write_bytes(bytes(SLOT + 1))
     task = ShuffleRound(AT, SIZES, SLOT, 1, ((0, (0, 1)), (1, (0, 1))))
     with pytest.raises(OSError, match="cut off"):
@@ -74,12 +71,12 @@ def test_uploads_that_are_cut_off_make_no_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_order", [False, True])
-def test_groups_that_stay_together_share_one_order(tmp_path: Path, keep_order: bool) -> None:
+def test_groups_that_stay_together_share_one_order(tmp_path, keep_order):
     """And which uploads stand in it is told: the seeds of their masks take the same places."""
     uploads = ((3, (0, 1)), (0, (0, 1)), (2, (0, 1)), (1, (0, 1)))
-    turned: list[list[int]] = []
+    turned = []
 
-    def half_turn(places: list[int]) -> None:
+    def half_turn(places):
         turned.append(list(places))
         places[:] = places[2:] + places[:2]
 
@@ -95,7 +92,7 @@ def test_groups_that_stay_together_share_one_order(tmp_path: Path, keep_order: b
     assert len(turned) == (0 if keep_order else 1), "the others follow the first"
 
 
-def test_uploads_without_those_groups_stand_beside_them(tmp_path: Path) -> None:
+def test_uploads_without_those_groups_stand_beside_them(tmp_path):
     """Of three groups the first and the last stay together; a device has all of them or none."""
     sizes, slot_bytes = (2, 3, 4), 9
     uploads = ((0, (1,)), (1, (0, 1, 2)), (2, (1,)), (3, (0, 1, 2)), (4, (0, 1, 2)))

@@ -1,11 +1,8 @@
 """The proxy's spool: what is there after a kill at any effect, and what is truly gone."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import spool_kit as sk
@@ -19,12 +16,7 @@ from edgeveil.storage import FileData, StorageError
 from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool.sqlite"
-
-
-def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path: Path) -> None:
+def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path):
     spool = Spool(path)
     name = spool.load().name
     assert len(name) == 16
@@ -37,23 +29,12 @@ def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path: Path) -> None:
     assert sk.reopened(path).name not in (name, other)
 
 
-def test_a_spool_of_another_version_is_refused(path: Path) -> None:
-    """One without a number keeps its rows in the order in which uploads came."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE uploads (device TEXT, slot INTEGER)")
-    with pytest.raises(StorageError) as caught:
-        Spool(path)
-    assert "version 0" in caught.value.what and caught.value.fix
-
-
-def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
-    spool = Spool(path)
+def test_devices_of_an_earlier_version_stay_known(spool, path):
     for number in range(3):
         spool.store(DeviceKnows(str(number) * 16, 0))
     spool.store(DeviceKnows("0" * 16, m.KNOWS_CHECKS))
     spool.store(DeviceKnows("1" * 16, m.KNOWS_BUCKETS))
     assert sk.reopened(path).earlier == {"1" * 16: m.KNOWS_BUCKETS, "2" * 16: 0}
-    spool.close()
 
 
 def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherwise(path):
@@ -67,8 +48,7 @@ def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherw
     assert sk.reopened(path).earlier == {"0" * 16: m.KNOWS_BUCKETS, "1" * 16: 0}
 
 
-def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
-    spool = Spool(path)
+def test_each_item_is_there_after_a_kill_right_behind_it(spool, path):
     first = sk.keep(spool)
     (found,) = sk.reopened(path).kept.values()
     assert (found.signed, found.header, found.data[:]) == (
@@ -85,11 +65,9 @@ def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
     spool.store(pr.BatchDelivered(sk.at()))
     memory = sk.reopened(path)
     assert (memory.batches, memory.delivered) == ({}, {sk.at()})
-    spool.close()
 
 
-def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path: Path) -> None:
-    spool = Spool(path)
+def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(spool, path):
     sk.keep(spool)
     items = [sk.upload(spool, slot) for slot in range(3)]
     sk.upload(spool, 0, sk.at(job=sk.OTHER))
@@ -100,11 +78,9 @@ def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(path
         (sk.OTHER, sk.DEVICES[0]): 0,
     }
     assert {held[sk.JOB, item.device].digest for item in items} == {b""}
-    spool.close()
 
 
-def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(path: Path) -> None:
-    spool = Spool(path)
+def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(spool, path):
     item = sk.upload(spool, 0)
     spool.store(pr.UploadKept(sk.at(), sk.DEVICES[0], pr.HeldUpload((0,), b"o" * 32, 5)))
     assert sk.reopened(path).uploads == [item]
@@ -112,11 +88,9 @@ def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(path: P
     other = m.Batch(sk.at(), 9, 9, made.batch.counts, made.batch.blob)
     spool.store(pr.BatchKept(sk.at(), sk.PROXY.header(other), other, made.data))
     assert sk.reopened(path).batches[sk.at()].batch == made.batch
-    spool.close()
 
 
-def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(path: Path) -> None:
-    spool = Spool(path)
+def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(spool, path):
     sk.keep(spool)
     sk.upload(spool, 0)
     sk.batch(spool, 1)
@@ -127,11 +101,9 @@ def test_a_dropped_round_stays_closed_and_keeps_no_ciphertext(path: Path) -> Non
     assert memory.delivered == {sk.at()}
     assert sk.kinds(memory) == [(sk.JOB, "round", 1)]  # late devices may still ask for it
     assert sk.names(path) == {"kept"}
-    spool.close()
 
 
-def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Path) -> None:
-    spool = Spool(path)
+def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(spool, path):
     sk.keep(spool, "job", sk.at(0))
     sk.keep(spool, "job", sk.at(0, 2))
     sk.keep(spool, where=sk.at(1))
@@ -150,11 +122,9 @@ def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Pa
     newest = [(sk.JOB, "round", 2), (sk.JOB, "commit", 2)]
     assert sk.kinds(sk.reopened(path)) == [(sk.JOB, "job", 0), others, *newest]
     assert len(list(path.with_suffix("").iterdir())) == 4
-    spool.close()
 
 
-def test_a_record_that_comes_after_the_next_round_leaves_that_round_its_key(path: Path) -> None:
-    spool = Spool(path)
+def test_a_record_that_comes_after_the_next_round_leaves_that_round_its_key(spool, path):
     opening = OpeningKey.generate()
     sk.keep(spool, where=sk.at(1))
     kept = sk.keep(spool, where=sk.at(2))
@@ -164,10 +134,9 @@ def test_a_record_that_comes_after_the_next_round_leaves_that_round_its_key(path
     assert loaded is not None and loaded.to_bytes() == opening.to_bytes()
     sk.keep_commit(spool, sk.at(2))
     assert sk.reopened(path).round_key(sk.at(2)) is None
-    spool.close()
 
 
-def test_an_ended_job_leaves_its_release_and_its_end(path: Path) -> None:
+def test_an_ended_job_leaves_its_release_and_its_end(path):
     spool = Spool(path)
     notes = {job: sk.CLOUD.note(m.Close(job, "completed")) for job in (sk.OTHER, sk.JOB)}
     spool.store(br.JobEnded(sk.OTHER, notes[sk.OTHER]))
@@ -228,18 +197,15 @@ UNUSED = {
 
 
 @pytest.mark.parametrize(("before", "then"), UNUSED.values(), ids=UNUSED)
-def test_dropped_ciphertext_is_gone_from_the_disk(before, then, path):
-    spool = Spool(path)
+def test_dropped_ciphertext_is_gone_from_the_disk(before, then, spool, path):
     before(spool)
     assert MARK in sk.on_disk(path)
     then(spool)
     assert MARK not in sk.on_disk(path)
-    spool.close()
 
 
-def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> None:
+def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(spool, path):
     """Of a single group an upload's digest names its segment, its place the order of arrival."""
-    spool = Spool(path)
     items = [sk.upload(spool, slot, data=b"sealed %d" % slot) for slot in (2, 0, 1)]
     assert items[0].held.digest in sk.on_disk(path)
     sk.batch(spool)
@@ -251,10 +217,9 @@ def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> No
     disk = sk.on_disk(path)
     assert not [item for item in items if item.held.digest in disk]
     assert path.with_name(path.name + "-wal").stat().st_size == 0
-    spool.close()
 
 
-def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path: Path) -> None:
+def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path):
     spool, first = Spool(path), pr.RoundUnmasked(sk.at(), b"first")
     for _ in range(2):  # the same again, after a crash
         spool.store(first)

@@ -1,44 +1,27 @@
 """What the spool keeps of devices' answers, for those that lost count of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from spool_kit import CLOUD, DEVICES, JOB, OTHER, at, reopened, upload
 
 from edgeveil.protocol.messages import Close, JobDeposit
 from edgeveil.protocol.proxy import AnswersFrom, FindAnswered
 from edgeveil.protocol.proxy_broadcasts import JobEnded
 from edgeveil_proxy import spool as spool_module
-from edgeveil_proxy.spool import Spool
 
 FIRST = DEVICES[0]
 
 
-@pytest.fixture
-def spool(path: Path):
-    spool = Spool(path)
-    yield spool
-    spool.close()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool.sqlite"
-
-
-def answer(spool: Spool, number: int, job: bytes, device: str = FIRST) -> None:
+def answer(spool, number, job, device=FIRST):
     item = upload(spool, 1, at(number, job=job))
     spool.store(replace(item, device=device, number=number, deposit=b"d%d" % number))
 
 
-def asked(spool: Spool, since: int, most: int = 64, known: int = 99):
+def asked(spool, since, most=64, known=99):
     return spool.answered(FindAnswered(FIRST, b"", since, known, most))
 
 
-def test_each_job_answered_since_is_told_once_with_its_newest_deposit(spool: Spool) -> None:
+def test_each_job_answered_since_is_told_once_with_its_newest_deposit(spool):
     spool.store(AnswersFrom(FIRST, 2))
     for number, job in ((3, JOB), (4, OTHER), (5, JOB)):
         answer(spool, number, job)
@@ -49,7 +32,7 @@ def test_each_job_answered_since_is_told_once_with_its_newest_deposit(spool: Spo
     assert asked(spool, 5).jobs == ()
 
 
-def test_more_jobs_than_fit_are_told_in_turn(spool: Spool) -> None:
+def test_more_jobs_than_fit_are_told_in_turn(spool):
     spool.store(AnswersFrom(FIRST, 0))
     for number in range(1, 6):
         answer(spool, number, bytes((number,)) * 16)
@@ -58,14 +41,14 @@ def test_more_jobs_than_fit_are_told_in_turn(spool: Spool) -> None:
     assert [job.deposit for job in asked(spool, 2, most=3).jobs] == [b"d3", b"d4", b"d5"]
 
 
-def test_what_was_answered_before_it_began_to_count_is_not_known(spool: Spool) -> None:
+def test_what_was_answered_before_it_began_to_count_is_not_known(spool):
     spool.store(AnswersFrom(FIRST, 4))
     answer(spool, 5, JOB)
     assert not asked(spool, 3).whole
     assert asked(spool, 4).whole
 
 
-def test_it_outlives_the_job_and_the_process(spool: Spool, path: Path) -> None:
+def test_it_outlives_the_job_and_the_process(spool, path):
     spool.store(AnswersFrom(FIRST, 0))
     answer(spool, 1, JOB)
     spool.store(JobEnded(JOB, CLOUD.note(Close(JOB, "completed"))))
@@ -73,7 +56,7 @@ def test_it_outlives_the_job_and_the_process(spool: Spool, path: Path) -> None:
     assert asked(spool, 0).jobs == (JobDeposit(JOB, b"d1"),)
 
 
-def test_of_many_jobs_the_latest_are_kept(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_jobs_the_latest_are_kept(spool, monkeypatch):
     monkeypatch.setattr(spool_module, "ANSWERED_JOBS_KEPT", 3)
     spool.store(AnswersFrom(FIRST, 0))
     for number in range(1, 6):

@@ -1,9 +1,6 @@
 """The spool's files: shuffled, checked, swept, and durable together or not at all."""
 
-from __future__ import annotations
-
 import sqlite3
-from pathlib import Path
 
 import pytest
 import spool_kit as sk
@@ -16,13 +13,7 @@ from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import Spool
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool.sqlite"
-
-
-def test_a_group_below_the_floor_is_left_out(path: Path) -> None:
-    spool = Spool(path)
+def test_a_group_below_the_floor_is_left_out(spool):
     for slot in range(3):
         spool.store(UploadPart(sk.at(), slot * 64, bytes((slot,)) * 64))
     held = ((0, (0, 1)), (1, (1,)), (2, (0, 1)))
@@ -31,7 +22,7 @@ def test_a_group_below_the_floor_is_left_out(path: Path) -> None:
     assert done.data[:] == bytes((0,)) * 24 + bytes((1,)) * 24 + bytes((2,)) * 24
 
 
-def test_a_broadcast_that_is_not_its_digest_is_not_kept(path: Path) -> None:
+def test_a_broadcast_that_is_not_its_digest_is_not_kept(path):
     spool, header = Spool(path), sk.manifest("round", sk.at(), bytes(100))
     spool.store(BroadcastPart(header.blob.digest, 0, b"x" * 100))
     with pytest.raises(ProtocolError, match="bad_digest"):
@@ -41,16 +32,14 @@ def test_a_broadcast_that_is_not_its_digest_is_not_kept(path: Path) -> None:
     assert sk.keep(spool, data=bytes(100)).data[:100] == bytes(100)
 
 
-def test_dropping_one_under_way_leaves_a_kept_one_of_the_same_bytes(path: Path) -> None:
-    spool = Spool(path)
+def test_dropping_one_under_way_leaves_a_kept_one_of_the_same_bytes(spool, path):
     item = sk.keep(spool)
     spool.store(BroadcastDropped(item.header.blob.digest))
     (found,) = sk.reopened(path).kept.values()
     assert found.data[:] == item.data[:]
 
 
-def test_what_a_killed_process_left_half_done_is_swept(path: Path) -> None:
-    spool = Spool(path)
+def test_what_a_killed_process_left_half_done_is_swept(spool, path):
     sk.keep(spool, where=sk.at(9, job=sk.OTHER))
     spool.store(BroadcastPart(b"b" * 32, 0, b"half a broadcast"))
     spool.store(UploadPart(sk.at(job=sk.OTHER), 0, b"half an upload"))
@@ -64,8 +53,7 @@ def test_what_a_killed_process_left_half_done_is_swept(path: Path) -> None:
     assert sorted(f.name.split("-")[0] for f in files) == ["kept", "uploads"]
 
 
-def test_a_write_that_fails_is_undone_as_a_whole(path: Path) -> None:
-    spool = Spool(path)
+def test_a_write_that_fails_is_undone_as_a_whole(spool, path):
     sk.upload(spool, 0)
     spool._file.db.execute(
         "CREATE TEMP TRIGGER full BEFORE UPDATE ON uploads BEGIN SELECT RAISE(ABORT, 'full'); END"
@@ -78,11 +66,9 @@ def test_a_write_that_fails_is_undone_as_a_whole(path: Path) -> None:
     spool._file.db.execute("DROP TRIGGER full")
     sk.batch(spool, 1)
     assert list(sk.reopened(path).batches) == [sk.at()]
-    spool.close()
 
 
-def test_several_items_are_durable_together_or_not_at_all(path: Path) -> None:
-    spool = Spool(path)
+def test_several_items_are_durable_together_or_not_at_all(spool, path):
     with pytest.raises(StorageError, match="nothing to write"), spool.together():
         sk.upload(spool, 0)
         raise StorageError("nothing to write")
@@ -91,4 +77,3 @@ def test_several_items_are_durable_together_or_not_at_all(path: Path) -> None:
         items = [sk.upload(spool, slot) for slot in range(3)]
         assert sqlite3.connect(path).execute("SELECT count(*) FROM uploads").fetchone() == (0,)
     assert sk.reopened(path).uploads == items
-    spool.close()

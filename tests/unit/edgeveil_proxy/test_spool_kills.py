@@ -3,8 +3,6 @@
 Whatever was acknowledged before a kill is in the round's uploads, bit for bit, or in its batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -13,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -22,11 +19,11 @@ import msgspec
 import pytest
 import spool_kit
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_rounds import ProxyMemory, ProxySettings
+from edgeveil.protocol.proxy_rounds import ProxySettings
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.role import ProxyHost
@@ -43,7 +40,7 @@ KILLS = 12
 
 
 @cache
-def key(number: int) -> SigningKey:
+def key(number):
     return SigningKey.from_bytes(hashlib.sha256(b"kill test %d" % number).digest())
 
 
@@ -51,12 +48,12 @@ CLOUD, PROXY = m.Signer("cloud", key(-1)), m.Signer("proxy", key(-2))
 
 
 @cache
-def device(number: int) -> m.Signer:
+def device(number):
     return m.Signer(key(number).public().fingerprint(), key(number))
 
 
 @cache
-def segments(number: int) -> tuple[bytes, ...]:
+def segments(number):
     seed = Random(number)
     return tuple(seed.randbytes(size) for size in SEALED_BYTES)
 
@@ -64,25 +61,25 @@ def segments(number: int) -> tuple[bytes, ...]:
 class Admitted:
     """The registry."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._keys = {device(n).name: key(n).public() for n in range(DEVICES)}
 
-    def verify_key(self, name: str) -> VerifyKey | None:
+    def verify_key(self, name):
         return self._keys.get(name)
 
     lineage = "5e" * 16
 
-    def roster_expires_s(self) -> float:
+    def roster_expires_s(self):
         return 0.0
 
-    def roster(self) -> tuple[int, bytes]:
+    def roster(self):
         return 1, b""
 
-    def admitted(self) -> list[str]:
+    def admitted(self):
         return list(self._keys)
 
 
-def manifest(model: bytes) -> m.Manifest:
+def manifest(model):
     groups = [m.Group(f"g{n}", size - m.SEAL_OVERHEAD_BYTES) for n, size in enumerate(SEALED_BYTES)]
     return msgspec.structs.replace(
         spool_kit.manifest("round", AT, model),
@@ -97,7 +94,7 @@ def manifest(model: bytes) -> m.Manifest:
 class Driver:
     """All devices at once, over the real runtime; what is acknowledged is told to the parent."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         spool = Spool(path)
         settings = ProxySettings(PACKET_BYTES, min_batch_floor=3, credit_bytes=16 * PART_BYTES)
         machine = ProxyMachine(
@@ -109,14 +106,14 @@ class Driver:
         self.done = asyncio.Event()
         self._numbers = {device(n).name: n for n in range(DEVICES)}
 
-    async def publish(self, to: fx.Address, frame: bytes) -> None:
+    async def publish(self, to, frame):
         message = m.decode(frame, PACKET_BYTES)
         if isinstance(to, fx.DeviceAddress):
             self._answer(to, message)
         elif isinstance(to, fx.CloudAddress) and not isinstance(message, m.Note):
             self.done.set()  # the batch is on its way
 
-    def _answer(self, to: fx.DeviceAddress, message: object) -> None:
+    def _answer(self, to, message):
         number = self._numbers[to.id]
         if isinstance(message, m.Need):
             data = b"".join(segments(number))
@@ -128,13 +125,13 @@ class Driver:
             if isinstance(body, m.Ack) and body.status == "held":
                 os.write(1, b"%d\n" % number)
 
-    async def run(self) -> None:
+    async def run(self):
         model = b"model"
         running = asyncio.create_task(self.runtime.run())
         self.runtime.post(fx.Command("started"))
         offer = CLOUD.offer(manifest(model), model)
         self.runtime.post(fx.MessageReceived(fx.CloudAddress(), offer))
-        while not self.runtime.machine.rounds.collections:  # type: ignore[attr-defined]
+        while not self.runtime.machine.rounds.collections:
             await asyncio.sleep(0.001)
         for number in Random(os.getpid()).sample(range(DEVICES), DEVICES):
             signer, data = device(number), b"".join(segments(number))
@@ -150,18 +147,17 @@ class Driver:
 CLOUD_KEY = key(-1).public()
 
 
-def driver(path: str) -> None:
+def driver(path):
     """One life of the proxy."""
     asyncio.run(Driver(Path(path)).run())
 
 
-def life(path: Path, after_s: float | None) -> tuple[list[int], int]:
+def life(path, after_s):
     """One process, killed after so long (None: not at all): whom it acknowledged, how it ended."""
     code = f"import {Path(__file__).stem} as t; t.driver({str(path)!r})"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     told = os.read(process.stdout.fileno(), 1)  # it has come so far as to acknowledge one
     if after_s is not None:
         time.sleep(after_s)
@@ -171,7 +167,7 @@ def life(path: Path, after_s: float | None) -> tuple[list[int], int]:
     return [int(line) for line in whole.split()], process.returncode
 
 
-def found(path: Path) -> tuple[ProxyMemory, dict[str, bytes]]:
+def found(path):
     """What a new process finds, and each upload's bytes."""
     spool = Spool(path)
     memory = spool.load()
@@ -183,7 +179,7 @@ def found(path: Path) -> tuple[ProxyMemory, dict[str, bytes]]:
     return memory, {d: everything[s * size : (s + 1) * size] for d, s in places.items()}
 
 
-def in_batch(memory: ProxyMemory) -> Iterator[set[bytes]]:
+def in_batch(memory):
     """The segments of each group of the one batch."""
     (kept,) = memory.batches.values()
     offset = 0
@@ -195,7 +191,7 @@ def in_batch(memory: ProxyMemory) -> Iterator[set[bytes]]:
     assert offset == len(kept.data)
 
 
-def check(path: Path, acknowledged: set[int]) -> bool:
+def check(path, acknowledged):
     """Whether the batch is there; nothing acknowledged may be missing from it or before it."""
     memory, uploads = found(path)
     known = {kept.device for kept in memory.uploads}
@@ -211,10 +207,10 @@ def check(path: Path, acknowledged: set[int]) -> bool:
     return True
 
 
-def test_nothing_acknowledged_is_lost_by_kills_at_random_moments(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_by_kills_at_random_moments(tmp_path):
     chance = Random(7)
     path = tmp_path / "spool.sqlite"
-    acknowledged: set[int] = set()
+    acknowledged = set()
     killed = 0
     for _ in range(KILLS):
         told, code = life(path, chance.expovariate(1 / 0.06))
