@@ -12,70 +12,45 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgeveil.config.addresses import BrokerAddress, HttpProxy
 from edgeveil.errors import BrokerError
 from edgeveil.storage import open_to_others
-from edgeveil.transport.mqtt_packets import MQTT_5
-
-if TYPE_CHECKING:
-    from websockets.client import ClientProtocol
 
 SUBPROTOCOL = "mqtt"
-_READ_BYTES = 65536
-_FRAME_BYTES = 1 << 18  # of ours; so a large packet is not held twice
-_OUTGOING_BYTES = 4 * _FRAME_BYTES
 _LEAST_LIMIT_BYTES = 1 << 20  # of theirs; a broker may put several packets into one frame
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 
 
-async def dial_in_thread(
-    dial: Callable[[], None], abandon: Callable[[], None], address: BrokerAddress, timeout_s: float
-) -> None:
-    """Run `dial`; `abandon` follows where nobody waits any more. Raises BrokerError."""
+async def connected_socket(
+    address: BrokerAddress, proxy: HttpProxy | None, timeout_s: float
+) -> socket.socket:
+    """TCP to the broker, or through the proxy, dialled in a thread. Raises BrokerError, OSError."""
+
+    def dial() -> socket.socket:
+        if proxy:
+            sock = _tunnel(address, proxy, timeout_s)
+        else:
+            sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        sock.setblocking(False)
+        return sock
+
+    def abandon(job: Future[socket.socket]) -> None:
+        if not job.cancelled() and job.exception() is None:
+            job.result().close()
+
     try:
         job = _DIALLERS.submit(dial)
     except RuntimeError as error:  # no thread can be started: as a broker that cannot be reached
         fix = "raise the limit of tasks (TasksMax, --pids-limit) or of memory"
         raise BrokerError(str(error), where=str(address), fix=fix) from error
     try:
-        await asyncio.wait_for(asyncio.wrap_future(job), timeout_s)
-    except BaseException as error:
-        job.add_done_callback(lambda _: abandon())
-        if isinstance(error, (OSError, ValueError, TimeoutError)):
-            raise dial_fault(error, address) from None
-        raise
-
-
-def open_stream(
-    address: BrokerAddress,
-    proxy: HttpProxy | None,
-    context: ssl.SSLContext | None,
-    packet_bytes: int,
-    timeout_s: float,
-) -> socket.socket | WebSocketStream:
-    """Connect, blocking, as the address says. Raises BrokerError for the proxy, else OSError."""
-    deadline_s = time.monotonic() + timeout_s
-    if proxy:
-        sock = _tunnel(address, proxy, timeout_s)
-    else:
-        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
-    try:
-        with suppress(OSError):  # without it, two-way traffic crawls (Nagle and delayed ACK)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is not None:
-            sock = context.wrap_socket(sock, server_hostname=address.host)
-        if address.path is None:
-            return sock
-        left_s = max(0.1, deadline_s - time.monotonic())
-        return WebSocketStream.open(sock, address.url, packet_bytes, left_s)
-    except BaseException:
-        sock.close()
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:  # nobody waits any more
+        job.add_done_callback(abandon)
         raise
 
 
@@ -118,129 +93,52 @@ class WebSocketRefused(ConnectionError):  # noqa: N818 - an outcome
     """The other side is no WebSocket server for MQTT at this path; the text says why."""
 
 
-class WebSocketStream:
-    """What an MQTT client and an event loop use of a socket; bytes in and out are MQTT's.
+class WebSocketFraming:
+    """MQTT's bytes in WebSocket frames, and out of them; who has the socket moves the bytes."""
 
-    Until all bytes of a frame are sent, `send` raises BlockingIOError and must be called again
-    with the same bytes, as for a TLS socket.
-    """
-
-    def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
-        self._sock, self._protocol = sock, protocol
-        self._received = bytearray()
-        self._outgoing = bytearray()
-        self._framed_bytes = 0  # of the caller, in the frame that is under way
-        self._ended = False
-
-    @classmethod
-    def open(
-        cls, sock: socket.socket, url: str, packet_bytes: int, timeout_s: float
-    ) -> WebSocketStream:
-        """Shake hands, blocking. Raises WebSocketRefused, TimeoutError, OSError."""
+    def __init__(self, url: str, packet_bytes: int) -> None:
         from websockets.client import ClientProtocol
-        from websockets.exceptions import InvalidStatus
         from websockets.typing import Subprotocol
         from websockets.uri import parse_uri
 
-        protocol = ClientProtocol(
+        self._protocol = ClientProtocol(
             parse_uri(url),
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             max_size=max(_LEAST_LIMIT_BYTES, packet_bytes),
         )
-        protocol.send_request(protocol.connect())
-        deadline_s = time.monotonic() + timeout_s
-        sock.settimeout(timeout_s)
-        sock.sendall(b"".join(protocol.data_to_send()))
-        while protocol.state.name == "CONNECTING" and protocol.handshake_exc is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            sock.settimeout(left_s)
-            data = sock.recv(_READ_BYTES)
-            if not data:
-                raise WebSocketRefused("hung up during the WebSocket handshake")
-            protocol.receive_data(data)
-        if isinstance(protocol.handshake_exc, InvalidStatus):
-            status = protocol.handshake_exc.response.status_code
-            raise WebSocketRefused(f"answered HTTP {status} to the WebSocket handshake")
-        if protocol.handshake_exc is not None:
-            raise WebSocketRefused("gave no valid answer to the WebSocket handshake")
-        if protocol.subprotocol != SUBPROTOCOL:
-            raise WebSocketRefused("speaks WebSockets, but not MQTT over them")
-        stream = cls(sock, protocol)
-        stream._take_events()  # frames may have come with the answer
-        return stream
+        self._protocol.send_request(self._protocol.connect())
 
-    def recv(self, most_bytes: int) -> bytes:
-        """At most so many bytes; none at the end. Raises BlockingIOError, ssl.SSLWantReadError."""
-        if not self._received and not self._ended:
-            data = self._sock.recv(_READ_BYTES)
-            if data:
-                self._protocol.receive_data(data)
-            else:
-                self._protocol.receive_eof()
-            self._take_events()
-            self._flush()
-            if not self._received and not self._ended:
-                raise BlockingIOError  # so that a peer who only pings does not hold the loop
-        taken = bytes(self._received[:most_bytes])
-        del self._received[:most_bytes]
-        return taken
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side took the handshake, and neither side has closed."""
+        return self._protocol.state.name == "OPEN"
 
-    def send(self, data: bytes | bytearray) -> int:
-        """Send some of it; how much. Raises BlockingIOError while the frame is under way."""
-        if self._ended:
+    def framed(self, data: bytes) -> bytes:
+        """A frame to send. Raises ConnectionError where the WebSocket is closed."""
+        if not self.is_open:
             raise ConnectionResetError("the WebSocket is closed")
-        if not self._framed_bytes:
-            chunk = bytes(data[:_FRAME_BYTES])
-            self._protocol.send_binary(chunk)
-            self._framed_bytes = len(chunk)
-        if not self._flush():
-            raise BlockingIOError
-        sent, self._framed_bytes = self._framed_bytes, 0
-        return sent
+        self._protocol.send_binary(data)
+        return self.to_send()
 
-    def pending(self) -> int:
-        """Bytes that can be read although the socket may announce none."""
-        of_tls = self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
-        return len(self._received) + of_tls
+    def to_send(self) -> bytes:
+        """What is due by itself: the handshake, an answer to a ping or to the other's close."""
+        return b"".join(self._protocol.data_to_send())
 
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def setblocking(self, flag: bool) -> None:
-        self._sock.setblocking(flag)
-
-    def close(self) -> None:
-        """Close the socket, with a closing frame where there is room for it."""
-        if not self._ended and self._protocol.state.name == "OPEN":
-            self._protocol.send_close()
-            with suppress(OSError):
-                self._flush()
-        self._ended = True
-        self._sock.close()
-
-    def _take_events(self) -> None:
+    def received(self, data: bytes) -> bytes:
+        """MQTT's bytes in what came. Raises WebSocketRefused in the handshake."""
+        from websockets.exceptions import InvalidStatus
         from websockets.frames import DATA_OPCODES, Frame
 
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
-                self._received += event.data
-        if self._protocol.state.name != "OPEN":
-            self._ended = True
-
-    def _flush(self) -> bool:
-        """Send what waits; whether all of it went."""
-        self._outgoing += b"".join(self._protocol.data_to_send())
-        if len(self._outgoing) > _OUTGOING_BYTES:
-            raise ConnectionResetError("the other side asks for answers and does not read them")
-        while self._outgoing:
-            try:
-                sent = self._sock.send(self._outgoing)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return False
-            del self._outgoing[:sent]
-        return True
+        self._protocol.receive_data(data)
+        if isinstance(self._protocol.handshake_exc, InvalidStatus):
+            status = self._protocol.handshake_exc.response.status_code
+            raise WebSocketRefused(f"answered HTTP {status} to the WebSocket handshake")
+        if self._protocol.handshake_exc is not None:
+            raise WebSocketRefused("gave no valid answer to the WebSocket handshake")
+        if self.is_open and self._protocol.subprotocol != SUBPROTOCOL:
+            raise WebSocketRefused("speaks WebSockets, but not MQTT over them")
+        frames = (one for one in self._protocol.events_received() if isinstance(one, Frame))
+        return b"".join(frame.data for frame in frames if frame.opcode in DATA_OPCODES)
 
 
 # --- TLS ------------------------------------------------------------------------------------
@@ -276,7 +174,7 @@ def client_context(
 
 # --- why a broker cannot be used, in words --------------------------------------------------
 
-UNSUPPORTED_PROTOCOL = 132
+UNSUPPORTED_PROTOCOL = (1, 132)  # as MQTT 3.1.1 and MQTT 5 say it
 
 _X509_NOT_YET_VALID, _X509_EXPIRED = 9, 10
 _X509_HOSTNAME_MISMATCH = 62
@@ -289,10 +187,10 @@ _REFUSED_AT_THE_BROKER = (
 )
 _X509_UNTRUSTED = (18, 19, 20, 21)  # self-signed, or no issuer found
 
-# CONNACK reason codes of MQTT 5; the client library maps those of 3.1.1 onto them.
-_REFUSALS_OF_311 = {1: UNSUPPORTED_PROTOCOL, 2: 133, 3: 136, 4: 134, 5: 135}
+# CONNACK reason codes of MQTT 5, and those of 3.1.1 that mean the same.
+_REFUSALS_OF_311 = {1: 132, 2: 133, 3: 136, 4: 134, 5: 135}
 _REFUSALS = {
-    UNSUPPORTED_PROTOCOL: (
+    132: (
         "the broker speaks neither MQTT 5 nor MQTT 3.1.1",
         "check that this port is an MQTT broker",
     ),
@@ -310,20 +208,11 @@ _REFUSALS = {
 }
 
 
-def refusal(code: int, address: BrokerAddress) -> BrokerError:
-    """The error for a CONNACK with this reason code."""
-    what, fix = _refusal(code)
-    return BrokerError(what, where=str(address), fix=fix)
-
-
-def refusal_words(code: int, protocol: int) -> str:
-    """Why, in words, a CONNACK of MQTT 5 or 4 (3.1.1) has this code."""
-    return _refusal(code if protocol == MQTT_5 else _REFUSALS_OF_311.get(code, code))[0]
-
-
-def _refusal(code: int) -> tuple[str, str]:
+def refusal(code: int, address: BrokerAddress | None = None) -> BrokerError:
+    """The error for a CONNACK with this reason code, of MQTT 5 or 3.1.1."""
     unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
-    return _REFUSALS.get(code, unknown)
+    what, fix = _REFUSALS.get(_REFUSALS_OF_311.get(code, code), unknown)
+    return BrokerError(what, where=str(address or ""), fix=fix)
 
 
 def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerError:

@@ -34,7 +34,8 @@ from edgeveil.transport.link import (
     StateHandler,
     Will,
 )
-from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
+from edgeveil.transport.mqtt import MqttConnection, VersionNotSpoken
+from edgeveil.transport.mqtt_packets import MQTT_3_1_1, MQTT_5
 from edgeveil.transport.runtime import Runtime
 
 _LOG = logging.getLogger("edgeveil.link")

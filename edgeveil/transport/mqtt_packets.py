@@ -9,8 +9,22 @@ from dataclasses import dataclass
 
 from edgeveil.errors import ProtocolError
 
-MQTT_5 = 5
+MQTT_5, MQTT_3_1_1 = 5, 4
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK, PINGRESP, DISCONNECT = 1, 2, 3, 4, 9, 13, 14
+FAILURE = 0x80  # reason codes from here on
+REASONS = {  # of MQTT 5, as a broker gives them for a message or for the end of a connection
+    0x00: "goodbye",
+    0x87: "not authorized",
+    0x89: "busy",
+    0x8B: "shutting down",
+    0x8D: "keep-alive timeout",
+    0x8E: "session taken over",
+    0x93: "receive maximum exceeded",
+    0x95: "packet too large",
+    0x96: "message rate too high",
+    0x97: "quota exceeded",
+    0x98: "administrative action",
+}
 PINGREQ = b"\xc0\x00"
 GOODBYE = b"\xe0\x00"
 MOST_BODY_BYTES = (1 << 28) - 1  # what four bytes of length can say
@@ -34,15 +48,8 @@ class PacketCutter:
     def __init__(self, limit_bytes: int = MOST_BODY_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._chunks: list[bytes] = []
-        self._at = self._have = (
-            0  # where in the first chunk the next packet begins; bytes from there
-        )
+        self._at = self._have = 0  # where the next packet begins in the first chunk; bytes there
         self._need = _HEAD_BYTES
-
-    @property
-    def missing_bytes(self) -> int:
-        """How much the next packet lacks, as far as that is known; 0 where it may be here."""
-        return max(0, self._need - self._have)
 
     def add(self, data: bytes) -> None:
         """What came next; `next_packet` cuts it."""
@@ -94,7 +101,8 @@ def packet(first: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Login:
-    """What a device says when it connects. `will` is (topic, payload), QoS 1."""
+    """What a client says when it connects. `will` is (topic, payload), QoS 1; `in_flight` (MQTT 5)
+    bounds what the broker sends before it is acknowledged."""
 
     client_id: str
     username: str | None
@@ -102,6 +110,7 @@ class Login:
     will: tuple[str, bytes] | None
     keepalive_s: int
     packet_bytes: int
+    in_flight: int = 65535
 
 
 def connect(login: Login, protocol: int) -> bytes:
@@ -111,6 +120,8 @@ def connect(login: Login, protocol: int) -> bytes:
     if protocol == MQTT_5:
         size = login.packet_bytes.to_bytes(4, "big")
         own = bytes((_MAXIMUM_PACKET_SIZE,)) + size
+        if login.in_flight < 65535:
+            own += bytes((_RECEIVE_MAXIMUM,)) + login.in_flight.to_bytes(2, "big")
         properties = bytes((len(own),)) + own
     if login.will is not None:
         flags |= 0x04 | 0x08
@@ -153,15 +164,25 @@ def puback(packet_id: int) -> bytes:
 # --- what is read of packets ---------------------------------------------------------------
 
 
-def read_connack(body: bytes, protocol: int) -> tuple[int, int]:
-    """(reason code, unacknowledged messages that the broker takes). Raises ProtocolError."""
+def read_connack(body: bytes, protocol: int) -> tuple[int, int, int]:
+    """(reason code, unacknowledged messages and bytes of a packet that the broker takes). Raises
+    ProtocolError."""
     if len(body) < 2:
         raise ProtocolError("malformed")
-    in_flight = 65535
-    if protocol == MQTT_5 and len(body) > 2:
-        found = _property(body, 2, _RECEIVE_MAXIMUM)
-        in_flight = found if found is not None else in_flight
-    return body[1], in_flight
+    said = _integers(body, 2) if protocol == MQTT_5 and len(body) > 2 else {}
+    most = said.get(_RECEIVE_MAXIMUM, 65535), said.get(_MAXIMUM_PACKET_SIZE, MOST_BODY_BYTES)
+    return body[1], *most
+
+
+def read_suback(body: bytes, protocol: int) -> tuple[int, bytes]:
+    """(packet id, a code for each topic). Raises ProtocolError `malformed`."""
+    begin = _IDENTIFIER_BYTES
+    if protocol == MQTT_5:
+        size, at = _properties(body, begin)
+        begin = at + size
+    if begin >= len(body):
+        raise ProtocolError("malformed")
+    return int.from_bytes(body[:2], "big"), body[begin:]
 
 
 def read_puback(body: bytes) -> tuple[int, int]:
@@ -186,10 +207,10 @@ def read_publish(first: int, body: bytes, protocol: int) -> tuple[int, int]:
     return packet_id, at
 
 
-def _property(body: bytes, at: int, wanted: int) -> int | None:
-    """The integer property `wanted` of the property list at `at`, or None."""
+def _integers(body: bytes, at: int) -> dict[int, int]:
+    """The integers of the property list at `at`, by their identifiers."""
     size, at = _properties(body, at)
-    end = at + size
+    end, found = at + size, {}
     if end > len(body):
         raise ProtocolError("malformed")
     while at < end:
@@ -199,10 +220,9 @@ def _property(body: bytes, at: int, wanted: int) -> int | None:
             for _ in range(2 if identifier == 0x26 else 1):
                 at += 2 + int.from_bytes(body[at : at + 2], "big")
             continue
-        if identifier == wanted:
-            return int.from_bytes(body[at : at + width], "big")
+        found[identifier] = int.from_bytes(body[at : at + width], "big")
         at += width
-    return None
+    return found
 
 
 def _properties(body: bytes, at: int) -> tuple[int, int]:

@@ -98,7 +98,7 @@ async def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
             await asyncio.sleep(0.01)
         held = proxy.received_bytes
         assert held < 2 << 20
-        sock = proxy._session._client.socket()
+        sock = proxy._session._transport.get_extra_info("socket")
         waits = select.poll()  # for any number of descriptors
         waits.register(sock, select.POLLIN)
         while not waits.poll(0):

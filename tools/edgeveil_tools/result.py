@@ -48,7 +48,7 @@ MEASURED_ON = {
     False: "records held back from the run's own: exact figures of these, which no guarantee"
     " covers",
 }
-LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
+LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography")
 _SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
 _MEAN = ("mean", "uploads", "noise_deviation")
 

@@ -19,7 +19,7 @@ from edgeveil.config.addresses import BrokerAddress
 from edgeveil.errors import ProtocolError
 from edgeveil.heap import keep_heap
 from edgeveil.transport import mqtt_packets as packets
-from edgeveil.transport.dialling import dial_fault, refusal_words
+from edgeveil.transport.dialling import dial_fault, refusal
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
 _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properties
@@ -135,9 +135,9 @@ class BareClient(asyncio.Protocol):
                 self._in_flight.discard(packet_id)
                 self._drain()
             case packets.CONNACK:
-                code, in_flight = packets.read_connack(body, self._protocol)
+                code, in_flight, _ = packets.read_connack(body, self._protocol)
                 if code:
-                    self._end(refusal_words(code, self._protocol))
+                    self._end(refusal(code).what)
                     return
                 self._window = min(self._window, in_flight)
                 self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, 1))

@@ -55,7 +55,7 @@ USES = {
     "ray": ("simulations on a Ray cluster", ("ray",)),
 }
 """What each extra is for, and the modules that tell whether it is installed."""
-_LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")
+_LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography")
 _LEAST_DISK_BYTES = 1 << 30
 _USUAL_MEMORY_BYTES = 1 << 30  # the quickstart's processes take 660 MiB
 _USUAL_FILES = 1024

@@ -46,15 +46,16 @@ def test_a_login_holds_will_user_and_password_in_their_order(protocol):
 
 
 def test_how_much_the_broker_takes_unacknowledged():
-    assert read_connack(b"\0\0", 4) == (0, 65535)
-    assert read_connack(b"\0\0\0", 5) == (0, 65535)
-    assert read_connack(b"\0\0\x06\x21\0\x14\x22\0\x0a", 5) == (0, 20)
+    assert read_connack(b"\0\0", 4)[:2] == (0, 65535)
+    assert read_connack(b"\0\0\0", 5)[:2] == (0, 65535)
+    assert read_connack(b"\0\0\x06\x21\0\x14\x22\0\x0a", 5)[:2] == (0, 20)
+    assert read_connack(b"\0\0\x05\x27\0\0\1\0", 5) == (0, 65535, 256)
     assert read_connack(b"\0\x87\x03\x1f\0\0", 5)[0] == 0x87
 
 
 def test_properties_end_inside_their_packet():
     sound = b"\0\0\3\x21\0\x0a"
-    assert read_connack(sound, 5) == (0, 10)
+    assert read_connack(sound, 5)[1] == 10
     for size in (4, 127):
         with pytest.raises(ProtocolError, match="malformed"):
             read_connack(b"\0\0" + bytes((size,)) + sound[3:], 5)

@@ -6,16 +6,14 @@ import asyncio
 import base64
 import hashlib
 import logging
-import socket
 import struct
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 
 from edgeveil.config.addresses import HttpProxy
 from edgeveil.errors import BrokerError
-from edgeveil.transport.dialling import WebSocketRefused, WebSocketStream
+from edgeveil.transport.dialling import WebSocketFraming, WebSocketRefused
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
@@ -53,72 +51,28 @@ def frame(payload, *, first=0x82):
     return bytes([first, 127]) + struct.pack("!Q", size) + payload
 
 
-@contextmanager
-def stream_and_peer(*, with_answer=b"", answer=None, limit_bytes=LIMIT_BYTES):
-    """An open stream and the raw socket of its peer; `with_answer` comes with the handshake's."""
-    ours, theirs = socket.socketpair()
-
-    def shake_hands():
-        request = b""
-        while not request.endswith(b"\r\n\r\n"):
-            request += theirs.recv(4096)
-        theirs.sendall((upgrade(request) if answer is None else answer(request)) + with_answer)
-        if answer is not None:
-            theirs.close()
-
-    peer = threading.Thread(target=shake_hands)
-    peer.start()
-    try:
-        stream = WebSocketStream.open(ours, "ws://box/mqtt", limit_bytes, 10.0)
-        stream.setblocking(False)
-        yield stream, theirs
-    finally:
-        peer.join()
-        ours.close()
-        theirs.close()
-
-
-def read(stream, size):
-    """Exactly so many bytes, in small bites."""
-    taken = b""
-    while len(taken) < size:
-        part = stream.recv(min(7, size - len(taken)))
-        assert part
-        taken += part
-    return taken
+def framing(*, answer=upgrade, limit_bytes=LIMIT_BYTES):
+    """A framing whose handshake was answered; with it all that came behind the answer."""
+    made = WebSocketFraming("ws://box/mqtt", limit_bytes)
+    return made, made.received(answer(made.to_send()))
 
 
 def test_frames_may_end_anywhere_and_pings_between_them_are_answered():
-    with stream_and_peer(with_answer=frame(b"early")) as (stream, peer):
-        assert stream.pending() == 5  # no event of the socket would tell of them
-        assert read(stream, 5) == b"early"
-        cut = frame(b"one", first=0x02) + frame(b"?", first=0x89) + frame(b"two", first=0x80)
-        peer.sendall(cut + frame(b"x" * 70_000)[:9])
-        assert read(stream, 6) == b"onetwo"
-        with pytest.raises(BlockingIOError):
-            stream.recv(10)
-        pong = peer.recv(100)
-        assert (pong[0], pong[1] & 0x7F) == (0x8A, 1)
+    framed, early = framing(answer=lambda request: upgrade(request) + frame(b"early"))
+    assert (early, framed.is_open) == (b"early", True)
+    cut = frame(b"one", first=0x02) + frame(b"?", first=0x89) + frame(b"two", first=0x80)
+    data = cut + frame(b"x" * 70_000)
+    assert b"".join(framed.received(data[at : at + 7]) for at in range(0, len(data), 7)) == (
+        b"onetwo" + b"x" * 70_000
+    )
+    pong = framed.to_send()
+    assert (pong[0], pong[1] & 0x7F) == (0x8A, 1)
 
 
 def test_a_frame_above_the_limit_ends_the_connection_by_its_length_alone():
-    with stream_and_peer() as (stream, peer):
-        peer.sendall(bytes([0x82, 127]) + struct.pack("!Q", LIMIT_BYTES + 1))
-        assert stream.recv(10) == b""
-        with pytest.raises(ConnectionError):
-            stream.send(b"more")
-
-
-def test_a_peer_that_pings_and_never_reads_is_cut_off():
-    with stream_and_peer() as (stream, peer):
-        peer.setblocking(False)
-        pings = frame(bytes(125), first=0x89) * 500
-        with pytest.raises(ConnectionResetError):
-            for _ in range(1000):
-                with suppress(BlockingIOError):
-                    peer.send(pings)
-                with suppress(BlockingIOError):
-                    stream.recv(10)
+    framed, _ = framing()
+    assert framed.received(bytes([0x82, 127]) + struct.pack("!Q", LIMIT_BYTES + 1)) == b""
+    assert not framed.is_open
 
 
 @pytest.mark.parametrize(
@@ -126,15 +80,50 @@ def test_a_peer_that_pings_and_never_reads_is_cut_off():
     [
         (lambda _: b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404"),
         (lambda _: b"220 mail.example ESMTP\r\n\r\n", "no valid answer"),
-        (lambda _: b"", "hung up"),
         (lambda request: upgrade(request, protocol=None), "not MQTT"),
         (lambda request: upgrade(request, protocol=b"chat"), "no valid answer"),
         (lambda request: upgrade(request.replace(b"Key: ", b"Key: x")), "no valid answer"),
     ],
 )
 def test_who_is_no_mqtt_server_is_told_apart(answer, what):
-    with pytest.raises(WebSocketRefused, match=what), stream_and_peer(answer=answer):
-        pass
+    with pytest.raises(WebSocketRefused, match=what):
+        framing(answer=answer)
+
+
+@pytest.mark.parametrize("before", ["the handshake's answer", "", "the flood"])
+async def test_a_peer_that_hangs_up_or_pings_and_never_reads_is_cut_off(before):
+    """Of one that asks for ever more answers no more is held than the window and 1 MiB."""
+    flood, ended = frame(bytes(125), first=0x89) * 500, asyncio.Event()
+
+    async def serve(reader, writer):
+        request = await reader.readuntil(b"\r\n\r\n")
+        if before:
+            writer.write(upgrade(request))
+        with suppress(ConnectionError):
+            if before:
+                await reader.read(100)  # the login
+                writer.write(frame(bytes([0x20, 2, 0, 0])))
+            while before == "the flood":
+                writer.write(flood)
+                await writer.drain()
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/mqtt"
+    said = asyncio.Queue()
+    settings = LinkSettings(url, "x", protocol=4)
+    link = MqttLink(settings, on_state=lambda *state: said.put_nowait(state))
+    if before:
+        await link.connect_or_raise()
+        assert (await said.get())[0]
+        assert not (await asyncio.wait_for(said.get(), HANG_S))[0]
+    else:
+        with pytest.raises(BrokerError, match="hung up during the WebSocket handshake"):
+            await link.connect_or_raise()
+    await asyncio.wait_for(ended.wait(), HANG_S)
+    await link.close()
+    server.close()
 
 
 HANG_S = 60  # only ends a test that hangs
