@@ -12,15 +12,6 @@ from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
 SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
 
 
-async def test_the_first_that_works_is_taken(broker):
-    dead = f"mqtt://127.0.0.1:{free_port()}"
-    urls = (dead, broker.url)
-    async with linked(broker, "ada", url=urls, **SOON) as (link, ear):
-        assert link.connected
-        said = (await ear.state())[1]
-        assert said.startswith(f"connected to 127.0.0.1:{broker.port} ")
-
-
 async def test_where_none_works_each_is_named_with_its_reason(broker):
     dead = f"mqtt://127.0.0.1:{free_port()}"
     link = make_link(broker, "ada", password="no", url=(dead, broker.url), **SOON)

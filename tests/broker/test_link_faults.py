@@ -1,7 +1,6 @@
 """Each way of not getting through is told by its name, with the place and the next step."""
 
 import asyncio
-import re
 import socket
 
 import pytest
@@ -10,7 +9,7 @@ from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
 from edgeveil.errors import BrokerError
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
 HANG_S = 30  # only ends a test that hangs
 
@@ -74,20 +73,11 @@ async def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets)
         process.stop()
 
 
-@pytest.mark.parametrize("changes", [{"password": "no"}, {"username": "eve"}, {"username": None}])
+@pytest.mark.parametrize("changes", [{"password": "hush"}, {"username": None}])
 def test_wrong_credentials(broker, protocol, changes):
     told = fault(broker.url, **(ADA | {"protocol": protocol} | changes))
     assert "wrong user name or password" in told.what
-    assert told.where == f"127.0.0.1:{broker.port}"
-    assert "password_file" in told.fix
-    assert "no" not in re.findall(r"\w+", str(told)) or changes.get("password") != "no"
-
-
-def test_a_port_that_nobody_listens_on():
-    port = free_port()
-    told = fault(f"mqtt://127.0.0.1:{port}")
-    assert "nothing listens on this port" in told.what
-    assert told.where == f"127.0.0.1:{port}"
+    assert told.where == f"127.0.0.1:{broker.port}" and "hush" not in str(told)
 
 
 async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
@@ -103,19 +93,17 @@ async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki,
         assert [(await ear.message())[1] for _ in payloads] == payloads
 
 
-def test_a_wrong_ca(tls_broker, pki):
-    told = fault(tls_broker().url, ca_file=str(pki / "stranger.crt"), **ADA)
-    assert "not signed by the trusted CA" in told.what
-    assert "ca_file" in told.fix
-
-
-def test_the_system_roots_do_not_vouch_for_a_private_ca(tls_broker):
-    assert "not signed by the trusted CA" in fault(tls_broker().url, **ADA).what
-
-
-def test_a_certificate_for_another_name(tls_broker, pki):
-    told = fault(tls_broker("elsewhere").url, ca_file=str(pki / "ca.crt"), **ADA)
-    assert "certificate is not for '127.0.0.1'" in told.what
+@pytest.mark.parametrize(
+    ("shown", "ca", "what"),
+    [
+        ("here", "stranger", "not signed by the trusted CA"),
+        ("here", None, "not signed by the trusted CA"),  # the system's roots
+        ("elsewhere", "ca", "certificate is not for '127.0.0.1'"),
+    ],
+)
+def test_a_broker_that_nobody_of_ours_vouches_for_is_refused(tls_broker, pki, shown, ca, what):
+    ca_file = ca and str(pki / f"{ca}.crt")
+    assert what in fault(tls_broker(shown).url, ca_file=ca_file, **ADA).what
 
 
 async def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot(

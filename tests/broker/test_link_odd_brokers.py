@@ -1,8 +1,6 @@
 """Brokers that misbehave or limit: a few bytes of MQTT spoken by hand from the other side."""
 
 import asyncio
-import os
-import ssl
 from contextlib import asynccontextmanager
 
 import pytest
@@ -217,29 +215,6 @@ async def test_a_topic_that_is_no_text_is_passed_over():
     async with peer(lambda _: ACCEPTED_4 + odd + good, protocol=4) as (link, ear):
         await link.connect_or_raise()
         assert await ear.message() == ("t", b"ok")
-
-
-async def test_random_bytes_never_raise():
-    async with peer(lambda _: ACCEPTED_4 + os.urandom(200), protocol=4) as (link, _ear):
-        for _ in range(20):
-            try:
-                await link.connect_or_raise(2.0)
-            except BrokerError:
-                continue
-            await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("inbox_bytes", [1 << 24, 10_000])
-async def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
-    """The rest of a decrypted record waits inside TLS, where no socket event tells of it."""
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(pki / "here.crt", pki / "here.key")
-    packets = b"".join(bytes([0x30, 5, 0, 1]) + b"t" + n.to_bytes(2, "big") for n in range(1000))
-    settings = {"protocol": 4, "ca_file": str(pki / "ca.crt"), "inbox_bytes": inbox_bytes}
-    async with peer(lambda _: ACCEPTED_4 + packets, tls=tls, **settings) as (link, ear):
-        await link.connect_or_raise()
-        heard = [(await ear.message())[1] for _ in range(1000)]
-        assert heard == [n.to_bytes(2, "big") for n in range(1000)]
 
 
 async def test_a_broker_that_never_answers_a_subscription_is_told():

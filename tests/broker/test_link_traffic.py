@@ -5,43 +5,10 @@ import os
 import select
 
 import pytest
-from broker_harness import ALL, DOWN, UP, linked, make_link
+from broker_harness import UP, linked, make_link
 
 from edgeveil.errors import ProtocolError
 from edgeveil.transport.link import LinkDown, overhead_bytes
-
-
-def test_round_trip_in_both_directions(broker, protocol):
-    async def play():
-        async with (
-            linked(broker, "proxy", [UP.format("+")], protocol=protocol) as (proxy, proxy_ear),
-            linked(broker, "ada", [DOWN.format("ada"), ALL], protocol=protocol) as (ada, ada_ear),
-        ):
-            await ada.publish(UP.format("ada"), b"up")
-            assert await proxy_ear.message() == (UP.format("ada"), b"up")
-            await proxy.publish(DOWN.format("ada"), b"down")
-            await proxy.publish(ALL, b"all")
-            heard = {await ada_ear.message(), await ada_ear.message()}
-            assert heard == {(DOWN.format("ada"), b"down"), (ALL, b"all")}
-            return ada.protocol, (await ada_ear.state())[1]
-
-    spoken, said = asyncio.run(play())
-    assert spoken == (protocol if broker.engine == "mosquitto" else 4)
-    assert ("does not speak MQTT 5" in said) == (broker.engine == "amqtt" and protocol == 5)
-    assert spoken in broker.protocols
-
-
-async def test_many_whole_packets_of_64_kib_arrive_unaltered_and_in_order(broker):
-    async with (
-        linked(broker, "proxy", [UP.format("+")]) as (_, ear),
-        linked(broker, "ada") as (ada, _),
-    ):
-        topic = UP.format("ada")
-        payloads = [os.urandom(65536 - overhead_bytes(topic)) for _ in range(60)]
-        assert len(payloads[0]) > 65000
-        for payload in payloads:
-            await ada.publish(topic, payload)
-        assert [(await ear.message())[1] for _ in payloads] == payloads
 
 
 async def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
@@ -53,8 +20,9 @@ async def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
         with pytest.raises(ProtocolError) as caught:
             await ada.publish(topic, bytes(65536 - overhead_bytes(topic) + 1))
         assert caught.value.reason == "oversized_packet"
-        await ada.publish(topic, b"after")
-        assert (await ear.message())[1] == b"after"
+        largest = os.urandom(65536 - overhead_bytes(topic))
+        await ada.publish(topic, largest)
+        assert (await ear.message())[1] == largest
         assert ada.connected
 
 

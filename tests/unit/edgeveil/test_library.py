@@ -7,7 +7,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -84,29 +83,15 @@ print(edgeveil.price(sys.argv[1]).training)
 # --- before a run ---
 
 
-def test_problems_are_objects(tmp_path):
+def test_problems_and_a_price_are_known_before_anything_runs(tmp_path):
     assert edgeveil.validate(QUICKSTART) == []
     path = tmp_path / "job.yaml"
     path.write_text(QUICKSTART.read_text().replace("privacy:", "privcy:"))
-    problems = edgeveil.validate(str(path))
-    assert problems
-    first = next(problem for problem in problems if problem.key == "privcy")
-    assert first.file == str(path)
-    assert path.read_text().splitlines()[first.line - 1].startswith("privcy:")
-    assert "unknown key" in first.text
+    first = next(one for one in edgeveil.validate(str(path)) if one.key == "privcy")
     assert str(first) == f"{path}:{first.line} privcy: {first.text}"
-
-
-def test_a_price_is_known_before_anything_runs():
+    assert path.read_text().splitlines()[first.line - 1].startswith("privcy:")
     price = edgeveil.price(edgeveil.load_job(QUICKSTART))
-    assert (price.training.status, price.training.unit) == ("proven", "record")
-    assert price.training.epsilon <= 8
-    assert price.inference_per_round == 20
-    rows = price.rounds
-    assert [row["round"] for row in rows][-1] == 15
-    assert rows[-1]["training"] == price.training.epsilon
-    assert sorted(row["training"] for row in rows) == [row["training"] for row in rows]
-    assert "ε = 8" in str(price)
+    assert price.rounds[-1]["training"] == price.training.epsilon <= 8
 
 
 # --- a run ---
@@ -137,12 +122,6 @@ def test_a_result_is_read_back_and_shows_itself(simulated):
         assert part in str(again)
     with pytest.raises(UsageError, match="is no result of a run"):
         edgeveil.Result.load(simulated.folder / "absent")
-
-
-def test_what_was_learned_predicts(simulated):
-    found = edgeveil.predict(simulated.model, np.zeros((3, 8, 8)))
-    assert found.probabilities.shape == (3, 10)
-    assert found.table()[0]["label"] == found.labels[0]
 
 
 def test_a_run_tells_how_it_stands(small, tmp_path):

@@ -1,7 +1,5 @@
 """Code of others that ends its process, never ends, or answers with something else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,65 +15,65 @@ from tests.kits.live_site import wait_for
 LONG_S = 120.0
 
 
-def echo(request: bytes) -> bytes:
+def echo(request):
     print("what code prints is no reply")
     return request[::-1] + bytes([is_own()])
 
 
-def pid(_request: bytes) -> bytes:
+def pid(_request):
     return str(os.getpid()).encode()
 
 
-def abort(_request: bytes) -> bytes:
+def abort(_request):
     os.abort()
 
 
-def leave(_request: bytes) -> bytes:
+def leave(_request):
     os._exit(0)
 
 
-def exits(_request: bytes) -> bytes:
+def exits(_request):
     sys.exit(0)
 
 
-def refuses(_request: bytes) -> bytes:
+def refuses(_request):
     raise DataError("is odd", where="model.x", fix="even it")
 
 
-def lacks(_request: bytes) -> bytes:
+def lacks(_request):
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
-def hangs(request: bytes) -> bytes:
+def hangs(request):
     child = subprocess.Popen(["sleep", "600"])
     Path(request.decode()).write_text(f"{os.getpid()} {child.pid}")
     signal.pause()
     return b""
 
 
-def forges(_request: bytes) -> bytes:
+def forges(_request):
     descriptor = int(sys.argv[2])
     os.write(descriptor, (9).to_bytes(8, "big") + b"[1, 2]\nab")
     os._exit(0)
 
 
-def floods(_request: bytes) -> bytes:
+def floods(_request):
     os.write(int(sys.argv[2]), b"\xff" * 4096)
     signal.pause()
     return b""
 
 
-def apart(name: str, request: bytes = b"", limit_s: float = LONG_S) -> bytes:
+def apart(name, request=b"", limit_s=LONG_S):
     return run_apart(f"{__name__}:{name}", request, limit_s, "the code")
 
 
-def test_the_reply_comes_from_another_process_that_is_for_this() -> None:
+def test_the_reply_comes_from_another_process_that_is_for_this():
     assert apart("echo", b"abc") == b"cba\x01"
     assert not is_own()
     assert apart("pid") != str(os.getpid()).encode()
 
 
-def test_a_request_and_a_reply_of_megabytes_pass() -> None:
+def test_a_request_and_a_reply_of_megabytes_pass():
     assert apart("echo", b"ab" * (4 << 20)) == b"ba" * (4 << 20) + b"\x01"
 
 
@@ -89,13 +87,13 @@ def test_a_request_and_a_reply_of_megabytes_pass() -> None:
         ("floods", "ended the process"),
     ],
 )
-def test_code_that_ends_its_process_or_forges_a_reply_is_told(name: str, what: str) -> None:
+def test_code_that_ends_its_process_or_forges_a_reply_is_told(name, what):
     with pytest.raises(DataError, match=what) as caught:
         apart(name)
     assert caught.value.where == "the code"
 
 
-def test_the_functions_own_error_comes_back() -> None:
+def test_the_functions_own_error_comes_back():
     with pytest.raises(DataError, match="is odd") as caught:
         apart("refuses")
     assert (caught.value.where, caught.value.fix) == ("model.x", "even it")
@@ -104,7 +102,7 @@ def test_the_functions_own_error_comes_back() -> None:
     assert missing.value.name == "torch"
 
 
-def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path):
     started = tmp_path / "started"
     with pytest.raises(DataError, match="did not end within 20 s"):
         apart("hangs", str(started).encode(), 20.0)
@@ -112,7 +110,7 @@ def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path: Path) -> N
         wait_for(lambda one=one: has_ended(one), f"the end of process {one}")
 
 
-def has_ended(process: str) -> bool:
+def has_ended(process):
     """Whether it is gone, or a zombie whose parent has yet to ask for it."""
     try:
         state = Path(f"/proc/{process}/stat").read_text()

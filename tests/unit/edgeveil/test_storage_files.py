@@ -1,7 +1,5 @@
 """A file's bytes by slices, whatever becomes of its name."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 from pathlib import Path
@@ -12,37 +10,37 @@ from edgeveil.storage import CHUNK_BYTES, FileData
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "blob"
     path.write_bytes(bytes(range(256)) * 10)
     return path
 
 
-def test_slices_are_those_of_the_bytes(path: Path) -> None:
+def test_slices_are_those_of_the_bytes(path):
     data, whole = FileData(path), path.read_bytes()
     for part in (slice(0, 5), slice(5, None), slice(-3, None), slice(None), slice(9, 2)):
         assert data[part] == whole[part]
     assert len(data) == len(whole) and data[2550:9999] == whole[2550:]
 
 
-def test_it_stays_when_the_file_is_renamed_or_removed(path: Path) -> None:
+def test_it_stays_when_the_file_is_renamed_or_removed(path):
     data, whole = FileData(path), path.read_bytes()
     path.rename(path.with_name("other"))
     path.with_name("other").unlink()
     assert data[:] == whole
 
 
-def test_the_digest_is_the_whole_s_whatever_its_size(path: Path) -> None:
+def test_the_digest_is_the_whole_s_whatever_its_size(path):
     for size in (0, 1, CHUNK_BYTES, CHUNK_BYTES + 1):
         path.write_bytes(b"x" * size)
         assert FileData(path).digest() == hashlib.sha256(b"x" * size).digest()
 
 
-def descriptors() -> int:
+def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_the_descriptor_is_given_back_when_nobody_uses_it(path: Path) -> None:
+def test_the_descriptor_is_given_back_when_nobody_uses_it(path):
     gc.collect()  # what other tests left in circles is not to go meanwhile
     before = descriptors()
     for _ in range(50):

@@ -1,11 +1,8 @@
 """The durable file: all or nothing, its mode, and SQLite's faults told to people."""
 
-from __future__ import annotations
-
 import sqlite3
 import stat
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +13,16 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS t (x BLOB UNIQUE);"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "file.sqlite"
 
 
-def rows(path: Path) -> list[bytes]:
+def rows(path):
     with sqlite3.connect(path) as db:
         return [x for (x,) in db.execute("SELECT x FROM t ORDER BY rowid")]
 
 
-def test_what_is_written_is_there_at_once_for_this_user_alone(path: Path) -> None:
+def test_what_is_written_is_there_at_once_for_this_user_alone(path):
     file = SqliteFile(path, "the file", SCHEMA)
     with file.transaction() as db:
         db.execute("INSERT INTO t VALUES (?)", (b"a",))
@@ -50,12 +47,10 @@ def test_with_a_rollback_journal_there_is_no_other_file(path):
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), EdgeVeilError("x")])
-def test_an_error_inside_undoes_all_and_is_raised_as_it_is(
-    path: Path, error: BaseException
-) -> None:
+def test_an_error_inside_undoes_all_and_is_raised_as_it_is(path, error):
     file = SqliteFile(path, "the file", SCHEMA)
 
-    def write() -> None:
+    def write():
         with file.transaction() as db:
             db.execute("INSERT INTO t VALUES (?)", (b"a",))
             raise error
@@ -70,12 +65,12 @@ def test_an_error_inside_undoes_all_and_is_raised_as_it_is(
     file.close()
 
 
-def insert(file: SqliteFile, value: bytes) -> None:
+def insert(file, value):
     with file.transaction() as db:
         db.execute("INSERT INTO t VALUES (?)", (value,))
 
 
-def test_a_full_disk_is_told_and_survived(path: Path) -> None:
+def test_a_full_disk_is_told_and_survived(path):
     file = SqliteFile(path, "the file", SCHEMA)
     insert(file, b"small")
     pages = file.db.execute("PRAGMA page_count").fetchone()[0]
@@ -89,7 +84,7 @@ def test_a_full_disk_is_told_and_survived(path: Path) -> None:
     file.close()
 
 
-def test_a_lock_of_another_process_is_told(path: Path) -> None:
+def test_a_lock_of_another_process_is_told(path):
     file = SqliteFile(path, "the file", SCHEMA)
     file.db.execute("PRAGMA busy_timeout=0")
     other = sqlite3.connect(path, isolation_level=None)
@@ -102,7 +97,7 @@ def test_a_lock_of_another_process_is_told(path: Path) -> None:
     other.close()
 
 
-def test_damage_is_told_with_the_owners_own_fix(path: Path) -> None:
+def test_damage_is_told_with_the_owners_own_fix(path):
     file = SqliteFile(path, "the file", SCHEMA)
     insert(file, bytes(50_000))
     file.close()
@@ -120,7 +115,7 @@ def test_damage_is_told_with_the_owners_own_fix(path: Path) -> None:
         SqliteFile(path, "the file", SCHEMA, error=PrivacyError, damaged_fix="weep")
 
 
-def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+def test_a_place_where_no_file_can_be_is_told(tmp_path):
     for place in (tmp_path, tmp_path / "missing" / "file.sqlite"):
         with pytest.raises(StorageError, match=r"cannot be used.*check its folder"):
             SqliteFile(place, "the file", SCHEMA)
@@ -134,18 +129,18 @@ STEPS = {
 }
 
 
-def versioned(path: Path, version: int, steps: dict[int, str] | None = None) -> SqliteFile:
+def versioned(path, version, steps=None):
     return SqliteFile(path, "the file", "CREATE TABLE t (x INTEGER);", version=version, steps=steps)
 
 
-def filled(path: Path) -> None:
+def filled(path):
     file = versioned(path, 1)
     with file.transaction() as db:
         db.execute("INSERT INTO t VALUES (5)")
     file.close()
 
 
-def test_steps_lead_from_version_to_version_and_a_copy_stays(path: Path) -> None:
+def test_steps_lead_from_version_to_version_and_a_copy_stays(path):
     filled(path)
     file = versioned(path, 3, STEPS)
     with file.guard() as db:
@@ -160,7 +155,7 @@ def test_steps_lead_from_version_to_version_and_a_copy_stays(path: Path) -> None
     before.close()
 
 
-def test_a_step_that_fails_leaves_all_as_it_was(path: Path) -> None:
+def test_a_step_that_fails_leaves_all_as_it_was(path):
     filled(path)
     with pytest.raises(StorageError, match="no such table"):
         versioned(path, 3, {**STEPS, 2: "INSERT INTO v VALUES (7);"})
@@ -172,9 +167,7 @@ def test_a_step_that_fails_leaves_all_as_it_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "steps"), [(1, {}), (3, {2: STEPS[2]}), (4, STEPS)])
-def test_what_no_step_leads_to_is_refused_unread(
-    path: Path, version: int, steps: dict[int, str]
-) -> None:
+def test_what_no_step_leads_to_is_refused_unread(path, version, steps):
     """An older program, and newer ones that lack the first step or the last."""
     filled(path)
     if version == 1:
@@ -185,10 +178,10 @@ def test_what_no_step_leads_to_is_refused_unread(
     assert path.read_bytes() == content
 
 
-def test_threads_take_turns() -> None:
+def test_threads_take_turns():
     file = SqliteFile(MEMORY, "the file", "CREATE TABLE n (v INTEGER); INSERT INTO n VALUES (0);")
 
-    def add() -> None:
+    def add():
         for _ in range(50):
             with file.transaction() as db:
                 (value,) = db.execute("SELECT v FROM n").fetchone()

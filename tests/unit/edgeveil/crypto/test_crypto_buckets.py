@@ -1,7 +1,5 @@
 """Buckets: where a key's stanza is, how large all are, and that none tells how full it is."""
 
-from __future__ import annotations
-
 import math
 import os
 
@@ -25,9 +23,9 @@ from edgeveil.crypto.sealing import open_stanzas
 INFO = b"edgeveil/v1/content-key\0context"
 
 
-def keys_of(bucket: int, level: int, count: int) -> list[bytes]:
+def keys_of(bucket, level, count):
     """As somebody would look for them who wants to crowd a bucket."""
-    found: list[bytes] = []
+    found = []
     while len(found) < count:
         raw = os.urandom(32)
         if bucket_of(SealingKey(raw), level) == bucket:
@@ -35,13 +33,13 @@ def keys_of(bucket: int, level: int, count: int) -> list[bytes]:
     return found
 
 
-def test_a_bucket_is_the_published_hash_of_the_key() -> None:
+def test_a_bucket_is_the_published_hash_of_the_key():
     # SHA-256("edgeveil/v1/bucket" ‖ NUL ‖ 00000020 ‖ key) begins with 3fd1.
     found = [bucket_of(SealingKey(bytes(range(32))), level) for level in LEVELS]
     assert found == [0x3FD1 >> shift for shift in (14, 12, 10, 8, 6, 4, 2, 0)]
 
 
-def level_of(recipients: int) -> int:
+def level_of(recipients):
     return bucket_level([SealingKey(os.urandom(32)) for _ in range(recipients)])
 
 
@@ -49,12 +47,12 @@ def level_of(recipients: int) -> int:
     ("recipients", "level"),
     [(1, 1), (64, 1), (65, 4), (96, 4), (97, 16), (1000, 64), (20_000, 1024)],
 )
-def test_the_level_follows_from_how_many_are_asked(recipients: int, level: int) -> None:
+def test_the_level_follows_from_how_many_are_asked(recipients, level):
     assert level_of(recipients) == level
 
 
 @pytest.mark.parametrize(("crowd", "others"), [(90, 7), (70, 0), (64, 40)])
-def test_a_crowd_in_a_bucket_is_dealt_over_more_of_them(crowd: int, others: int) -> None:
+def test_a_crowd_in_a_bucket_is_dealt_over_more_of_them(crowd, others):
     keys = [SealingKey(k) for k in keys_of(0, 4, crowd)]
     keys += [SealingKey(os.urandom(32)) for _ in range(others)]
     level = bucket_level(keys)
@@ -64,7 +62,7 @@ def test_a_crowd_in_a_bucket_is_dealt_over_more_of_them(crowd: int, others: int)
 
 @given(st.integers(65, 1_500_000))
 @settings(deadline=None, max_examples=200)
-def test_a_bucket_is_small_and_hardly_ever_too_small(recipients: int) -> None:
+def test_a_bucket_is_small_and_hardly_ever_too_small(recipients):
     level = next(one for one in LEVELS if recipients <= 24 * one)
     stanzas = bucket_stanzas(recipients, level)
     assert stanzas <= CAPACITY
@@ -77,7 +75,7 @@ def test_a_bucket_is_small_and_hardly_ever_too_small(recipients: int) -> None:
     assert level * term / (1 - ratio) <= 2.0**-20
 
 
-def test_every_recipient_finds_its_stanza_in_its_bucket_and_in_no_other() -> None:
+def test_every_recipient_finds_its_stanza_in_its_bucket_and_in_no_other():
     recipients = [OpeningKey.generate() for _ in range(100)]
     content, level = ContentKey.generate(), 16
     area = seal_buckets(content, [key.public() for key in recipients], INFO, level)
@@ -93,7 +91,7 @@ def test_every_recipient_finds_its_stanza_in_its_bucket_and_in_no_other() -> Non
     assert [open_stanzas(stranger, INFO, bucket) for bucket in buckets] == [None] * level
 
 
-def test_an_empty_bucket_is_as_large_as_a_full_one() -> None:
+def test_an_empty_bucket_is_as_large_as_a_full_one():
     raw = keys_of(3, 4, 40)
     recipients = [OpeningKey.generate().public() for _ in range(60)]
     area = seal_buckets(ContentKey.generate(), recipients, INFO, 4)
@@ -102,7 +100,7 @@ def test_an_empty_bucket_is_as_large_as_a_full_one() -> None:
     assert len(seal_buckets(ContentKey.generate(), crowded, INFO, 4)) == 4 * (32 + 40 * 88)
 
 
-def test_who_crowds_the_finest_bucket_is_left_out_of_it_and_harms_nobody_elsewhere() -> None:
+def test_who_crowds_the_finest_bucket_is_left_out_of_it_and_harms_nobody_elsewhere():
     crowd, others = [bytes(32)] * 90, [os.urandom(32) for _ in range(50)]  # one place, as if ground
     kept = fitting([*crowd, *others])
     assert kept.count(bytes(32)) == CAPACITY
@@ -112,7 +110,7 @@ def test_who_crowds_the_finest_bucket_is_left_out_of_it_and_harms_nobody_elsewhe
 
 @given(st.lists(st.integers(0, 40), min_size=65, max_size=300))
 @settings(deadline=None, max_examples=50)
-def test_whatever_fits_can_be_sealed_and_so_can_a_part_of_it(places: list[int]) -> None:
+def test_whatever_fits_can_be_sealed_and_so_can_a_part_of_it(places):
     """A round is asked for again without those that were revoked meanwhile."""
     keys = fitting(bytes([place]) * 32 for place in places)
     for some in (keys, keys[::2], keys[5:]):

@@ -119,10 +119,3 @@ def test_a_broken_key_file_is_told(tmp_path, text, said):
     (tmp_path / "k").write_bytes(text)
     with pytest.raises(CryptoError, match=said):
         VerifyKey.load(tmp_path / "k")
-
-
-def test_a_missing_file_or_folder_is_told(tmp_path):
-    with pytest.raises(CryptoError, match="cannot be read"):
-        VerifyKey.load(tmp_path / "none")
-    with pytest.raises(CryptoError, match="cannot be written"):
-        SigningKey.generate().save(tmp_path / "none" / "k")

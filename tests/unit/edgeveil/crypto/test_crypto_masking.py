@@ -1,7 +1,5 @@
 """Vectors under masks: exact sums, sizes, masks of their own for each use, and checks that hold."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -36,16 +34,16 @@ EVERY = range(LEAST_BITS, MOST_BITS + 1)
 bits_ = st.integers(LEAST_BITS, MOST_BITS)
 
 
-def seed(number: int) -> MaskSeed:
+def seed(number):
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
 
 
-def chance(ring: Ring, number: int) -> np.ndarray:
+def chance(ring, number):
     rng = np.random.default_rng(number)
     return rng.integers(0, 2**ring.bits, ring.count, np.uint64)
 
 
-def mask_of(ring: Ring, number: int = 0, use: bytes = USE) -> np.ndarray:
+def mask_of(ring, number=0, use=USE):
     total = sum_of_masks([seed(number)], use, ring)
     return unpack(ring, pack(ring, total.numbers))
 
@@ -55,7 +53,7 @@ def mask_of(ring: Ring, number: int = 0, use: bytes = USE) -> np.ndarray:
 
 @pytest.mark.parametrize("bits", EVERY)
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
-def test_every_width_comes_back_from_its_bytes(bits: int, count: int) -> None:
+def test_every_width_comes_back_from_its_bytes(bits, count):
     ring = Ring(count, bits)
     for numbers in (chance(ring, bits), np.full(count, 2**bits - 1, np.uint64)):
         packed = pack(ring, numbers)
@@ -67,7 +65,7 @@ def test_every_width_comes_back_from_its_bytes(bits: int, count: int) -> None:
 
 
 @given(st.data())
-def test_pack_leaves_higher_bits_out(data: st.DataObject) -> None:
+def test_pack_leaves_higher_bits_out(data):
     ring = Ring(data.draw(st.integers(1, 40)), data.draw(bits_))
     words = st.lists(st.integers(0, 2**64 - 1), min_size=ring.count, max_size=ring.count)
     drawn = data.draw(words)
@@ -76,7 +74,7 @@ def test_pack_leaves_higher_bits_out(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("bits", EVERY)
-def test_the_ends_of_a_ring_are_signed(bits: int) -> None:
+def test_the_ends_of_a_ring_are_signed(bits):
     ends = [-(2 ** (bits - 1)), -1, 0, 1, 2 ** (bits - 1) - 1]
     ring = Ring(len(ends), bits)
     raw = pack(ring, np.array(ends, np.int64).view(np.uint64))
@@ -84,7 +82,7 @@ def test_the_ends_of_a_ring_are_signed(bits: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1])
-def test_another_size_is_refused(size: int) -> None:
+def test_another_size_is_refused(size):
     ring = Ring(9, 13)
     with pytest.raises(CryptoError, match="bytes"):
         unpack(ring, bytes(ring.packed_bytes + size))
@@ -93,7 +91,7 @@ def test_another_size_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 7, 57, 64])
-def test_a_ring_that_no_check_fits_is_refused_with_a_way_out(bits: int) -> None:
+def test_a_ring_that_no_check_fits_is_refused_with_a_way_out(bits):
     with pytest.raises(CryptoError, match=r"8 to 56 bits.*fewer"):
         Ring(3, bits)
 
@@ -103,7 +101,7 @@ def test_a_ring_that_no_check_fits_is_refused_with_a_way_out(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 32, 33, 56])
 @pytest.mark.parametrize("count", [5, 8192, 20_000])
-def test_a_mask_is_keystream_of_a_key_for_its_use(bits: int, count: int) -> None:
+def test_a_mask_is_keystream_of_a_key_for_its_use(bits, count):
     """Reckoned again by the standard alone: HKDF-SHA256, ChaCha20, words of 4 or 8 bytes."""
     key = HKDF(SHA256(), 32, salt=None, info=context(MASK, USE)).derive(seed(0).to_bytes())
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
@@ -117,7 +115,7 @@ def test_a_mask_is_keystream_of_a_key_for_its_use(bits: int, count: int) -> None
     assert np.array_equal(unpack(ring, pack(ring, total.numbers)), words % 2**bits)
 
 
-def test_another_seed_or_use_has_nothing_of_a_mask() -> None:
+def test_another_seed_or_use_has_nothing_of_a_mask():
     ring = Ring(4096, 40)
     masks = [mask_of(ring), mask_of(ring, 1), mask_of(ring, use=USE + b"2")]
     masks.append(mask_of(ring, use=USE[:-1]))
@@ -127,7 +125,7 @@ def test_another_seed_or_use_has_nothing_of_a_mask() -> None:
             assert not np.any((one - masks[at]) & (2**40 - 1))
 
 
-def test_a_masked_vector_spreads_over_the_whole_ring() -> None:
+def test_a_masked_vector_spreads_over_the_whole_ring():
     """A vector of zeros and one of large numbers cannot be told apart by where they lie."""
     ring = Ring(50_000, 12)
     for numbers in (np.zeros(ring.count, np.int64), np.full(ring.count, 2047)):
@@ -141,7 +139,7 @@ def test_a_masked_vector_spreads_over_the_whole_ring() -> None:
 
 
 @given(st.data())
-def test_sums_are_exact(data: st.DataObject) -> None:
+def test_sums_are_exact(data):
     bits, count = data.draw(bits_), data.draw(st.integers(1, 30))
     uploads = data.draw(st.integers(1, 6))
     ring, most = Ring(count, bits), (2 ** (bits - 1) - 1) // uploads
@@ -160,7 +158,7 @@ def test_sums_are_exact(data: st.DataObject) -> None:
     assert found.tolist() == np.sum(plain, axis=0).tolist()
 
 
-def summed(ring: Ring, *plain: list[int]) -> tuple[Vector, Vector]:
+def summed(ring, *plain):
     total = Vector.zeros(ring)
     for number, numbers in enumerate(plain):
         total.add(masked(np.array(numbers), seed(number), KEY, USE, ring))
@@ -168,7 +166,7 @@ def summed(ring: Ring, *plain: list[int]) -> tuple[Vector, Vector]:
 
 
 @pytest.mark.parametrize("bits", EVERY)
-def test_a_wrong_mask_is_found(bits: int) -> None:
+def test_a_wrong_mask_is_found(bits):
     """One step in one number; of the highest bit alone 2^(bits - 65) of all keys miss it."""
     ring = Ring(3, bits)
     total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
@@ -182,13 +180,13 @@ def test_a_wrong_mask_is_found(bits: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", [[0], [0, 2], [0, 1, 2], [0, 0]])
-def test_the_masks_of_another_choice_are_found(seeds: list[int]) -> None:
+def test_the_masks_of_another_choice_are_found(seeds):
     ring = Ring(3, 40)
     total, _ = summed(ring, [1, -2, 3], [4, 5, -6])
     assert unmasked(total, sum_of_masks(map(seed, seeds), USE, ring), KEY, USE) is None
 
 
-def test_the_check_holds_under_its_own_key_and_use_alone() -> None:
+def test_the_check_holds_under_its_own_key_and_use_alone():
     ring = Ring(3, 40)
     total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
     assert unmasked(total, masks, CheckKey(bytes(32)), USE) is None
@@ -198,7 +196,7 @@ def test_the_check_holds_under_its_own_key_and_use_alone() -> None:
 
 
 @pytest.mark.parametrize("bits", EVERY)
-def test_a_sum_that_left_the_ring_is_not_taken_for_one(bits: int) -> None:
+def test_a_sum_that_left_the_ring_is_not_taken_for_one(bits):
     ring, most = Ring(2, bits), 2 ** (bits - 1) - 1
     total, masks = summed(ring, [most, 0], [1, 0])
     assert unmasked(total, masks, KEY, USE) is None
@@ -208,7 +206,7 @@ def test_a_sum_that_left_the_ring_is_not_taken_for_one(bits: int) -> None:
     assert found.tolist() == [-(2 ** (bits - 1)), 0]
 
 
-def test_a_check_is_linear_over_blocks() -> None:
+def test_a_check_is_linear_over_blocks():
     rng = np.random.default_rng(1)
     first, second = (rng.integers(-(2**40), 2**40, 20_000) for _ in range(2))
     both = check_of(first, KEY, USE) + check_of(second, KEY, USE)
@@ -218,7 +216,7 @@ def test_a_check_is_linear_over_blocks() -> None:
 
 @pytest.mark.parametrize("added", [1, 256, 257, 258, 600])
 @pytest.mark.parametrize("bits", [LEAST_BITS, 13, 32, 42, MOST_BITS - 1, MOST_BITS])
-def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits: int, added: int) -> None:
+def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits, added):
     """Also of all the largest numbers, where each place of the sum is as full as it can be."""
     ring, rng = Ring(11, bits), np.random.default_rng(bits)
     largest = np.full(11, 2**bits - 1, np.uint64)
@@ -234,7 +232,7 @@ def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits: int, added: int) -
     assert packed.total().check == total.check
 
 
-def test_a_packed_vector_of_another_size_is_not_added() -> None:
+def test_a_packed_vector_of_another_size_is_not_added():
     packed = PackedSum(Ring(11, 20))
     with pytest.raises(CryptoError, match="bytes"):
         packed.add(bytes(Ring(11, 20).byte_count + 1))

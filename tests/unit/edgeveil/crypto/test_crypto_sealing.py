@@ -15,7 +15,7 @@ INFO = b"edgeveil/v1/segment\0context"
 LABEL = b"edgeveil/v1/manifest"
 
 
-def altered(text: bytes, position: int, change: int) -> bytes:
+def altered(text, position, change):
     position %= len(text)
     return text[:position] + bytes([text[position] ^ change]) + text[position + 1 :]
 

@@ -1,7 +1,5 @@
 """Stanzas: each recipient finds its own by its tag, and the area tells nobody anything else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,20 +23,20 @@ HEAD_BYTES = 32  # the area's ephemeral key
 TAG_BYTES = 8
 
 
-def altered(text: bytes, position: int, change: int) -> bytes:
+def altered(text, position, change):
     return text[:position] + bytes([text[position] ^ change]) + text[position + 1 :]
 
 
-def area_of(*keys: OpeningKey, info: bytes = INFO) -> bytes:
+def area_of(*keys, info=INFO):
     return seal_stanzas(ContentKey.generate(), [key.public() for key in keys], info)
 
 
-def split(area: bytes) -> list[bytes]:
+def split(area):
     starts = range(HEAD_BYTES, len(area), STANZA_BYTES)
     return [area[at : at + STANZA_BYTES] for at in starts]
 
 
-def place(key: OpeningKey, area: bytes) -> int:
+def place(key, area):
     """Which stanza's sealed half opens for `key`, found by trying all."""
     opened = [open_sealed(key, INFO, s[TAG_BYTES:]) is not None for s in split(area)]
     assert sum(opened) == 1
@@ -49,14 +47,14 @@ def place(key: OpeningKey, area: bytes) -> int:
     ("recipients", "count"),
     [(0, 16), (1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (1000, 1024)],
 )
-def test_the_area_tells_only_the_bucket(recipients: int, count: int) -> None:
+def test_the_area_tells_only_the_bucket(recipients, count):
     assert STANZA_BYTES == TAG_BYTES + 32 + SEAL_OVERHEAD_BYTES
     assert stanza_area_bytes(recipients) == HEAD_BYTES + count * 88
 
 
 @given(recipients=st.integers(0, 20))
 @settings(max_examples=15, deadline=None)
-def test_selected_keys_open_and_no_other(recipients: int) -> None:
+def test_selected_keys_open_and_no_other(recipients):
     keys = [OpeningKey.generate() for _ in range(recipients)]
     content = ContentKey.generate()
     area = seal_stanzas(content, [key.public() for key in keys], INFO)
@@ -67,7 +65,7 @@ def test_selected_keys_open_and_no_other(recipients: int) -> None:
     assert all(open_stanzas(key, INFO + b"!", area) is None for key in keys)
 
 
-def test_stanzas_stand_in_the_order_of_their_tags_and_not_of_the_recipients() -> None:
+def test_stanzas_stand_in_the_order_of_their_tags_and_not_of_the_recipients():
     keys = [OpeningKey.generate() for _ in range(12)]
     area = area_of(*keys)
     tags = [stanza[:TAG_BYTES] for stanza in split(area)]
@@ -77,7 +75,7 @@ def test_stanzas_stand_in_the_order_of_their_tags_and_not_of_the_recipients() ->
     assert len({place(OPENER, area_of(OPENER)) for _ in range(40)}) > 3
 
 
-def test_one_key_has_another_tag_in_every_broadcast() -> None:
+def test_one_key_has_another_tag_in_every_broadcast():
     """Nor do two contexts under one ephemeral key share a tag: nothing links them."""
     tags = set()
     for _ in range(10):
@@ -91,12 +89,12 @@ def test_one_key_has_another_tag_in_every_broadcast() -> None:
 
 
 def test_one_hpke_opening_is_made_however_many_stanzas_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     area = area_of(OPENER, *(OpeningKey.generate() for _ in range(100)))
-    tried: list[bytes] = []
+    tried = []
 
-    def counting(key: OpeningKey, info: bytes, text: bytes) -> bytes | None:
+    def counting(key, info, text):
         tried.append(text)
         return open_sealed(key, info, text)
 
@@ -106,19 +104,19 @@ def test_one_hpke_opening_is_made_however_many_stanzas_there_are(
     assert len(tried) == 1
 
 
-def test_equal_tags_are_all_tried_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tags_are_all_tried_but_not_without_end(monkeypatch):
     area = area_of(OPENER)
     mine = split(area)[place(OPENER, area)]
     foreign = mine[:TAG_BYTES] + split(area_of(OTHER))[0][TAG_BYTES:]
     head = area[:HEAD_BYTES]
     assert open_stanzas(OPENER, INFO, head + foreign + mine) is not None
-    tried: list[bytes] = []
+    tried = []
     monkeypatch.setattr(sealing, "open_sealed", lambda *a: tried.append(a[2]))
     assert open_stanzas(OPENER, INFO, head + foreign * 1000) is None
     assert len(tried) == sealing.EQUAL_TAGS_TRIED
 
 
-def test_dummies_look_like_sealed_texts() -> None:
+def test_dummies_look_like_sealed_texts():
     """Each dummy's `enc` is a usable curve point, as a true one always is."""
     dummies = split(area_of())
     assert len(set(dummies)) == 16
@@ -130,21 +128,21 @@ def test_dummies_look_like_sealed_texts() -> None:
 
 
 @pytest.mark.parametrize("raw", [bytes(32), b"\1" + bytes(31)])
-def test_a_low_order_key_is_refused_not_used(raw: bytes) -> None:
+def test_a_low_order_key_is_refused_not_used(raw):
     with pytest.raises(CryptoError, match="nothing can be sealed"):
         seal_stanzas(ContentKey.generate(), [SealingKey.from_bytes(raw)], INFO)
     assert open_stanzas(OPENER, INFO, raw + area_of(OPENER)[HEAD_BYTES:]) is None
 
 
 @pytest.mark.parametrize("cut", [1, 87, 89])
-def test_a_broken_area_is_not_for_me(cut: int) -> None:
+def test_a_broken_area_is_not_for_me(cut):
     area = area_of(OPENER)
     assert open_stanzas(OPENER, INFO, area[:-cut]) is None
     assert open_stanzas(OPENER, INFO, b"") is None
     assert open_stanzas(OPENER, INFO, area[:HEAD_BYTES]) is None
 
 
-def test_an_altered_stanza_or_head_no_longer_opens() -> None:
+def test_an_altered_stanza_or_head_no_longer_opens():
     area = area_of(OPENER)
     start = HEAD_BYTES + place(OPENER, area) * STANZA_BYTES
     for offset in (*range(HEAD_BYTES - 1), *range(start, start + STANZA_BYTES)):

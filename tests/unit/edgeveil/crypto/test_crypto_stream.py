@@ -22,12 +22,12 @@ CONTEXT = b"round 3"
 CHUNK = 8
 
 
-def chunks(stream: bytes) -> list[bytes]:
+def chunks(stream):
     size = CHUNK + TAG_BYTES
     return [stream[at : at + size] for at in range(HEADER_BYTES, len(stream), size)]
 
 
-def refused(stream: bytes, key: ContentKey = KEY, context: bytes = CONTEXT) -> bool:
+def refused(stream, key=KEY, context=CONTEXT):
     try:
         open_stream(key, context, stream)
     except CryptoError:

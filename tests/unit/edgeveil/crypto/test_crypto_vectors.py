@@ -40,7 +40,7 @@ from edgeveil.privacy.ledger import opened_deposit
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
 
 
-def unhex(case: dict, name: str) -> bytes:
+def unhex(case, name):
     return bytes.fromhex(case[name])
 
 

@@ -1,14 +1,12 @@
 """A bucket as the store, at a server that speaks S3: signed URLs, their end, and what is swept."""
 
-from __future__ import annotations
-
 import os
 import time
 
 import pytest
 
 from edgeveil.config.blobs import BlobBucket
-from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.transfer import (
     FetchBeside,
@@ -96,8 +94,3 @@ def test_what_no_url_leads_to_is_swept(tmp_path, endpoint, client):
     time.sleep(2.1)  # the store's own clock, in whole seconds
     store.sweep()
     assert client.carry(FetchBeside(BLOB, url, 20.0)) == fx.WorkFailed("expired")
-
-
-def test_options_that_cannot_be_read_are_told(tmp_path):
-    with pytest.raises(UsageError, match="no options"):
-        BucketStore(BlobBucket(url="s3://fleet/x", options_file=tmp_path / "none"), 60.0)

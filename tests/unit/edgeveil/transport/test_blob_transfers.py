@@ -1,14 +1,11 @@
 """Blobs over HTTP: our client and our store, and stores that break, lie or stall."""
 
-from __future__ import annotations
-
 import asyncio
 import http.server
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
@@ -195,8 +192,8 @@ def test_tls_is_verified(tmp_path):
 class Odd(http.server.BaseHTTPRequestHandler):
     """Answers the n-th request as the n-th of `answers` says, the last one for good."""
 
-    answers: list[Callable[[Odd], None]]
-    seen: list[str]
+    answers: list
+    seen: list
 
     def do_GET(self):
         self.seen.append(self.headers.get("Range", ""))

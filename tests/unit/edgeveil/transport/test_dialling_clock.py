@@ -1,7 +1,5 @@
 """A certificate that is refused for its time: the clock is named, and only else the certificate."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """The HTTP server: what is answered and refused, and what hostile or slow clients are worth."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -19,11 +17,9 @@ from edgeveil.transport.health import Health
 from edgeveil.transport.http import (
     EventStream,
     HttpError,
-    Request,
     Response,
     Route,
     changes,
-    file_routes,
 )
 from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.listener import ListenAt
@@ -550,21 +546,6 @@ def test_plain_http_for_others_is_told(caplog, host, count):
     assert [record.message for record in caplog.records] == count * ["plain_http"]
     state = asyncio.run(Health({}, [lambda: health.warnings_of(ListenAt(host))]).state())
     assert state.get("warnings", []) == count * ["plain_http"]
-
-
-async def test_a_package_s_files_are_served_and_no_others():
-    async with served(*file_routes("edgeveil.pages", "base.css")) as server:
-        for path, kind in (("/", "text/css"), ("/base.js", "text/javascript")):
-            status, headers, text = await ask(server, f"GET {path}")
-            assert status == 200 and text and headers["Content-Type"].startswith(kind)
-        for path in ("/assets.py", "/static/base.js", "/../assets.py", "//base.js"):
-            assert (await ask(server, f"GET {path}"))[0] == 404
-
-
-def test_a_cookie_is_found_by_its_whole_name():
-    request = Request("GET", "/", {"cookie": "a=1; page_2=two=2;page=three"})
-    found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
-    assert found == ["1", "three", "two=2", "", ""]
 
 
 async def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up():

@@ -1,7 +1,5 @@
 """Listening sockets: who may open them, how many connections they may hold, TLS files."""
 
-from __future__ import annotations
-
 import grp
 import os
 import resource
@@ -114,7 +112,7 @@ def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host, peer):
         ("a.sock", "no-such-group", "no group 'no-such-group'"),
     ],
 )
-def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path: Path, name, group, what) -> None:
+def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path, name, group, what):
     (tmp_path / "kept.txt").write_text("kept")
     with pytest.raises(UsageError, match=what) as caught:
         unix_socket(tmp_path / name, group)

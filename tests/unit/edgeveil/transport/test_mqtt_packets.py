@@ -1,7 +1,5 @@
 """MQTT packets as bytes: any cut of a stream gives the same ones, and what is out of form ends."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

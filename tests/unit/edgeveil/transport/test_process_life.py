@@ -1,7 +1,5 @@
 """A process's life: keys at the first start, the first end wins, signals, a clean stop; systemd."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc
@@ -27,7 +25,6 @@ from edgeveil.transport.process import (
     own_signing_key,
     run_until_stopped,
     stop_signals,
-    watchdog_s,
 )
 from edgeveil_edge.identity import DeviceIdentity
 
@@ -187,18 +184,19 @@ def behind(cause, error):
         return made
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EADDRINUSE, errno.ENOENT])
-def test_what_the_machine_lacks_is_tried_again(number):
-    assert code_of(behind(OSError(number, "no"), UsageError("cannot be used"))) == 1
+_OWNERS = [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no")]
 
 
 @pytest.mark.parametrize(
-    "cause",
-    [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no"), None],
+    ("cause", "code"),
+    [
+        *((OSError(one, "no"), 1) for one in (errno.EROFS, errno.ENOSPC, errno.EADDRINUSE, 2)),
+        *((one, 2) for one in (*_OWNERS, None)),
+    ],
 )
-def test_what_the_owner_wrote_is_not_tried_again(cause):
+def test_what_the_machine_lacks_is_tried_again_and_what_the_owner_wrote_is_not(cause, code):
     error = UsageError("cannot be used")
-    assert code_of(error if cause is None else behind(cause, error)) == 2
+    assert code_of(error if cause is None else behind(cause, error)) == code
 
 
 def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error():
@@ -246,21 +244,6 @@ def manager(tmp_path):
         yield heard
 
 
-@pytest.mark.parametrize(
-    ("environ", "limit_s"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "3000000"}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-    ],
-)
-def test_the_watchdog_is_this_processs_own(environ, limit_s):
-    assert watchdog_s(environ) == limit_s
-
-
 PROCESS = """
 import asyncio
 from edgeveil.transport.process import run_until_stopped
@@ -303,7 +286,7 @@ def test_a_loop_that_hangs_falls_silent(manager):
         running.wait()
 
 
-def test_who_ignores_the_terminals_end_goes_on_ignoring_it() -> None:
+def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert signal.SIGHUP not in stop_signals()

@@ -1,7 +1,5 @@
 """Every line of a process names the job and round of its machine, from threads too."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -30,7 +28,7 @@ def _restored():
 class Course:
     """Is told by command where it is; reports, works, and ends on None."""
 
-    at: RoundId | None = None
+    at = None
 
     def handle(self, event, now_s):
         match event:

@@ -1,7 +1,5 @@
 """Health: which part fails, a disk that is gone and a disk that hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

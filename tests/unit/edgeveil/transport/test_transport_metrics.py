@@ -1,14 +1,11 @@
 """What a runtime and its host show to Prometheus."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.errors import ProtocolError
@@ -18,7 +15,6 @@ from edgeveil.transport import runtime as runtime_module
 from edgeveil.transport.metrics import (
     REASONS,
     Linked,
-    MeteredHost,
     Metrics,
     bounded,
 )
@@ -69,21 +65,6 @@ def test_reasons_from_outside_stay_few_and_of_known_form():
     assert shown["forged"] == 3
     assert len(shown) <= REASONS + 1
     assert sum(shown.values()) == sum(counts.values())
-
-
-def test_work_is_timed_by_task_and_the_watcher_sees_what_was_done():
-    metrics, seen = Metrics(), []
-    host = MeteredHost(Host(), metrics, seen.append)
-    report = fx.Report("held")
-    host.store("item")
-    host.report(report)
-    assert host.perform(SealThing()) == "result"
-    with pytest.raises(ProtocolError):
-        host.perform(SealThing(True))
-    with pytest.raises(OSError):
-        host.store("bad")  # what was not stored is not counted
-    assert seen == ["item", report, fx.WorkDone(SealThing(), "result")]
-    assert samples(metrics)["edgeveil_work_seconds_count", "seal_thing"] == 2
 
 
 def test_the_inbox_and_refusals_are_shown():

@@ -1,7 +1,5 @@
 """WebSockets with hostile peers, and brokers behind an HTTP proxy that opens tunnels."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,10 +1,7 @@
 """A cell's proxy is believed in its own cell, and a device is where the newest note says."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -26,12 +23,12 @@ BOX, WARD = (OpeningKey(bytes([n]) * 32).public() for n in (50, 51))
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> HeldTrust:
+def held(tmp_path):
     given = trust_file(tmp_path / "trust.json", cells=CELLS, site=RoleKey(SITE.public()))
     return HeldTrust(tmp_path, given)
 
 
-def test_everybody_believes_the_proxy_of_the_own_cell(held: HeldTrust):
+def test_everybody_believes_the_proxy_of_the_own_cell(held):
     keys = {cell: believed_keys(held, cell=cell) for cell in ("", "north", "south")}
     assert keys["north"].proxy == NORTH.public() and keys["north"].lineage == "0a" * 16
     assert keys["south"].proxy == SOUTH.public() and keys["south"].lineage == ""
@@ -42,7 +39,7 @@ def test_everybody_believes_the_proxy_of_the_own_cell(held: HeldTrust):
     assert caught.value.reason == "unknown_cell"
 
 
-def test_a_rotation_of_one_cell_is_told_to_that_cell(tmp_path: Path, held: HeldTrust):
+def test_a_rotation_of_one_cell_is_told_to_that_cell(tmp_path, held):
     later = CELLS | {"north": CellProxy(RoleKey(THIEF.public(), 1))}
     (tmp_path / "later").mkdir()
     given = trust_file(tmp_path / "2", cells=later, site=RoleKey(SITE.public()), version=2)
@@ -54,7 +51,7 @@ def test_a_rotation_of_one_cell_is_told_to_that_cell(tmp_path: Path, held: HeldT
     assert take_trust(held, metadata, "east") is None, "nothing is new"
 
 
-def test_who_claims_a_cell_that_there_is_not_hears_it_by_wire(tmp_path: Path):
+def test_who_claims_a_cell_that_there_is_not_hears_it_by_wire(tmp_path):
     (tmp_path / "a").mkdir()
     held = HeldTrust(tmp_path / "a", trust_file(tmp_path / "1", cells=CELLS))
     newer = HeldTrust(tmp_path, trust_file(tmp_path / "2", cells=CELLS, version=2))
@@ -62,7 +59,7 @@ def test_who_claims_a_cell_that_there_is_not_hears_it_by_wire(tmp_path: Path):
     assert told == fx.WorkFailed("unknown_cell")
 
 
-def test_a_proxy_that_claims_anothers_cell_is_told_so(held: HeldTrust):
+def test_a_proxy_that_claims_anothers_cell_is_told_so(held):
     check_own_cell(held, "north", NORTH.public())
     check_own_cell(held, "north", THIEF.public())  # a next key may be there: delegated_key judges
     with pytest.raises(TrustError, match="is of cell 'north', and its site file says 'south'"):
@@ -72,13 +69,13 @@ def test_a_proxy_that_claims_anothers_cell_is_told_so(held: HeldTrust):
 # --- moves ---
 
 
-def said(**changed) -> Delegated:
+def said(**changed):
     return Delegated(
         1, now_utc() + timedelta(days=9), {}, **{"site": RoleKey(SITE.public())} | changed
     )
 
 
-def move(cell: str = "south", number: int = 1, *, sealing=BOX, key=SITE, epoch: int = 0) -> Move:
+def move(cell="south", number=1, *, sealing=BOX, key=SITE, epoch=0):
     return Move.make(key, epoch, sealing, cell, number)
 
 
@@ -108,7 +105,7 @@ def test_a_new_key_repairs_a_number_that_was_run_ahead():
     assert caught.value.reason == "old_epoch"
 
 
-def test_a_file_of_notes_is_read_back(tmp_path: Path):
+def test_a_file_of_notes_is_read_back(tmp_path):
     path = tmp_path / "moves.jsonl"
     notes = [move(), move("", 4, sealing=WARD)]
     path.write_bytes(write_moves(notes))
@@ -118,7 +115,7 @@ def test_a_file_of_notes_is_read_back(tmp_path: Path):
 @pytest.mark.parametrize(
     "change", [{"cell": "South"}, {"number": -1}, {"number": True}, {"sealing": "00"}, {"more": 1}]
 )
-def test_a_note_of_another_form_is_refused(tmp_path: Path, change: dict):
+def test_a_note_of_another_form_is_refused(tmp_path, change):
     path = tmp_path / "moves.jsonl"
     path.write_text(json.dumps(move().to_plain() | change) + "\n")
     with pytest.raises(TrustError, match=r"moves\.jsonl:1"):

@@ -1,9 +1,6 @@
 """What the machines make of newer metadata: a leaked key's words end with its epoch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,7 +37,7 @@ DEVICE_ID = DEVICE.public().fingerprint()
 CLOUD = fx.CloudAddress()
 
 
-def manifest(sequence: int, kind: str = "release", round: int = 0) -> Manifest:
+def manifest(sequence, kind="release", round=0):
     data = b"sealed"
     return Manifest(
         kind=kind,
@@ -63,20 +60,20 @@ def manifest(sequence: int, kind: str = "release", round: int = 0) -> Manifest:
     )
 
 
-def told(machine: Any, message: Any, sender: Any = None) -> list[Any]:
+def told(machine, message, sender=None):
     return machine.handle(fx.MessageReceived(sender or fx.ProxyAddress(), message), 0.0)
 
 
-def refusals(effects: list[Any]) -> list[str]:
+def refusals(effects):
     return [effect.reason for effect in effects if isinstance(effect, fx.Refuse)]
 
 
-def device(keys: PeerKeys = UNDER_ROOT, **memory: Any) -> DeviceMachine:
+def device(keys=UNDER_ROOT, **memory):
     held = DeviceMemory(jobs={JOB: None}, **memory)
     return DeviceMachine(Signer(DEVICE_ID, DEVICE), keys, held)
 
 
-def offered(key: SigningKey, header: Manifest) -> Any:
+def offered(key, header):
     return Signer("cloud", key).offer(header, b"sealed")
 
 
@@ -150,25 +147,25 @@ def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():
 class OneDevice:
     lineage = "5e" * 16
 
-    def verify_key(self, name: str):
+    def verify_key(self, name):
         return DEVICE.public() if name == DEVICE_ID else None
 
     def roster(self):
         return 1, b""
 
-    def roster_expires_s(self) -> float:
+    def roster_expires_s(self):
         return 100.0
 
 
 class Documents:
     """Root 3 after 1 and 2, delegations 4."""
 
-    def after(self, root_version: int, version: int):
+    def after(self, root_version, version):
         roots = (b"1", b"2", b"3")[root_version:]
         return roots, b"delegations" if version < 4 or roots else b""
 
 
-def proxy(keys: PeerKeys = UNDER_ROOT, **options: Any) -> ProxyMachine:
+def proxy(keys=UNDER_ROOT, **options):
     signer, trust = Signer("proxy", PROXY), Documents().after
     return ProxyMachine(signer, keys, OneDevice(), trust=trust, **options)
 
@@ -212,13 +209,13 @@ def test_what_a_leaked_key_said_holds_up_no_release_at_the_proxy():
     assert refusals(told(machine, note_of(NEW, word), cloud)) == []
 
 
-def note_of(key: SigningKey, said: ReleaseStatement) -> Note:
+def note_of(key, said):
     return Signer("cloud", key).note(said)
 
 
 def test_metadata_that_do_not_fit_one_packet_come_in_order():
     class Long(Documents):
-        def after(self, root_version: int, version: int):
+        def after(self, root_version, version):
             return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
 
     settings, signer = ProxySettings(packet_bytes=4096), Signer("proxy", PROXY)
@@ -232,7 +229,7 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
 # --- the cloud --------------------------------------------------------------------------------
 
 
-def cloud() -> CloudMachine:
+def cloud():
     releases = Signer("cloud", RELEASES)
     machine = CloudMachine(Signer("cloud", LEAKED), {"": UNDER_ROOT}, releases=releases)
     machine.handle(fx.Command(StartJob(JOB, 1, 1, 4, 2)), 0.0)
@@ -273,7 +270,7 @@ def test_other_metadata_alone_disturb_no_round():
     assert machine.courses[JOB].state is CloudState.WAITING and machine.courses[JOB].attempt == 1
 
 
-def roster(lineage: str, epoch: int) -> Any:
+def roster(lineage, epoch):
     return Signer("proxy", PROXY).offer(Roster(epoch, Blob(_EMPTY, 0, 4096), lineage, 9.0))
 
 

@@ -1,10 +1,7 @@
 """The attacks on metadata that TUF names, played on what a party holds."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +29,14 @@ OTHER = SigningKey(bytes([9]) * 32)
 ROLE_KEYS = {role: SigningKey(bytes([n]) * 32).public() for n, role in enumerate(ROLES, 20)}
 
 
-def root(version: int = 1, keys=ROOT, threshold: int = 2, by=ROOT[:2], days: int = 365) -> bytes:
+def root(version=1, keys=ROOT, threshold=2, by=ROOT[:2], days=365):
     made = make_root(version, [k.public() for k in keys], threshold, NOW + timedelta(days=days))
     for key in by:
         sign_document(made, key)
     return document_bytes(made)
 
 
-def said(version: int = 1, *, days: int = 90, by=ROOT[:2], epoch: int = 0, **changed) -> bytes:
+def said(version=1, *, days=90, by=ROOT[:2], epoch=0, **changed):
     roles = {role: RoleKey(key, epoch) for role, key in ROLE_KEYS.items()}
     fields = {"roles": roles} | changed
     made = make_delegations(Delegated(version, NOW + timedelta(days=days), **fields))
@@ -48,13 +45,13 @@ def said(version: int = 1, *, days: int = 90, by=ROOT[:2], epoch: int = 0, **cha
     return document_bytes(made)
 
 
-def held(version: int = 1, **changed) -> TrustedMetadata:
+def held(version=1, **changed):
     trusted = TrustedMetadata(root())
     trusted.take((), said(version, **changed), NOW)
     return trusted
 
 
-def refused(trusted: TrustedMetadata, roots: tuple[bytes, ...], document: bytes = b"") -> str:
+def refused(trusted, roots, document=b""):
     before = dict(trusted.__dict__)
     with pytest.raises(TrustError) as caught:
         trusted.take(roots, document, NOW)
@@ -210,7 +207,7 @@ def test_who_is_behind_is_told_exactly_what_is_missing():
 NORTH, SOUTH, SITE = (SigningKey(bytes([n]) * 32).public() for n in (30, 31, 32))
 
 
-def cells(**changed) -> dict[str, CellProxy]:
+def cells(**changed):
     both = {"north": CellProxy(RoleKey(NORTH), "0a" * 16), "south": CellProxy(RoleKey(SOUTH))}
     return both | changed
 
@@ -277,22 +274,22 @@ def test_cells_of_another_form_are_refused(bad):
 # --- on disk ----------------------------------------------------------------------------------
 
 
-def bundle(path: Path, *roots: bytes, document: bytes) -> Path:
+def bundle(path, *roots, document):
     path.write_text(TrustBundle(roots, document).to_text())
     return path
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
+def given(tmp_path):
     return bundle(tmp_path / "given.json", root(), document=said(1))
 
 
-def party(tmp_path: Path, given: Path, now: datetime = NOW) -> HeldTrust:
+def party(tmp_path, given, now=NOW):
     (tmp_path / "state").mkdir(exist_ok=True)
     return HeldTrust(tmp_path / "state", given, lambda: now)
 
 
-def test_a_party_keeps_what_it_verified_and_never_goes_back(tmp_path: Path, given: Path):
+def test_a_party_keeps_what_it_verified_and_never_goes_back(tmp_path, given):
     first = party(tmp_path, given)
     assert first.take((), said(5))
     again = party(tmp_path, given)
@@ -300,7 +297,7 @@ def test_a_party_keeps_what_it_verified_and_never_goes_back(tmp_path: Path, give
     assert (tmp_path / "state" / "trust.json").stat().st_mode & 0o077 == 0
 
 
-def test_the_file_of_another_root_is_refused_by_name(tmp_path: Path, given: Path):
+def test_the_file_of_another_root_is_refused_by_name(tmp_path, given):
     party(tmp_path, given)
     bundle(given, root(keys=[OTHER], threshold=1, by=[OTHER]), document=said(9, by=[OTHER]))
     assert "another root" in party(tmp_path, given).complaint
@@ -308,7 +305,7 @@ def test_the_file_of_another_root_is_refused_by_name(tmp_path: Path, given: Path
     assert "edgeveil-trust-1" in party(tmp_path, given).complaint
 
 
-def test_a_newer_file_is_taken_while_it_runs(tmp_path: Path, given: Path):
+def test_a_newer_file_is_taken_while_it_runs(tmp_path, given):
     running = party(tmp_path, given)
     assert running.look() is False
     bundle(given, root(), document=said(2))
@@ -317,14 +314,14 @@ def test_a_newer_file_is_taken_while_it_runs(tmp_path: Path, given: Path):
     assert running.look() is False and "too few signatures" in running.complaint
 
 
-def test_a_first_start_needs_a_file_that_holds(tmp_path: Path):
+def test_a_first_start_needs_a_file_that_holds(tmp_path):
     with pytest.raises(TrustError, match="cannot be read"):
         party(tmp_path, tmp_path / "nowhere.json")
     with pytest.raises(TrustError, match="expired"):
         party(tmp_path, bundle(tmp_path / "old.json", root(), document=said(1, days=0)))
 
 
-def test_what_expired_is_kept_and_told(tmp_path: Path, given: Path):
+def test_what_expired_is_kept_and_told(tmp_path, given):
     party(tmp_path, given)
     later = party(tmp_path, given, NOW + timedelta(days=70))
     assert later.problem == "" and later.warning == "the trust delegations will expire in 20 days"
