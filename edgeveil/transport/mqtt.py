@@ -41,58 +41,6 @@ class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
         super().__init__(str(fault))
 
 
-class Intake:
-    """Whether a socket is read, and when messages are acknowledged.
-
-    Held back, the socket is read only while an answer is awaited: whoever waits for it may be the
-    one to make room. Messages that come then are acknowledged when the holding back ends, so the
-    broker sends no more than its limit of unacknowledged ones.
-    """
-
-    def __init__(
-        self,
-        pause: Callable[[], None],
-        resume: Callable[[], None],
-        acknowledge: Callable[[int], None],
-    ) -> None:
-        self._pause, self._resume, self._acknowledge = pause, resume, acknowledge
-        self._held_back, self._awaited = False, 0
-        self._taken: deque[int] = deque()
-
-    def hold_back(self, wanted: bool) -> None:
-        """Begin or end the holding back."""
-        self._held_back = wanted
-        self._decide()
-        self._tell()
-
-    def await_answer(self, awaited: bool) -> None:
-        self._awaited += 1 if awaited else -1
-        self._decide()
-
-    @contextmanager
-    def awaiting(self) -> Iterator[None]:
-        self.await_answer(True)
-        try:
-            yield
-        finally:
-            self.await_answer(False)
-
-    def took(self, number: int) -> None:
-        self._taken.append(number)
-        if not self._held_back:
-            self._tell()
-
-    def _decide(self) -> None:
-        if self._held_back and not self._awaited:
-            self._pause()
-        else:
-            self._resume()
-
-    def _tell(self) -> None:
-        while self._taken and not self._held_back:
-            self._acknowledge(self._taken.popleft())
-
-
 class MqttConnection(asyncio.Protocol):
     """One connection from dialling to its end."""
 
@@ -114,7 +62,9 @@ class MqttConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._framing: WebSocketFraming | None = None  # of an address with a path
         self._cutter = packets.PacketCutter()
-        self._paused = self._goes_on = False  # wanted so; packets wait for the loop's next turn
+        self._held_back, self._awaited = False, 0  # reading; answers that somebody waits for
+        self._paused = self._goes_on = False  # of both; packets wait for the loop's next turn
+        self._taken: deque[int] = deque()  # messages that are acknowledged later
         self._heard_s = self._sent_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._framed: asyncio.Future[None] = loop.create_future()
@@ -124,14 +74,13 @@ class MqttConnection(asyncio.Protocol):
         self._unacknowledged: dict[int, int] = {}
         self._number = 0  # of the packet that was last given one
         self._refused_reasons: set[int] = set()
-        self.intake = Intake(self._pause, self._resume, self._acknowledge)
         self._window = self._make_window(settings.window_messages)
         # Room comes back a second after the acknowledgement: in no second of the broker's own
         # clock do more messages or bytes reach it, however late either side was.
         self._pace = SendWindow(
             self._profile.publishes_per_s or _UNLIMITED,
             self._profile.bytes_per_s or _UNLIMITED,
-            self.intake.await_answer,
+            self._await_answer,
         )
 
     async def open(self, dial_s: float, answer_s: float) -> None:
@@ -153,7 +102,7 @@ class MqttConnection(asyncio.Protocol):
             min(_RECEIVE_MESSAGES, in_flight),
         )
         try:
-            with self.intake.awaiting():
+            with self._awaiting():
                 self._send(packets.connect(login, self.protocol))
                 self._tick()
                 code, in_flight, packet_bytes = await asyncio.wait_for(self._answer, answer_s)
@@ -216,7 +165,7 @@ class MqttConnection(asyncio.Protocol):
         answer = self._subacks[number] = self._loop.create_future()
         self._send(packets.subscribe(number, tuple(topics), self.protocol))
         try:
-            with self.intake.awaiting():
+            with self._awaiting():
                 codes = await asyncio.wait_for(answer, answer_s)
         except TimeoutError:
             raise dialling.fault("no_suback", self._address, answer_s) from None
@@ -249,7 +198,7 @@ class MqttConnection(asyncio.Protocol):
 
     async def idle(self) -> None:
         """Wait until nothing is unacknowledged, or the link is lost."""
-        with self.intake.awaiting():
+        with self._awaiting():
             await self._window.idle()
 
     def finish(self) -> None:
@@ -362,7 +311,8 @@ class MqttConnection(asyncio.Protocol):
             if self._takes(topic, payload):
                 self._on_packet(topic, payload)
         if number:
-            self.intake.took(number)
+            self._taken.append(number)
+            self._acknowledge()
 
     def _on_puback(self, number: int, reason: int) -> None:
         if (size := self._unacknowledged.pop(number, None)) is not None:
@@ -395,8 +345,9 @@ class MqttConnection(asyncio.Protocol):
             if self._transport.get_write_buffer_size() > most:
                 self.end("the broker asks for answers and does not read them")
 
-    def _acknowledge(self, number: int) -> None:
-        self._send(packets.puback(number))
+    def _acknowledge(self) -> None:
+        while self._taken and not self._held_back:
+            self._send(packets.puback(self._taken.popleft()))
 
     def _next_number(self) -> int:
         while True:
@@ -418,13 +369,34 @@ class MqttConnection(asyncio.Protocol):
 
     # --- bounds ---
 
-    def _pause(self) -> None:
-        self._paused = True
-        self._read_or_not()
+    def hold_back(self, wanted: bool) -> None:
+        """Read no more than answers that are awaited, or again all.
 
-    def _resume(self) -> None:
+        Whoever waits for an answer may be the one to make room. Messages that come then are
+        acknowledged when the holding back ends, so the broker sends no more than its limit of
+        unacknowledged ones.
+        """
+        self._held_back = wanted
+        self._decide()
+        self._acknowledge()
+
+    @contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        self._await_answer(True)
+        try:
+            yield
+        finally:
+            self._await_answer(False)
+
+    def _await_answer(self, awaited: bool) -> None:
+        self._awaited += 1 if awaited else -1
+        self._decide()
+
+    def _decide(self) -> None:
+        before, self._paused = self._paused, self._held_back and not self._awaited
         if self._paused:
-            self._paused = False
+            self._read_or_not()
+        elif before:
             self._go_on()  # packets may be here that no event announces
 
     def _read_or_not(self) -> None:
@@ -437,7 +409,7 @@ class MqttConnection(asyncio.Protocol):
         messages = min(messages, self._profile.in_flight_messages or messages)
         own_bytes = self._settings.window_bytes
         size_bytes = min(own_bytes, self._profile.in_flight_bytes or own_bytes)
-        return SendWindow(messages, size_bytes, self.intake.await_answer)
+        return SendWindow(messages, size_bytes, self._await_answer)
 
     def _down(self) -> LinkDown:
         reason = self.lost.result() if self.lost.done() else "connection lost"

@@ -270,7 +270,7 @@ class MqttLink:
             self._newest = session = MqttConnection(
                 self._settings, self._address, protocol, self._receive, self._takes
             )
-            session.intake.hold_back(self._inbox.paused)
+            session.hold_back(self._inbox.paused)
             left_s = deadline_s - loop.time()
             last = protocol == self._protocols[-1]
             dial_s = min(_DIAL_S, left_s) if last else min(_DIAL_S, left_s / 2)
@@ -351,7 +351,7 @@ class MqttLink:
 
     def _hold_back(self, wanted: bool) -> None:
         if self._newest is not None:
-            self._newest.intake.hold_back(wanted)
+            self._newest.hold_back(wanted)
 
 
 # --- from a site file's broker block to a link that feeds a machine -------------------------

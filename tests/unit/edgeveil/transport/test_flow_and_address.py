@@ -1,6 +1,7 @@
 """Window, inbox, addresses and settings: bounds without a socket."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from edgeveil.config.addresses import place, split_place
 from edgeveil.errors import UsageError
 from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow
-from edgeveil.transport.mqtt import Intake
+from edgeveil.transport.mqtt import MqttConnection
+from edgeveil.transport.mqtt_packets import encoded_topic, publish_head
 
 
 async def settle():
@@ -74,24 +76,28 @@ async def test_a_cancel_after_the_turn_came_gives_the_room_back():
     assert window.messages == 0
 
 
-def test_an_intake_that_is_held_back_reads_for_answers_and_acknowledges_later():
-    reading, told = [True], []
-    intake = Intake(lambda: reading.append(False), lambda: reading.append(True), told.append)
-    intake.took(1)
-    intake.hold_back(True)
-    assert (reading[-1], told) == (False, [1])
-    with intake.awaiting():
-        assert reading[-1]
-        with intake.awaiting():
-            intake.took(2)
-        assert reading[-1]
-        intake.took(3)
-    assert (reading[-1], told) == (False, [1])
-    intake.hold_back(False)
-    assert (reading[-1], told) == (True, [1, 2, 3])
-    with intake.awaiting():
-        pass
-    assert reading[-1]
+async def test_who_is_held_back_reads_for_answers_and_acknowledges_later():
+    heard, wire, settings = [], Mock(), LinkSettings("mqtt://box", "x")
+    wire.get_write_buffer_size.return_value = 0
+    one = MqttConnection(
+        settings, *settings.addresses, 4, lambda *said: heard.append(said), lambda *_: True
+    )
+    one.connection_made(wire)
+
+    def comes(number):
+        one.data_received(publish_head(encoded_topic("t"), 1, number, 4) + b"x")
+        return len(heard), [call.args[0][0][-1] for call in wire.writelines.call_args_list]
+
+    assert comes(1) == (1, [1])
+    one.hold_back(True)
+    assert comes(2) == (1, [1]) and wire.pause_reading.called
+    with one._awaiting():
+        await settle()
+        assert comes(3) == (3, [1])
+    assert comes(4) == (3, [1])
+    one.hold_back(False)
+    await settle()
+    assert comes(5) == (5, [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
