@@ -16,27 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_tools.cli.common import answer
 
-
-class MachineFinding(NamedTuple):
-    """One thing that was looked at; `level` is ok, note or problem."""
-
-    area: str
-    level: str
-    what: str
-    why: str = ""
-    fix: str = ""
-
+_SIGNS = {"ok": "✓", "note": "–", "problem": "✗"}
+Found = Iterator[tuple[str, ...]]
+"""ok, note or problem; what; and where it is not ok why, and the fix."""
 
 USES = {
     "client": ("steer a cloud's jobs", ("rich", "shtab")),
@@ -64,54 +56,47 @@ _SITE_PORTS = {21883: "edge broker", 21884: "cloud broker", 8701: "cloud", 8702:
 
 def command(args: argparse.Namespace) -> int:
     """Print the findings; exit code 1 where there is a problem."""
-    parts: tuple[Callable[[], Iterable[MachineFinding]], ...]
-    parts = (_versions, _uses, _torch, _broker, _room, _ports, _clock)
-    found = [one for part in parts for one in part()]
-    sound = not any(one.level == "problem" for one in found)
-    return answer(args, lines(found), {"findings": [one._asdict() for one in found]}, ok=sound)
+    parts = {"versions": _versions, "uses": _uses, "processor": _torch, "broker": _broker}
+    parts |= {"room": _room, "network": _ports, "clock": _clock}
+    lines, findings = list[str](), list[dict[str, str]]()
+    for area, part in parts.items():
+        lines.append(area)
+        for found in part():
+            level, what, why, fix = (*found, "", "")[:4]
+            findings.append({"area": area, "level": level, "what": what, "why": why, "fix": fix})
+            lines.append(f"  {_SIGNS[level]} {what}" + (f": {why}" if why else ""))
+            lines += [f"      {fix}"] if fix else []
+    counts = Counter(one["level"] for one in findings)
+    said = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
+    worse = " and ".join(one for one in said if one[0] != "0") or "all is well"
+    lines += ["", f"{worse}; ✓ ok, – only some uses need it, ✗ a problem"]
+    return answer(args, lines, {"findings": findings}, ok=not counts["problem"])
 
 
-def lines(findings: Iterable[MachineFinding]) -> Iterator[str]:
-    signs = {"ok": "✓", "note": "–", "problem": "✗"}
-    counts = {"problem": 0, "note": 0}
-    for area, group in groupby(findings, key=lambda one: one.area):
-        yield area
-        for one in group:
-            yield f"  {signs[one.level]} {one.what}" + (f": {one.why}" if one.why else "")
-            if one.fix:
-                yield f"      {one.fix}"
-            if one.level != "ok":
-                counts[one.level] += 1
-    said = [f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count]
-    yield ""
-    yield f"{' and '.join(said) or 'all is well'}; ✓ ok, – only some uses need it, ✗ a problem"
-
-
-def _versions() -> Iterator[MachineFinding]:
+def _versions() -> Found:
     python = f"Python {platform.python_version()} at {sys.executable}"
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     for what in (f"edgeveil {metadata.version('edgeveil')}, {python}", system):
-        yield MachineFinding("versions", "ok", what)
+        yield "ok", what
     for name in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
-            yield MachineFinding("versions", "ok", f"{name} {metadata.version(name)}")
+            yield "ok", f"{name} {metadata.version(name)}"
 
 
-def _uses() -> Iterator[MachineFinding]:
+def _uses() -> Found:
     for extra, (purpose, modules) in USES.items():
         missing = [name for name in modules if find_spec(name) is None]
         if not missing:
-            yield MachineFinding("uses", "ok", f"{extra}: {purpose}")
+            yield "ok", f"{extra}: {purpose}"
             continue
         package = "edgeveil-lab" if extra == "lab" else f"'edgeveil[{extra}]'"
         why, fix = f"{', '.join(missing)} not installed", f"pip install {package}"
-        yield MachineFinding("uses", "note", f"no {extra}, {purpose}", why, fix)
+        yield "note", f"no {extra}, {purpose}", why, fix
 
 
-def _torch() -> Iterator[MachineFinding]:
+def _torch() -> Found:
     if find_spec("torch") is None:
-        what = "trains with `fm` alone, whose arithmetic needs no torch"
-        yield MachineFinding("processor", "note", what, "torch is not installed")
+        yield "note", "trains with `fm` alone, which needs no torch", "torch is not installed"
         return
     try:
         torch = importlib.import_module("torch")
@@ -119,57 +104,57 @@ def _torch() -> Iterator[MachineFinding]:
     except Exception as error:  # a library of another machine's fails in many ways
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "install torch again; a CPU build where there is no GPU"
-        yield MachineFinding("processor", "problem", "torch cannot be loaded", why, fix)
+        yield "problem", "torch cannot be loaded", why, fix
         return
     gpu = ", ".join(cards) or "no GPU"
-    what = f"torch {torch.__version__}, {os.cpu_count()} processors, {gpu}"
-    yield MachineFinding("processor", "ok", what)
+    yield "ok", f"torch {torch.__version__}, {os.cpu_count()} processors, {gpu}"
 
 
-def _broker() -> Iterator[MachineFinding]:
+def _broker() -> Found:
     found = shutil.which("mosquitto")
     if found is not None:
         with suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run([found, "-h"], capture_output=True, text=True, timeout=10)
             found += f", {said.stdout.partition(chr(10))[0].strip()}"
-        yield MachineFinding("broker", "ok", f"mosquitto: {found}")
+        yield "ok", f"mosquitto: {found}"
         return
     what, why = "no MQTT broker", "runs and sites here need one"
     if find_spec("amqtt") is not None:
         what = "mosquitto is not on the PATH"
         why = "runs take the embedded amqtt, which carries less and speaks MQTT 3.1.1 alone"
     fix = "apt-get install mosquitto; it may lie in /usr/sbin, outside the PATH"
-    yield MachineFinding("broker", "note", what, why, fix)
+    yield "note", what, why, fix
 
 
-def _room() -> Iterator[MachineFinding]:
+def _room() -> Found:
     if find_spec("psutil") is not None:
         free = importlib.import_module("psutil").virtual_memory().available
-        said, why = f"{byte_text(free)} of memory are free", ""
-        if free < _USUAL_MEMORY_BYTES:
-            why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
-        fix = "use fewer devices (--devices 6)" if why else ""
-        yield MachineFinding("room", "note" if why else "ok", said, why, fix)
+        less = free < _USUAL_MEMORY_BYTES
+        why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
+        more = (why, "use fewer devices (--devices 6)") if less else ()
+        yield "note" if less else "ok", f"{byte_text(free)} of memory are free", *more
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
-        why = fix = ""
         try:
             with tempfile.NamedTemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
-            said = f"{folder}: {byte_text(free)} free, may be written"
-            if free < _LEAST_DISK_BYTES:
-                why = "stores, spools and logs of a run may fill it"
-                fix = "make room, or work on another disk (--out, TMPDIR)"
         except OSError as error:
-            said, why = f"{folder} cannot be written", error.strerror or str(error)
             fix = "work in another folder, or set TMPDIR to one that you may write to"
-        yield MachineFinding("room", "problem" if why else "ok", said, why, fix)
+            yield "problem", f"{folder} cannot be written", error.strerror or str(error), fix
+            continue
+        full = (
+            "stores, spools and logs of a run may fill it",
+            "make room, or work on another disk",
+        )
+        less = free < _LEAST_DISK_BYTES
+        said = f"{folder}: {byte_text(free)} free, may be written"
+        yield "problem" if less else "ok", said, *(full if less else ())
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != soft < _USUAL_FILES:
         why, fix = "each connection of a broker is one", "raise it with ulimit -n"
-        yield MachineFinding("room", "note", f"{soft:,} open files a process", why, fix)
+        yield "note", f"{soft:,} open files a process", why, fix
 
 
-def _ports() -> Iterator[MachineFinding]:
+def _ports() -> Found:
     taken = []
     for port, who in _SITE_PORTS.items():
         try:
@@ -179,15 +164,15 @@ def _ports() -> Iterator[MachineFinding]:
     if taken:
         why = "`site init --local` gives these to a site; `edgeveil run` takes any free ones"
         fix = "end what has them, or write other ports into its fleet.yaml"
-        yield MachineFinding("network", "note", f"ports in use: {', '.join(taken)}", why, fix)
+        yield "note", f"ports in use: {', '.join(taken)}", why, fix
     else:
-        yield MachineFinding("network", "ok", f"ports {', '.join(map(str, _SITE_PORTS))} are free")
+        yield "ok", f"ports {', '.join(map(str, _SITE_PORTS))} are free"
 
 
-def _clock() -> Iterator[MachineFinding]:
+def _clock() -> Found:
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EARLIEST_S:
         why = "signatures, certificates and releases are judged by it"
-        yield MachineFinding("clock", "problem", f"it says {now}", why, "set it, as by NTP")
+        yield "problem", f"it says {now}", why, "set it, as by NTP"
     else:
-        yield MachineFinding("clock", "ok", now)
+        yield "ok", now

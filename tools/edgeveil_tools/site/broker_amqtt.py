@@ -178,32 +178,13 @@ async def first_bytes(reader: Stream) -> bytes:
     return first + await reader.readexactly(len(_MQTT_5_HEAD))
 
 
-def library_config(settings: dict[str, Any]) -> dict[str, Any]:
-    """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
-    every: dict[str, Any] = {"max_connections": settings["max_connections"]}
-    if settings["cert_file"]:
-        every |= {"ssl": True, "certfile": settings["cert_file"], "keyfile": settings["key_file"]}
-    listeners = {}
-    for name, kind, port in (("default", "tcp", "port"), ("websockets", "ws", "websockets_port")):
-        if settings[port] is not None:
-            # The library splits at the last colon, and takes no brackets for an IPv6 address.
-            bind = f"{settings['host']}:{settings[port]}"
-            listeners[name] = {"type": kind, "bind": bind, **every}
-    plugins: dict[str, Any] = {
-        "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}
-    }
-    if settings["rules"] is not None:
-        plugins["edgeveil_tools.site.broker_amqtt.RulesPlugin"] = {"rules": settings["rules"]}
-    return {"listeners": listeners, "plugins": plugins}
-
-
 async def serve(settings: dict[str, Any], kind: type[BoundedBroker]) -> None:
     """Run until SIGTERM, SIGINT, or the end of standard input (the starter is gone)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_reader(sys.stdin.fileno(), stop.set)
-    broker = kind(library_config(settings))
+    broker = kind(settings["library"])
     broker.packet_bytes = settings["packet_bytes"]
     await broker.start()
     await stop.wait()

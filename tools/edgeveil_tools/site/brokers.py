@@ -43,6 +43,7 @@ Engine = Literal["auto", "amqtt", "mosquitto"]
 _OTHER_FILES = 64  # of a broker: listeners, log, lists, what is being accepted
 START_TIMEOUT_S = 10.0
 _START_AGAIN_S = 30.0
+_AMQTT = "edgeveil_tools.site.broker_amqtt"
 _STOP_TIMEOUT_S = 5.0
 _TLS_S = 0.2
 _SERVER_PORTS = range(22_000, 32_000)
@@ -278,12 +279,6 @@ class BrokerProcess:
             child.kill()
             child.wait()
 
-    def kill(self) -> None:
-        """End it without a word, with all that it started."""
-        if self._child is not None and self.running():
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self.stop()
-
     def start_again(self) -> None:
         """Start where old connections may hold the port for a moment. Raises BrokerError."""
         end_s = time.monotonic() + _START_AGAIN_S
@@ -400,21 +395,25 @@ class BrokerProcess:
         if tls is not None and tls.ca_file is not None:
             fix = "use mosquitto, or leave ca_file out"
             raise BrokerError("amqtt cannot demand client certificates", fix=fix)
-        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
-        settings = {
-            "host": plan.host,
-            "port": self.port,
-            "websockets_port": self.websockets_port,
-            "users_file": str(self._directory / "users") if self._authenticated else "",
-            "rules": None if rules is None else [[r.user or "", r.access, r.topic] for r in rules],
-            "cert_file": str(tls.cert_file) if tls else "",
-            "key_file": str(tls.key_file) if tls else "",
-            "packet_bytes": plan.packet_bytes,
-            "max_connections": plan.max_connections,
+        every: dict[str, Any] = {"max_connections": plan.max_connections}
+        if tls is not None:
+            every |= {"ssl": True, "certfile": str(tls.cert_file), "keyfile": str(tls.key_file)}
+        ports = {"default": ("tcp", self.port), "websockets": ("ws", self.websockets_port)}
+        listeners = {  # the library splits at the last colon, and takes no brackets for IPv6
+            name: {"type": kind, "bind": f"{plan.host}:{port}", **every}
+            for name, (kind, port) in ports.items()
+            if port is not None
         }
-        write_private(self._directory / "amqtt.json", json.dumps(settings))
-        module = ["-P", "-m", "edgeveil_tools.site.broker_amqtt"]
-        return [sys.executable, *module, str(self._directory / "amqtt.json")]
+        users = str(self._directory / "users") if self._authenticated else ""
+        plugins: dict[str, Any] = {f"{_AMQTT}.UsersPlugin": {"users_file": users}}
+        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
+        if rules is not None:
+            listed = [[rule.user or "", rule.access, rule.topic] for rule in rules]
+            plugins[f"{_AMQTT}.RulesPlugin"] = {"rules": listed}
+        settings = {"listeners": listeners, "plugins": plugins}
+        path = self._directory / "amqtt.json"
+        write_private(path, json.dumps({"packet_bytes": plan.packet_bytes, "library": settings}))
+        return [sys.executable, "-P", "-m", _AMQTT, str(path)]
 
 
 def run_broker(site: BrokerSite) -> int:
