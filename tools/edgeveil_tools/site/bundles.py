@@ -89,11 +89,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         try:
             found = msgspec.json.decode(raw, type=cls)
         except (msgspec.DecodeError, RecursionError):
-            raise BundleError("is no inventory", where=where, fix="take the bundle anew") from None
-        if found.format != FORMAT:
+            found = None
+        if found is not None and found.format != FORMAT:
             fix = "install the edgeveil that wrote it"
             raise BundleError("is of another format", where=where, fix=fix)
-        if not all(inside(p) and len(d) == 64 for p, d in (found.files | found.given).items()):
+        if found is None or not named_inside(found.files | found.given):
             raise BundleError("is no inventory", where=where, fix="take the bundle anew")
         return found
 
@@ -123,10 +123,12 @@ def site_text(settings: dict[str, Any]) -> str:
     return text
 
 
-def inside(path: str) -> bool:
-    """Whether a path stays in the folder that it counts from."""
-    pure = PurePosixPath(path)
-    return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
+def named_inside(digests: Mapping[str, str]) -> bool:
+    """Whether each path stays in the folder that it counts from, and has a SHA-256 digest."""
+    pure = [PurePosixPath(path) for path in digests]
+    outside = any(path.is_absolute() or ".." in path.parts for path in pure)
+    whole = all(path and "\0" not in path and len(sha) == 64 for path, sha in digests.items())
+    return whole and not outside
 
 
 def digest(content: bytes) -> str:
@@ -327,7 +329,10 @@ def install(
     given = Bundle.open(bundle)
     new = given.inventory
     _check_links(to, [*new.files, *new.given, *given.signed])
-    before = _check_place(given, to, site, host or socket.gethostname())
+    found = _in_place(to)
+    for what, fix in _objections(given, to, found, site, host or socket.gethostname()):
+        raise BundleError(what, where=str(bundle), fix=fix)
+    before = [old for old, _ in found]
     contents = {path: given.contents[path] for path in new.files}
     if SITE_FILE in contents:
         contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
@@ -336,14 +341,9 @@ def install(
     if not (to / STATE).exists():
         (to / STATE).mkdir(mode=0o700)
         _give_to_owner(to / STATE, to)
-    changed, kept = [], []
-    for path in sorted(new.given):
-        if (to / path).exists():
-            kept.append(path)
-        else:
-            changed.append(path)
-            _put(given.contents[path], to / path, secret=is_secret(path))
-    for path, content in sorted(contents.items()):
+    changed, kept = list[str](), [path for path in sorted(new.given) if (to / path).exists()]
+    first = {path: given.contents[path] for path in sorted(new.given) if path not in kept}
+    for path, content in (first | dict(sorted(contents.items()))).items():
         if not (to / path).is_file() or (to / path).read_bytes() != content:
             changed.append(path)
             _put(content, to / path, secret=is_secret(path))
@@ -374,14 +374,6 @@ def _check_links(to: Path, paths: Iterable[str]) -> None:
         if part.is_relative_to(to) and part.is_symlink() and (part != to or not part.exists()):
             fix = "put a folder there, or mount one"
             raise BundleError("is a symbolic link", where=str(part), fix=fix)
-
-
-def _check_place(given: Bundle, to: Path, site: str | None, host: str) -> list[Inventory]:
-    """What is in the place, whole or begun."""
-    found = _in_place(to)
-    for what, fix in _objections(given, to, found, site, host):
-        raise BundleError(what, where=str(given.folder), fix=fix)
-    return [old for old, _ in found]
 
 
 def _objections(

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ from edgeveil.privacy.ledger_chain import ChainHead
 from edgeveil.storage import copy_database, sync_folder
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
-from edgeveil_tools.site.bundles import inside
+from edgeveil_tools.site.bundles import named_inside
 
 if TYPE_CHECKING:
     from edgeveil.config.site_files import Site
@@ -258,7 +258,7 @@ def _manifest(member: tarfile.TarInfo, tar: tarfile.TarFile, archive: Path) -> B
     if manifest.format != FORMAT:
         fix = "restore it with the edgeveil that made it"
         raise BackupError("is of another format", where=str(archive), fix=fix)
-    if not all(inside(name) and len(digest) == 64 for name, digest in manifest.files.items()):
+    if not named_inside(manifest.files):
         raise _damaged(archive, "names files outside its folder")
     return manifest
 
@@ -282,43 +282,30 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
     archived, here = new / LEDGER_FILE, state / LEDGER_FILE
     if archived.exists():
         read_ledger(archived)  # its whole chain
-    mine = _newest_link(here)
-    if vouched and (mine is None or mine.number == 0):
-        try:  # one that lost only its head
-            with closing(sqlite3.connect(f"file:{here}?mode=ro", uri=True)) as db:
-                query = "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1"
-                newest = db.execute(query).fetchone()
-        except sqlite3.Error:
-            newest = None
-        if newest is not None:
-            _check_link(archived, here, ChainHead(*newest))
-        return
-    if mine is None or mine.number == 0:
+    try:
+        head = ChainHead.load(here.with_suffix(".head"))
+        mine = (head.number, head.mac) if head is not None and head.number else None
+    except (OSError, CryptoError, PrivacyError):  # the database itself may be whole
+        mine = None
+    if mine is None and not vouched:
         what = "no sound ledger is in place, so nobody knows what was paid since the backup"
         fix = "pass --ask-proxy where its proxy is the one that it had, --nothing-since where it"
         fix += " has surely answered nothing; else enrol a new device in a state_dir of its own"
         raise BackupError(what, where=str(state), fix=fix)
-    _check_link(archived, here, mine)
-
-
-def _newest_link(ledger: Path) -> ChainHead | None:
-    """Read the head of the ledger in place; the database itself may be lost."""
-    try:
-        return ChainHead.load(ledger.with_suffix(".head"))
-    except (OSError, CryptoError, PrivacyError):
-        return None
-
-
-def _check_link(archived: Path, here: Path, head: ChainHead) -> None:
-    """Refuse an archived ledger without the newest link of the one in place."""
-    query, found = "SELECT 1 FROM links WHERE number = ? AND mac = ?", None
-    if archived.exists():
-        with closing(sqlite3.connect(f"file:{archived}?mode=ro", uri=True)) as db:
-            found = db.execute(query, (head.number, head.mac)).fetchone()
-    if found is None:
-        what = f"the ledger in place has gone on to link {head.number}, which the archive has not"
+    mine = mine or _link(here, "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1")
+    if mine and not _link(archived, "SELECT 1 FROM links WHERE number = ? AND mac = ?", *mine):
+        what = f"the ledger in place has gone on to link {mine[0]}, which the archive has not"
         fix = "keep the state that is there, or enrol a new device where its ledger.head is lost"
         raise BackupError(what, where=str(here), fix=fix)
+
+
+def _link(ledger: Path, query: str, *values: Any) -> Any:
+    """A row of a ledger, None where it has none or is none."""
+    try:
+        with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+            return db.execute(query, values).fetchone()
+    except sqlite3.Error:
+        return None
 
 
 def _go_on(role: str, new: Path) -> None:
