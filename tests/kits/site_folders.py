@@ -6,8 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cryptography import x509
 
+from edgeveil_tools.cli import main
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_site import FleetSite
+
+
+def planned(folder: Path, devices: int = 3, *options: str) -> Path:
+    """A new site's folder with its plan."""
+    assert main(["site", "init", str(folder), "--devices", str(devices), *options]) == 0
+    return folder
+
+
+def opened(folder: Path, word: bytes | None = None) -> FleetSite:
+    return FleetSite(folder, lambda _path: word)
+
+
+def shown(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
 
 
 def plan(folder: Path, **changes: Any) -> None:

@@ -16,22 +16,15 @@ from edgeveil_proxy.devices_file import read_devices
 from edgeveil_tools.cli import main
 from edgeveil_tools.site import bundles
 from edgeveil_tools.site.bundles import Bundle, install
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
-from edgeveil_tools.site.fleet_site import FleetSite
 from tests.kits.earlier_code import earlier_code
-from tests.kits.site_folders import contents, plan
+from tests.kits.site_folders import contents, opened, plan, planned, shown
 
 EVERYBODY = ["broker-edge", "broker-cloud", "cloud", "proxy", "box-0001", "box-0002", "box-0003"]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    assert main(["site", "init", str(tmp_path / "site"), "--devices", "3"]) == 0
-    return tmp_path / "site"
-
-
-def opened(folder, word=b"open"):
-    return FleetSite(folder, lambda _path: word)
+    return planned(tmp_path / "site")
 
 
 def test_every_party_gets_a_whole_bundle_with_its_own_files_alone(folder):
@@ -50,8 +43,8 @@ def test_every_party_gets_a_whole_bundle_with_its_own_files_alone(folder):
                 assert (bundle / path).stat().st_mode & 0o077 == 0
     for party in opened(folder).parties:
         if party.kind == "edge":
-            shown = x509.load_pem_x509_certificate(party.certificates["edge"].encode())
-            assert shown.subject.rfc4514_string() == f"CN={party.device_id}"
+            certificate = shown(folder / "bundles" / party.name / "tls" / "edge.crt")
+            assert certificate.subject.rfc4514_string() == f"CN={party.device_id}"
     elsewhere = {path: raw for path, raw in contents(folder).items() if "bundles/" not in path}
     assert not [path for path, raw in elsewhere.items() if any(s in raw for s in secrets)]
 
@@ -122,36 +115,13 @@ def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):
     assert TrustBundle.load(folder / "bundles" / "cloud" / "trust" / "trust.json") == trust
     for name in EVERYBODY:
         Bundle.open(folder / "bundles" / name)
-    assert trust.verified().delegated.authorities == {
-        domain: (folder / f"bundles/cloud/tls/{domain}-ca.crt").read_text()
-        if domain == "cloud"
-        else (folder / "bundles/box-0001/tls/edge-ca.crt").read_text()
-        for domain in ("edge", "cloud")
-    }
+    tls = folder / "bundles" / "proxy" / "tls"
+    authorities = {domain: (tls / f"{domain}-ca.crt").read_text() for domain in ("edge", "cloud")}
+    assert trust.verified().delegated.authorities == authorities
 
 
 class _PowerFailure(BaseException):
     pass
-
-
-def _cut_at(number):
-    """Fails at this write of a bundle's file, half of it on the disk."""
-    left = number
-
-    def write(path, content, *, secret=False):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            path.write_bytes(content[: len(content) // 2])
-            raise _PowerFailure
-        return _WRITE(path, content, secret=secret)
-
-    return write
-
-
-_WRITE = bundles._write
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, 5, 9, 17, 30])
@@ -159,12 +129,22 @@ _WRITE = bundles._write
 def test_bundles_are_whole_wherever_their_writing_was_cut_short(
     folder, tmp_path, monkeypatch, number, later
 ):
+    write, left = bundles._write, iter(range(number))
+
+    def cut(path, content, *, secret=False):
+        if next(left, None) is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_bytes(content[: len(content) // 2])
+            raise _PowerFailure
+        return write(path, content, secret=secret)
+
     if later:
         opened(folder).apply()
         keys = {path: raw for path, raw in contents(folder).items() if path.endswith(".key")}
         plan(folder, edge_broker={"public": "other:8883"}, cloud_broker={"public": "other:8884"})
     with monkeypatch.context() as patch:
-        patch.setattr(bundles, "_write", _cut_at(number))
+        patch.setattr(bundles, "_write", cut)
         with pytest.raises(_PowerFailure):
             opened(folder).apply()
     opened(folder).apply()
@@ -194,9 +174,8 @@ def test_a_root_that_was_taken_away_is_never_made_anew(folder, tmp_path):
     (folder / "trust").rename(tmp_path / "trust")
     plan(folder, proxy={"min_batch_floor": 9})
     before = contents(folder)
-    for command in (opened(folder).changes, opened(folder).apply):
-        with pytest.raises(UsageError, match=r"trust\.json: is gone.*copy the root's trust\.json"):
-            command()
+    with pytest.raises(UsageError, match=r"trust\.json: is gone.*copy the root's trust\.json"):
+        opened(folder).apply()
     assert contents(folder) == before
     (folder / "trust").mkdir()
     shutil.copy(tmp_path / "trust" / "trust.json", folder / "trust")
@@ -263,13 +242,10 @@ def test_who_came_with_a_claim_is_revoked_by_its_id(folder):
     device = "0123456789abcdef"
     assert "broker-edge" in [one.name for one in opened(folder).revoke(device)]
     lists = (folder / "bundles/broker-edge/tls/revoked.pem").read_bytes()
-    pems = [
-        x509.load_pem_x509_crl(one + b"-----END X509 CRL-----\n")
-        for one in lists.split(b"-----END X509 CRL-----\n")
-        if one.strip()
-    ]
-    serial = serial_number(device, 0)
-    assert all(one.get_revoked_certificate_by_serial_number(serial) for one in pems)
+    end, serial = b"-----END X509 CRL-----\n", serial_number(device, 0)
+    for one in lists.split(end)[:-1]:
+        found = x509.load_pem_x509_crl(one + end)
+        assert found.get_revoked_certificate_by_serial_number(serial)
     with pytest.raises(UsageError, match="was revoked on"):
         opened(folder).revoke(device)
     with pytest.raises(UsageError, match="there is no device"):
@@ -290,11 +266,7 @@ def test_who_is_revoked_stays_out_and_stays_known(folder):
     assert lists.get_revoked_certificate_by_serial_number(serial) is not None
     assert lists.get_revoked_certificate_by_serial_number(serial_number(gone.device_id, 3))
     listed = read_devices(folder / "bundles" / "proxy" / "devices.jsonl")
-    assert {one.note: one.revoked for one in listed} == {
-        "box-0001": False,
-        "box-0002": True,
-        "box-0003": False,
-    }
+    assert [one.note for one in listed if one.revoked] == ["box-0002"] and len(listed) == 3
     assert opened(folder).apply() == []
     with pytest.raises(UsageError, match="was revoked on"):
         opened(folder).revoke(gone.device_id)
@@ -313,40 +285,35 @@ def test_passwords_leave_the_list_with_their_device(folder):
 
 def test_certificates_are_renewed_for_the_same_keys(folder):
     opened(folder).apply()
-    before = (folder / "bundles" / "box-0001" / "tls" / "edge.crt").read_bytes()
-    key = (folder / "bundles" / "box-0001" / "tls" / "edge.key").read_bytes()
+    tls = folder / "bundles" / "box-0001" / "tls"
+    old, key = shown(tls / "edge.crt"), (tls / "edge.key").read_bytes()
     plan(folder, certificate_days=400, renew_days=398)
     told = {(one.what, one.name) for one in opened(folder).changes()}
     assert told == {("renewed", name) for name in EVERYBODY}
     done = opened(folder).apply()
     assert {one.name for one in done} == set(EVERYBODY)
-    after = (folder / "bundles" / "box-0001" / "tls" / "edge.crt").read_bytes()
-    old, new = x509.load_pem_x509_certificate(before), x509.load_pem_x509_certificate(after)
+    new = shown(tls / "edge.crt")
     assert new.public_key() == old.public_key()
     assert new.serial_number == old.serial_number + 1
-    assert (folder / "bundles" / "box-0001" / "tls" / "edge.key").read_bytes() == key
+    assert (tls / "edge.key").read_bytes() == key
 
 
 def test_an_authority_is_rotated_in_two_steps(folder):
     opened(folder).apply()
-    first = (folder / "bundles" / "box-0001" / "tls" / "edge-ca.crt").read_bytes()
-    broker = (folder / "bundles" / "broker-edge" / "tls" / "broker.crt").read_bytes()
+    box, broker = (folder / "bundles" / name / "tls" for name in ("box-0001", "broker-edge"))
+    first, server = (box / "edge-ca.crt").read_bytes(), shown(broker / "broker.crt")
     opened(folder).rotate_authority("edge")
-    both = (folder / "bundles" / "box-0001" / "tls" / "edge-ca.crt").read_bytes()
+    both = (box / "edge-ca.crt").read_bytes()
     assert both.endswith(first)
     new = x509.load_pem_x509_certificate(both)
-    box = folder / "bundles" / "box-0001" / "tls" / "edge.crt"
-    x509.load_pem_x509_certificate(box.read_bytes()).verify_directly_issued_by(new)
-    assert (folder / "bundles/broker-edge/tls/broker.crt").read_bytes() == broker
-    assert (folder / "bundles/broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
+    shown(box / "edge.crt").verify_directly_issued_by(new)
+    assert shown(broker / "broker.crt") == server
+    assert (broker / "revoked.pem").read_text().count("BEGIN") == 2
     with pytest.raises(UsageError, match="being rotated already"):
         opened(folder).rotate_authority("edge")
     opened(folder).rotate_authority("edge", finish=True)
-    assert (folder / "bundles/box-0001/tls/edge-ca.crt").read_bytes() == both.removesuffix(first)
-    server = x509.load_pem_x509_certificate(
-        (folder / "bundles/broker-edge/tls/broker.crt").read_bytes()
-    )
-    server.verify_directly_issued_by(new)
+    assert (box / "edge-ca.crt").read_bytes() == both.removesuffix(first)
+    shown(broker / "broker.crt").verify_directly_issued_by(new)
     with pytest.raises(UsageError, match="not being rotated"):
         opened(folder).rotate_authority("edge", finish=True)
 
@@ -357,36 +324,38 @@ def test_the_authority_of_claims_is_rotated_too(folder):
         opened(folder).rotate_authority("claims")
     plan(folder, devices=CLAIMS)
     opened(folder).apply()
-    bundles = folder / "bundles"
+    bundles, place = folder / "bundles", folder.parent / "proxy"
     first = (bundles / "proxy" / "tls" / "claims-ca.crt").read_bytes()
     (key,) = (bundles / "proxy" / "tls").glob("claims-ca-*.key")
-    place = folder.parent / "proxy"
     install(bundles / "proxy", place)
-
     opened(folder).rotate_authority("claims")
     install(bundles / "proxy", place)
     second = (place / "tls" / "claims-ca.crt").read_bytes()
     desk = load_site(place / "edgeveil.yaml").claims
     assert desk.authority_key_file.name != key.name
     Authority.load(desk.authority_cert_file, desk.authority_key_file)
-    image = x509.load_pem_x509_certificate((bundles / "image/tls/claim.crt").read_bytes())
+    image = shown(bundles / "image/tls/claim.crt")
     image.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
-    known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
-    assert first in known and second in known
+    clients = bundles / "broker-edge" / "tls" / "clients-ca.crt"
+    assert first in clients.read_bytes() and second in clients.read_bytes()
     opened(folder).rotate_authority("claims", finish=True)
-    known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
-    assert first not in known and second in known
+    assert first not in clients.read_bytes() and second in clients.read_bytes()
     assert (bundles / "broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
 
 
-def test_a_wrong_passphrase_changes_nothing(folder):
-    opened(folder).apply()
-    before = contents(folder)
+def test_a_wrong_passphrase_or_none_changes_nothing(folder):
+    opened(folder, b"open").apply()
     plan(folder, proxy={"min_batch_floor": 5})
-    before[PLAN_FILE] = (folder / PLAN_FILE).read_bytes()
+    before = contents(folder)
     with pytest.raises(CryptoError, match="cannot be decrypted"):
         opened(folder, b"wrong").apply()
-    assert contents(folder) == before
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.returncode == UsageError.exit_code, done.stderr
+    assert "--passphrase-file" in done.stderr and "EOFError" not in done.stderr
+    assert {path: raw for path, raw in contents(folder).items() if ".lock" not in path} == before
 
 
 def test_somebody_elses_broker_gets_its_accounts_and_no_bundle(folder):
@@ -404,31 +373,14 @@ def test_somebody_elses_broker_gets_its_accounts_and_no_bundle(folder):
 def test_commands_by_hand(folder, capsys):
     options = [str(folder), "--no-passphrase"]
     assert main(["site", "apply", *options]) == 0
-    plan(folder, devices={"csv": "devices.csv"})
-    (folder / "devices.csv").write_text("name,role,host\nward-7,,\n")
     with opened(folder).alone():
         assert main(["site", "apply", *options]) == 2
     assert "another command works" in capsys.readouterr().err
-    assert main(["site", "apply", *options]) == 0
     assert main(["site", "status", str(folder)]) == 0
-    assert "ward-7" in capsys.readouterr().out
+    assert "box-0003" in capsys.readouterr().out
     assert main(["log", str(folder)]) == 0
     assert main(["log", str(folder), "--key", "0" * 16]) == 2
     assert "the site's key is" in capsys.readouterr().err
-
-
-def test_without_a_terminal_the_option_for_a_passphrase_is_named(folder):
-    opened(folder).apply()
-    plan(folder, proxy={"min_batch_floor": 5})
-    before = contents(folder)
-    command = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
-    )
-    assert done.returncode == UsageError.exit_code, done.stderr
-    assert "--passphrase-file" in done.stderr and "EOFError" not in done.stderr
-    changed = {path for path, raw in contents(folder).items() if before.get(path) != raw}
-    assert all(path.endswith(".lock") for path in changed)
 
 
 def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):
@@ -439,7 +391,7 @@ def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):
     install(folder / "bundles" / "box-0001", place)
     before = contents(place)
     shutil.rmtree(folder / "bundles")
-    site = FleetSite(folder, lambda _path: None)
+    site = opened(folder)
     assert {one.what for one in site.apply()} <= {"changed"}  # keys that came and went since
     assert site.changes() == []
     plan(folder, devices={"count": 4})
@@ -451,7 +403,6 @@ def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):
     after = contents(place)
     assert before.keys() <= after.keys()
     kept = ("state/", "policy.yaml", "tls/edge.key", "trust/")
-    assert {path: raw for path, raw in before.items() if path.startswith(kept)} == {
-        path: raw for path, raw in after.items() if path.startswith(kept)
-    }
+    for path in (one for one in after if one.startswith(kept)):
+        assert after[path] == before[path]
     assert after["tls/edge.crt"] != before["tls/edge.crt"]
