@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError
@@ -63,7 +63,7 @@ def _play(asked, out):
     wanted = Overrides(settings=(("aggregation.secure", True),) if asked.secure else None)
     job, run = local_job(JOB, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
-        job, run = local_job(JOB, replace(wanted, devices=asked.cells * run.devices))
+        job, run = local_job(JOB, {**wanted, "devices": asked.cells * run.devices})
     check_data(job, run)
     if asked.engine == "ray":
         imported_ray(ASKED_BY)

@@ -70,36 +70,38 @@ class CheckedFile:
     problems: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+    site: EdgeSite | None = None
     code: int = ConfigError.exit_code
 
 
 def command(args: argparse.Namespace) -> int:
     """`edgeveil check`: every problem of every file; what each is, its content decides."""
     plan = "fleet.yaml"
-    args.files = [one / plan if (one / plan).is_file() else one for one in args.files]
-    yaml_files = [one for one in args.files if _other_kind(one) == ""]
-    records = [one for one in args.files if _other_kind(one) == "records"]
+    files = [one / plan if (one / plan).is_file() else one for one in args.files]
+    yaml_files = [one for one in files if _other_kind(one) == ""]
+    records = [one for one in files if _other_kind(one) == "records"]
     limits = site_limits(yaml_files)
     checked = {path: _checked(path, limits, records, show=args.show) for path in yaml_files}
-    jobs = [one.fields["plan"].job for one in checked.values() if "plan" in one.fields]
-    sites = [one for one in checked.values() if "site" in one.fields]
+    plans = {path: one.plan for path, one in checked.items() if one.plan is not None}
+    jobs = [plan.job for plan in plans.values()]
     if args.estimate and not (jobs or any(one.problems for one in checked.values())):
         fix = "name the job's file too"
         raise UsageError("no job is named to estimate", where="--estimate", fix=fix)
-    for one in sites:
-        _check_device(one, one.fields.pop("site"), jobs)
-    for path in args.files:
-        if path not in checked:
-            checked[path] = _checked_other(path, alone=not jobs)
+    for one in checked.values():
+        if one.site is not None:
+            _check_device(one, one.site, jobs)
+    found = [
+        checked[path] if path in checked else _checked_other(path, alone=not jobs)
+        for path in dict.fromkeys(files)
+    ]
     failed = False
-    for one in (checked[path] for path in dict.fromkeys(args.files)):
-        plan = one.fields.pop("plan", None)
+    for one in found:
         if not args.json:
             verdict = one.problems or [f"{one.path}: ok ({one.kind})"]
             print("\n".join([*verdict, *one.lines]), flush=True)
-        if args.estimate and plan is not None:
+        if args.estimate and one.plan is not None:
             failed |= _estimate(one, args)
-    found = list(checked.values())
     codes = {one.code for one in found if one.problems}
     if args.json:
         rows = [
@@ -108,10 +110,10 @@ def command(args: argparse.Namespace) -> int:
             for one in found
         ]
         print(json.dumps({"command": "check", "ok": not codes and not failed, "files": rows}))
-    elif len(jobs) == len(args.files) == 1 and not (codes or failed):
+    elif len(jobs) == len(files) == 1 and not (codes or failed):
         unplanned = args.estimate or jobs[0].measure != ACCURACY  # which `--estimate` refuses
         then = "run" if unplanned else "check"
-        say_next(f"edgeveil {then} {args.files[0]}{'' if unplanned else ' --estimate'}")
+        say_next(f"edgeveil {then} {files[0]}{'' if unplanned else ' --estimate'}")
     order = (ConfigError.exit_code, DataError.exit_code, 1)
     return next((code for code in order if code in codes), JobFailed.exit_code if failed else 0)
 
@@ -132,29 +134,22 @@ def _checked(
 ) -> CheckedFile:
     """A YAML file of any kind: a job with the records that it or the command line names."""
     one = CheckedFile(path)
-    one.problems = [str(problem) for problem in validate(path, limits, next(iter(records), None))]
-    if one.problems:
-        return one
-    one.kind, found = load(path)
-    if isinstance(found, EdgeSite):
-        one.fields["site"] = found
-    if not isinstance(found, tuple):
-        return one
-    job, plan = found
-    one.fields["plan"] = plan
-    one.lines = [f"  {line}" for line in job_notes(plan)]
     try:
-        sources: list[Path | None] = [*records] or [None]
-        notes = [note for data in sources for note in record_notes(job, path, data)]
+        one.kind, found, notes = _sound(path, limits, records)
     except ConfigError as error:
         one.problems = error.problems
         return one
+    if isinstance(found, EdgeSite):
+        one.site = found
+    if not isinstance(found, tuple):
+        return one
+    job, one.plan = found
+    one.lines = [f"  {line}" for line in job_notes(one.plan)]
     one.lines += [f"  records: {note}" for note in notes]
     if notes:
         one.fields["records"] = notes
     if show:
-        plain = job.model_dump(mode="json")
-        one.fields["job"] = plain
+        one.fields["job"] = plain = job.model_dump(mode="json")
         one.lines.append(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip())
     return one
 
@@ -170,8 +165,7 @@ def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None
     asked_alike = {job.data.model_dump_json(): job for job in of_its_data}
     its_jobs: list[Job | None] = [*asked_alike.values()] or [None]
     for job in its_jobs:
-        asked = None if job is None else job.data
-        found = self_check(site, read_records=True, asked=asked)
+        found = self_check(site, read_records=True, asked=None if job is None else job.data)
         one.problems += [text for text in found if text not in one.problems]
     if not all(text.startswith("data.name: ") for text in one.problems):
         return  # the records cannot be read, or not yet
@@ -250,17 +244,24 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
     return kind, load_site(path)
 
 
-def validate(
-    path: str | Path, limits: BroadcastLimits | None = None, data: Path | None = None
-) -> list[ConfigProblem]:
+def _sound(
+    path: Path, limits: BroadcastLimits | None = None, records: Sequence[Path] = ()
+) -> tuple[str, Any, list[str]]:
+    """The same; of a job that was also played on made-up records, with notes on its records, or on
+    those of the files `records`. ConfigError."""
+    kind, found = load(path)
+    if not isinstance(found, tuple):
+        return kind, found, []
+    rehearse(found[1], path, limits=limits, needed=False)
+    sources: Sequence[Path | None] = records or [None]
+    return kind, found, [note for data in sources for note in record_notes(found[0], path, data)]
+
+
+def validate(path: str | Path) -> list[ConfigProblem]:
     """Return every problem of a configuration file of any kind. A job is also played on made-up
-    records within `limits` (`site_limits`; None: the usual ones), and the records that its
-    `local_run` names, or those of the file `data`, are read where they are there."""
+    records, and the records that its `local_run` names are read where they are there."""
     try:
-        _, found = load(Path(path))
-        if isinstance(found, tuple):
-            rehearse(found[1], Path(path), limits=limits, needed=False)
-            record_notes(found[0], Path(path), data)
+        _sound(Path(path))
     except ConfigError as error:
         return error.places
     return []
@@ -271,18 +272,20 @@ def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[st
     for their owner's console. ConfigError where the job cannot learn from them."""
     from edgeveil_tools.local.data import check_data, run_on
 
-    run, key = job.local_run, "local_run.data"
-    if data is None and (run is None or run.data.path is None or not run.data.path.exists()):
+    run = job.local_run or LocalRun()
+    if data is None and (run.data.path is None or not run.data.path.exists()):
         return []
     try:
-        if data is not None:
-            run, key = run_on(data, job), "data"
-        return check_data(job.alone, run or LocalRun())
+        return check_data(job.alone, run if data is None else run_on(data, job))
     except (DataError, UsageError) as error:
-        place = f"{path}:{line_of(path, key)} {key}"
-        fix = f"; {error.fix}" if error.fix else ""
-        text = f"{place}: {error.where}: {error.what}{fix}"
-        raise ConfigError([" ".join(text.split())]) from error
+        key = "local_run.data" if data is None else "data"
+        raise _at_line(path, key, f"{error.where}: {error.what}", error.fix) from error
+
+
+def _at_line(path: Path, key: str, what: str, fix: str) -> ConfigError:
+    """The error in the form of all problems of a file, on one line."""
+    text = f"{path}:{line_of(path, key)} {key}: {what}{'; ' * bool(fix)}{fix}"
+    return ConfigError([" ".join(text.split())])
 
 
 def rehearse(
@@ -306,10 +309,9 @@ def rehearse(
     try:
         rehearse_job(whole, limits or usual_limits(), devices=devices)
     except RefusedJobError as error:
-        fix = f"; {error.fix}" if error.fix else ""
-        place = f"{path}:{line_of(path, error.where)}" if path else f"(job {plan.job.job}):0"
-        text = " ".join(f"{place} {error.where}: {error.what}{fix}".split())
-        raise ConfigError([text]) from error
+        if path is not None:
+            raise _at_line(path, error.where, error.what, error.fix) from error
+        raise ConfigError([f"(job {plan.job.job}):0 {error}"]) from error
 
 
 def usual_limits() -> BroadcastLimits:

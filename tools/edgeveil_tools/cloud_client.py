@@ -10,12 +10,14 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import (
     BadStatusLine,
     HTTPConnection,
     HTTPException,
+    HTTPResponse,
     HTTPSConnection,
     LineTooLong,
     RemoteDisconnected,
@@ -246,23 +248,29 @@ class Cloud:
         end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
         while True:
             try:
-                return self._request_once(method, path, body, timeout_s, content_type)
+                answer, content = self._answered(method, path, body, timeout_s)
+                if answer.status >= 400:
+                    raise self._refused(answer.status, content)
+                break
             except CloudAway:
                 if time.monotonic() >= end:
                     raise
                 time.sleep(AGAIN_S)
+        if answer.headers.get_content_type() != content_type:
+            raise self._no_cloud()
+        return content
 
-    def _request_once(
-        self, method: str, path: str, body: bytes | None, timeout_s: float, content_type: str
-    ) -> bytes:
-        connection = self._address.connection(timeout_s)
+    def _answered(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> tuple[HTTPResponse, bytes]:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            if self._token is not None and self._address.tls is None:
-                self._have_proof(connection, self._token)
-            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-            connection.request(method, self._address.prefix + path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            with closing(self._address.connection(timeout_s)) as connection:
+                if self._token is not None and self._address.tls is None:
+                    self._have_proof(connection, self._token)
+                connection.request(method, self._address.prefix + path, body, headers)
+                answer = connection.getresponse()
+                return answer, answer.read()
         except ssl.SSLCertVerificationError as error:
             what = f"its certificate is not to be trusted: {error.verify_message}"
             fix = "name its authority by EDGEVEIL_CA_FILE, and the host as in its certificate"
@@ -274,13 +282,6 @@ class Cloud:
             what = f"the cloud does not answer ({reason})"
             fix = "start it with edgeveil cloud --config FILE, or pass --cloud URL"
             raise CloudAway(what, where=self.url, fix=fix) from error
-        finally:
-            connection.close()
-        if answer.status >= 400:
-            raise self._refused(answer.status, content)
-        if answer.headers.get_content_type() != content_type:
-            raise self._no_cloud()
-        return content
 
     def _have_proof(self, connection: HTTPConnection, token: str) -> None:
         """Make sure that the other end of this connection knows the token, before it is sent."""
@@ -432,13 +433,10 @@ def get_text(url: str, page: str, timeout_s: float = 2.0) -> str:
     """A page that wants no token, past any proxy of the system; OSError when there is none."""
     try:
         address = HttpAddress.parse(url)
-        connection = address.connection(timeout_s)
-        try:
+        with closing(address.connection(timeout_s)) as connection:
             connection.request("GET", address.prefix + page)
             answer = connection.getresponse()
             content = answer.read(_PAGE_BYTES)
-        finally:
-            connection.close()
     except (UsageError, HTTPException) as error:
         raise OSError(str(error)) from error
     if answer.status >= 400:

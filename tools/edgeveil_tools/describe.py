@@ -55,8 +55,11 @@ class _Look:
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
     """Draft the YAML of a `data` block from a table or a folder of pictures. DataError."""
-    if path.is_dir():
-        return "\n".join(_of_pictures(path, devices)) + "\n"
+    lines = _of_pictures(path, devices) if path.is_dir() else _of_table(path, label, devices)
+    return "\n".join(lines) + "\n"
+
+
+def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[str]:
     named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)
     if not rows:
         raise DataError("holds no records", where=str(path), fix="name a file with some")
@@ -64,8 +67,34 @@ def describe(path: Path, label: str | None = None, devices: int | None = None) -
     names = named or [f"v{at}" for at in range(1, width + 1)]
     rows = [row for row in rows if len(row) == len(names)]
     looks = [_look(name, [row[at].strip() for row in rows]) for at, name in enumerate(names)]
-    nominal = _nominal(len(rows), devices)
-    return "\n".join(_of_table(path, looks, label, nominal, headless=not named)) + "\n"
+    chosen = _label(path, looks, label)
+    yield from _head(path, len(rows), devices)
+    yield "    label:"
+    yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
+    if len(chosen.texts) <= _LIST:
+        yield from _wrapped("      classes: ", sorted(chosen.texts))
+    elif chosen.numeric:
+        yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
+    else:
+        remark = f"{len(chosen.texts)} texts stand there: name the classes"
+        yield f'      classes: ["no", "yes"]   # {remark}'
+    if not named:
+        yield "    # the file has no line that names its columns: these names are made up"
+        yield from _wrapped("    header: ", names)
+    if missing := sorted({text for look in looks for text in look.gaps}):
+        yield from _wrapped("    missing: ", missing)
+    yield "    columns:"
+    others = [look for look in looks if look is not chosen]
+    for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
+        if span is None:
+            for look in alike:
+                yield from _category(look)
+        elif len(columns := [look.name for look in alike]) == 1:
+            yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"
+        else:
+            remark = f"{len(columns)} columns that are read alike"
+            yield f"    - number: {_ends(span)}   # {remark}"
+            yield from _wrapped("      name: ", columns)
 
 
 def _look(name: str, cells: Sequence[str]) -> _Look:
@@ -76,70 +105,32 @@ def _look(name: str, cells: Sequence[str]) -> _Look:
     return _Look(name, texts, gaps)
 
 
-def _of_table(
-    path: Path, looks: list[_Look], label: str | None, nominal: int, *, headless: bool
-) -> Iterator[str]:
-    chosen = _label(path, looks, label)
-    yield from _head(path, nominal)
-    yield "    label:"
-    yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
-    if len(chosen.texts) > _LIST and chosen.numeric:
-        low, high = chosen.span
-        ends = f"[{number(float(f'{low:g}'))}, {number(float(f'{high:g}'))}]"
-        yield f"      number: {ends}   # {OF_NUMBER}: its range"
-    elif len(chosen.texts) > _LIST:
-        remark = f"{len(chosen.texts)} texts stand there: name the classes"
-        yield f'      classes: ["no", "yes"]   # {remark}'
-    else:
-        yield from _wrapped("      classes: ", sorted(chosen.texts))
-    if headless:
-        yield "    # the file has no line that names its columns: these names are made up"
-        yield from _wrapped("    header: ", [look.name for look in looks])
-    missing = sorted({text for look in looks for text in look.gaps})
-    if missing:
-        yield from _wrapped("    missing: ", missing)
-    yield "    columns:"
-    others = [look for look in looks if look is not chosen]
-    for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
-        if span is None:
-            for look in alike:
-                yield from _category(look)
-        else:
-            yield from _numbers(list(alike), span)
-
-
 def _label(path: Path, looks: list[_Look], label: str | None) -> _Look:
-    if label is not None:
-        found = next((look for look in looks if look.name == label), None)
-        if found is None:
-            known = ", ".join(look.name for look in looks[:8])
-            raise DataError(f"has no column '{label}'", where=str(path), fix=f"known: {known}")
-        return found
-    few = [look for look in looks if 2 <= len(look.texts) <= _FEW]
-    called = [look for look in few if look.name.casefold() in _LABELS]
-    return (called or few[-1:] or looks[-1:])[0]
+    if label is None:
+        few = [look for look in looks if 2 <= len(look.texts) <= _FEW]
+        called = [look for look in few if look.name.casefold() in _LABELS]
+        return (called or few[-1:] or looks[-1:])[0]
+    found = next((look for look in looks if look.name == label), None)
+    if found is None:
+        known = ", ".join(look.name for look in looks[:8])
+        raise DataError(f"has no column '{label}'", where=str(path), fix=f"known: {known}")
+    return found
 
 
-def _numbers(looks: list[_Look], span: tuple[float, float]) -> Iterator[str]:
-    names = [_text(look.name) for look in looks]
-    ends = f"[{number(float(f'{span[0]:g}'))}, {number(float(f'{span[1]:g}'))}]"
-    if len(names) == 1:
-        yield f"    - {{name: {names[0]}, number: {ends}}}"
-        return
-    yield f"    - number: {ends}   # {len(names)} columns that are read alike"
-    yield from _wrapped("      name: ", [look.name for look in looks])
+def _ends(span: tuple[float, float]) -> str:
+    low, high = (number(float(f"{end:g}")) for end in span)
+    return f"[{low}, {high}]"
 
 
 def _category(look: _Look) -> Iterator[str]:
-    if not look.texts:
-        yield f"    # {_text(look.name)} is left out: it is empty"
-    elif len(look.texts) > _LIST:
-        yield f"    # {_text(look.name)} is left out: {len(look.texts)} different texts"
-    else:
-        once = sum(count == 1 for count in look.texts.values())
-        remark = f"   # {once} of them stand in one record alone" if once else ""
-        yield f"    - name: {_text(look.name)}{remark}"
-        yield from _wrapped("      category: ", sorted(look.texts))
+    if not 0 < len(look.texts) <= _LIST:
+        why = f"{len(look.texts)} different texts" if look.texts else "it is empty"
+        yield f"    # {_text(look.name)} is left out: {why}"
+        return
+    once = sum(count == 1 for count in look.texts.values())
+    remark = f"   # {once} of them stand in one record alone" if once else ""
+    yield f"    - name: {_text(look.name)}{remark}"
+    yield from _wrapped("      category: ", sorted(look.texts))
 
 
 def _of_pictures(folder: Path, devices: int | None) -> Iterator[str]:
@@ -155,22 +146,18 @@ def _of_pictures(folder: Path, devices: int | None) -> Iterator[str]:
     if not sizes:
         raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
     height, width = sizes.most_common(1)[0][0]
-    yield from _head(folder, _nominal(sizes.total(), devices))
+    yield from _head(folder, sizes.total(), devices)
     yield from _wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes are there: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
 
-def _nominal(records: int, devices: int | None) -> int:
-    """About as many as each of the devices gets, as a round number."""
-    if devices is None:
-        return _USUAL
-    each = max(1, 4 * records // (5 * devices))
-    step = int(10 ** max(0, len(str(each)) - 2))
-    return each // step * step
-
-
-def _head(path: Path, nominal: int) -> Iterator[str]:
+def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
+    nominal = _USUAL
+    if devices is not None:  # about as many as each of them gets, as a round number
+        each = max(1, 4 * records // (5 * devices))
+        step = int(10 ** max(0, len(str(each)) - 2))
+        nominal = each // step * step
     yield f"# Drafted by `edgeveil` from {path.name}."
     yield "# This is your own look at your own records: a list or a range that only records say can"
     yield "# tell of a single one of them, and a job is public. Judge each, write what is known"

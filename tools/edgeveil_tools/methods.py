@@ -30,8 +30,8 @@ from edgeveil_tools.cli.common import answer
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
-_OWN_TABLES = METHODS, STAGES, AGGREGATIONS, MODELS, FEATURES, PARTITIONS, SOURCES
-TABLES: tuple[PartTable[Any], ...] = _OWN_TABLES
+_OURS = METHODS, STAGES, AGGREGATIONS, MODELS, FEATURES, PARTITIONS, SOURCES
+TABLES: tuple[PartTable[Any], ...] = _OURS
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,10 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All names, family by family, as their tables list them."""
-    parts = [_of_part(table[name]) for table in TABLES for name in table]
-    return parts + [
+    parts: list[Part] = [table[name] for table in TABLES for name in table]
+    said = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
+    found = [Entry(family=part.key, plugin=_brought(part), **words) for part, words in said]
+    return found + [
         Entry("preset", name, summary, source, privacy)
         for name, (source, summary, privacy) in PRESETS_SAID.items()
     ]
@@ -92,16 +94,18 @@ def check(args: argparse.Namespace) -> int:
     names = args.names[1:]
     if not names:
         raise UsageError("names no part", where="methods check", fix="write methods check krum")
-    parts = [part for name in names for part in _parts(name)]
-    found = [{**_identity(part), "laws": [asdict(one) for one in verdicts(part)]} for part in parts]
-    lines = []
-    for one in found:
-        lines.append(f"{one['family']} {one['name']}")
-        if one["plugin"]:
+    found, lines = [], []
+    for part in (part for name in names for part in _parts(name)):
+        plugin, laws = plugins.plugin_of(part.family, part.name), verdicts(part)
+        one: dict[str, Any] = {"family": part.key, "name": part.name, "plugin": _brought(part)}
+        one["sha256"] = None
+        lines.append(f"{part.key} {part.name}")
+        if plugin is not None:
+            with suppress(UsageError):
+                one["sha256"] = plugins.digest(plugin.distribution)
             lines.append(f"  plug-in {one['plugin']}, sha256 {one['sha256'] or 'not to be had'}")
-        for law in one["laws"]:
-            text = f"✗ {law['law']}: {law['wrong']}" if law["wrong"] else f"✓ {law['law']}"
-            lines.append(f"  {text}")
+        lines += [f"  ✗ {law.law}: {law.wrong}" if law.wrong else f"  ✓ {law.law}" for law in laws]
+        found.append({**one, "laws": [asdict(law) for law in laws]})
     sound = not any(law["wrong"] for one in found for law in one["laws"])
     return answer(args, lines, {"parts": found}, ok=sound)
 
@@ -110,8 +114,7 @@ def _parts(name: str) -> list[Part]:
     """The parts of a name, one a family that has it."""
     found = [table[name] for table in TABLES if name in table]
     if not found:
-        refused = plugins.complaints(name)
-        if refused:
+        if refused := plugins.complaints(name):
             raise UsageError(refused[0])
         known = [one for table in TABLES for one in table]
         raise UsageError(f"unknown part '{name[:64]}'", fix=nearest(name[:64], known))
@@ -125,13 +128,11 @@ def digests(args: argparse.Namespace) -> int:
         fix = "write methods digest, and the name of a part or its distribution"
         raise UsageError("names no plug-in", where="methods digest", fix=fix)
     models = {name: _code_digest(name) for name in names if ":" in name}
-    found: dict[str, str] = {}
-    for name in names:
-        if name in models:
-            continue
-        mine = [one for one in plugins.installed() if name in (one.name, one.distribution)]
+    installed, found = plugins.installed(), dict[str, str]()
+    for name in (name for name in names if name not in models):
+        mine = [one for one in installed if name in (one.name, one.distribution)]
         if not mine:
-            known = [part for one in plugins.installed() for part in (one.name, one.distribution)]
+            known = [part for one in installed for part in (one.name, one.distribution)]
             hint = nearest(name[:64], known) if known else "no plug-in is installed"
             raise UsageError(f"no installed plug-in has or declares '{name[:64]}'", fix=hint)
         for one in mine:
@@ -158,25 +159,10 @@ def _code_digest(function: str) -> str:
     return plugins.code_digest(function)
 
 
-def _identity(part: Part) -> dict[str, Any]:
-    """Who brought it, and the digest of what is installed; None for EdgeVeil's own."""
-    plugin, digest = plugins.plugin_of(part.family, part.name), None
-    if plugin is not None:
-        with suppress(UsageError):
-            digest = plugins.digest(plugin.distribution)
-    return {
-        "family": part.key,
-        "name": part.name,
-        "plugin": None if plugin is None else f"{plugin.distribution} {plugin.version}",
-        "sha256": digest,
-    }
-
-
-def _of_part(part: Part) -> Entry:
+def _brought(part: Part) -> str | None:
+    """The distribution that brought it; None for EdgeVeil's own."""
     plugin = plugins.plugin_of(part.family, part.name)
-    said = {one.name: getattr(part, one.name) for one in fields(Part)}
-    brought = None if plugin is None else f"{plugin.distribution} {plugin.version}"
-    return Entry(family=part.key, plugin=brought, **said)
+    return None if plugin is None else f"{plugin.distribution} {plugin.version}"
 
 
 def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
@@ -188,22 +174,18 @@ def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
 
 
 def _shown(entry: Entry, width: int) -> str:
-    status = entry.privacy or "–"
-    if entry.note:
-        status += f" ({entry.note})"
-    lines = [f"  {entry.name}"]
+    lines, note = [f"  {entry.name}"], f" ({entry.note})" if entry.note else ""
     for label, text in (
         ("what", entry.summary),
         ("source", entry.source),
         ("needs", entry.needs),
         ("reveals", entry.reveals),
-        ("privacy", status),
+        ("privacy", f"{entry.privacy or '–'}{note}"),
         ("example", entry.example),
         ("plug-in", entry.plugin),
     ):
-        lines += textwrap.wrap(
-            text or "", width, initial_indent=f"    {label:<8}", subsequent_indent=" " * 12
-        )
+        first, rest = f"    {label:<8}", " " * 12
+        lines += textwrap.wrap(text or "", width, initial_indent=first, subsequent_indent=rest)
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import ACCURACY, leading_text
-from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.privacy.guarantee import guarantee_lines
@@ -31,9 +30,7 @@ from edgeveil_tools.checks import price, rehearse
 from edgeveil_tools.local.data import dealt, held, input_range, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
-from edgeveil_tools.local.reference import has_reference
 from edgeveil_tools.local.run import play
-from edgeveil_tools.result import Result
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
 TEST_RECORDS = 2000
@@ -51,11 +48,11 @@ class Prospect:
     nominal_records: int
     measured_on: str
     guessing: float
-    without_noise: float | None
-    accuracies: list[float]
     privacy: Mapping[str, Any]
     notes: Sequence[str]
     round: Mapping[str, float]
+    without_noise: float | None = None
+    accuracies: list[float] = field(default_factory=list)
     failure: str = ""
     seconds: float = 0.0
     verdict: list[str] = field(default_factory=list)
@@ -93,29 +90,13 @@ def prospect(
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
-    with tempfile.TemporaryDirectory(prefix="edgeveil-plan-") as folder:
-        fleet = job, run, records, Path(folder)
-        test, reached, failure, ideal = records.test, list[float](), "", None
-        for seed in range(1, seeds + 1):
-            say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
-            found = _on_paper(*fleet, seed)
-            if isinstance(found, str):
-                failure = found
-                break
-            outputs = OnnxModel(found.model.read_bytes()).answers(test.x, {})
-            reached.append(float(np.mean(np.argmax(outputs, axis=1) == test.y)))
-        if not failure and has_reference(job):
-            say("learning without noise, to compare with")
-            found = _on_paper(*fleet, 1, reference=True)
-            ideal = None if isinstance(found, str) else found.reference_accuracy
-    estimate = Prospect(
+    test = records.test
+    found = Prospect(
         job=job.job,
         devices=run.devices,
         nominal_records=job.data.nominal_records,
         measured_on=records.told,
-        guessing=records.guessing,
-        without_noise=ideal,
-        accuracies=reached,
+        guessing=float(np.bincount(test.y[test.y >= 0]).max() / len(test)),
         privacy=summary_of(plan, len(plan.all_rounds), None)["privacy"],
         notes=price(job).notes,
         round={
@@ -123,58 +104,78 @@ def prospect(
             "rounds": plan.rounds,
             "preparatory": len(plan.of_method) - plan.rounds,
         },
-        failure=failure,
-        seconds=round(time.monotonic() - begun_s, 1),
     )
-    estimate.verdict = verdict(estimate, plan)
-    return estimate
+    with tempfile.TemporaryDirectory(prefix="edgeveil-plan-") as name:
+        folder = Path(name)
+        whole = _on_drawn(job, run, folder)
+        np.savez(folder / "test.npz", x=test.x, y=test.y)
+        for seed in range(1, seeds + 1):
+            say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
+            wanted = run.devices * job.data.nominal_records
+            drawn = records.draw(wanted, np.random.default_rng(seed))
+            np.savez(folder / "records.npz", x=drawn.x, y=drawn.y)
+            options, out = Overrides(seed=seed, simulate=True), folder / f"seed-{seed}"
+            # One seed's reference is like another's.
+            result, failure = play(whole, out, options, reference=seed == 1, report=False)
+            if isinstance(failure, KeyboardInterrupt):
+                raise failure
+            if failure is not None:
+                found.failure = str(failure)
+                break
+            found.accuracies.append(result.accuracy or 0.0)
+            found.without_noise = found.without_noise or result.reference_accuracy
+    found.seconds = round(time.monotonic() - begun_s, 1)
+    found.verdict = verdict(found, plan)
+    return found
+
+
+def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
+    """The job on `records.npz` and `test.npz` of the folder."""
+    given = {name: getattr(job, name) for name in Job.model_fields}
+    # The records are numbers already, as the schema would make them.
+    given["data"] = job.data.model_copy(update={"schema_": None})
+    unread = dict.fromkeys(("labels_path", "label_column", "header", "images"))
+    files = {"source": "npz", "path": folder / "records.npz", "test_path": folder / "test.npz"}
+    changes = {
+        "data": run.data.model_copy(update={**unread, **files}),
+        "partition": run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0}),
+        **dict.fromkeys(("test_records", "test_share", "test_folds")),
+    }
+    return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
 
 
 # --- records of nobody ---
 
 
-@dataclass(frozen=True)
-class StandIn:
+class StandIn(NamedTuple):
     """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models on."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
     told: str
 
-    @property
-    def guessing(self) -> float:
-        """Accuracy of always saying the commonest class of the test."""
-        counts = np.bincount(self.test.y[self.test.y >= 0])
-        return float(counts.max() / len(self.test.y))
-
 
 def stand_in(job: Job, run: LocalRun) -> StandIn:
     """Records of the public set that the job names, where its files are here; else made-up ones."""
-    if is_published(job, run):
-        pool, test = dealt(job, run)[0], held(job, run)
-        if len(pool) and len(test):
-            return _of_public(job, pool, test)
-    return _made_up_classes(job)
-
-
-def _of_public(job: Job, pool: Records, test: Records) -> StandIn:
+    if not is_published(job, run):
+        return _made_up(job)
+    pool, test = dealt(job, run)[0], held(job, run)
+    if not len(pool) or not len(test):
+        return _made_up(job)
     spread = 1e-3 * float(pool.x.max(initial=1.0) - pool.x.min(initial=0.0))
 
     def draw(n: int, chance: np.random.Generator) -> Records:
-        if n <= len(pool):
-            chosen = chance.permutation(len(pool))[:n]
-            return Records(pool.x[chosen], pool.y[chosen])
-        chosen = chance.integers(0, len(pool), n)
-        # Equal records would all be dealt to one device.
-        moved = pool.x[chosen] + chance.normal(0, spread, (n, *pool.x.shape[1:]))
-        return Records(moved.astype(np.float32), pool.y[chosen])
+        chosen = np.resize(chance.permutation(len(pool)), n)
+        x = pool.x[chosen]
+        if n > len(pool):  # equal records would all be dealt to one device
+            x = (x + chance.normal(0, spread, x.shape)).astype(np.float32)
+        return Records(x, pool.y[chosen])
 
-    part = slice(0, TEST_RECORDS)
     told = f"the public records of {job.data.source}, drawn again and again for large fleets"
-    return StandIn(draw, Records(test.x[part], test.y[part]), told)
+    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), told)
 
 
-def _made_up_classes(job: Job) -> StandIn:
+def _made_up(job: Job) -> StandIn:
     """Rows of the schema, or arrays whose classes differ in smooth waves: with so much noise that
     the nearest mean of a class is right for MADE_UP_ACCURACY of the records."""
     shape, classes, schema = job.data.input_shape, job.data.classes, job.data.schema_
@@ -189,13 +190,13 @@ def _made_up_classes(job: Job) -> StandIn:
     middle, half = (max(low, 0.0) + high) / 2, (high - max(low, 0.0)) / 2
 
     def draw(n: int, chance: np.random.Generator, noise: float) -> Records:
-        y = chance.integers(0, classes, n)
+        y = chance.integers(0, classes, n).astype(np.int64)
         x = centres[y] + chance.normal(0, noise, (n, centres.shape[1]))
         if table is not None:
-            return Records(_as_encoded(table, x / noise), y.astype(np.int64))
+            return Records(_as_encoded(table, x / noise), y)
         x *= half / (np.abs(centres).max() + 3 * noise)
         values = np.clip(middle + x, middle - half, middle + half).astype(np.float32)
-        return Records(values.reshape(n, *shape), y.astype(np.int64))
+        return Records(values.reshape(n, *shape), y)
 
     least, most = 1e-3, 1e3
     for _ in range(20):
@@ -242,83 +243,44 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
     return np.asarray(found / np.sqrt(np.mean(np.square(found)) + 1e-12), np.float64)
 
 
-# --- simulations ---
-
-
-def _on_paper(
-    job: Job, run: LocalRun, records: StandIn, folder: Path, seed: int, *, reference: bool = False
-) -> Result | str:
-    """The result of one simulation on drawn records, or why the job did not complete."""
-    out = Path(tempfile.mkdtemp(dir=folder))
-    path, wanted = out / "records.npz", run.devices * job.data.nominal_records
-    drawn = records.draw(wanted, np.random.default_rng(seed))
-    np.savez(path, x=drawn.x, y=drawn.y)
-    given = {name: getattr(job, name) for name in Job.model_fields}
-    # The records are numbers already, as the schema would make them.
-    given["data"] = job.data.model_copy(update={"schema_": None})
-    unread = dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path"))
-    changes = {
-        "data": run.data.model_copy(update={**unread, "source": "npz", "path": path}),
-        "partition": run.partition.model_copy(update={"lq_user": 0.0, "lq_data": 0.0}),
-        "test_records": None,
-        "test_share": 0.2 if reference else 0.0,
-        "test_folds": None,
-    }
-    whole = LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
-    options = Overrides(seed=seed, simulate=True)
-    result, failure = play(whole, out, options, reference=reference, report=False)
-    path.unlink()
-    if isinstance(failure, KeyboardInterrupt):
-        raise failure
-    return result if failure is None else str(failure)
-
-
 # --- what is said of it ---
-
-
-def _text(accuracy: float | None) -> str:
-    return leading_text(ACCURACY, accuracy)
 
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:
     """The sentences that a person should read before the job is submitted."""
     if found.failure:
         return [f"The job does not come to its end even in a simulation: {found.failure}"]
-    if not found.accuracies:
-        return []
     gain, epsilon = found.gain, plan.job.privacy.epsilon
-    who = f"{found.devices:,} devices of {found.nominal_records} records"
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
-    reached = f"{who}{at} reach {_text(found.mean)}, where guessing is {_text(found.guessing)}"
+    reached = (
+        f"{found.devices:,} devices of {found.nominal_records} records{at} reach"
+        f" {_text(found.mean)}, where guessing is {_text(found.guessing)}"
+    )
     if gain is None:
         return [f"{reached}."]
     share = f"{max(gain, 0.0):.0%} of what there is to learn"
     lines = [f"{reached} and learning without noise {_text(found.without_noise)}: {share}."]
     if gain >= USEFUL:
         return lines
-    helps = ["more devices (--devices N)", "fewer rounds or features"]
-    helps.append("more records a device (data.nominal_records)")
-    if plan.job.privacy.noise == "local":
-        helps.insert(0, "shared noise (privacy.noise: shared, aggregation.secure: true)")
-    if epsilon is not None:
-        helps.append("a larger ε")
+    local = plan.job.privacy.noise == "local"
+    helps = ["shared noise (privacy.noise: shared, aggregation.secure: true)"] * local
+    helps += ["more devices (--devices N)", "fewer rounds or features"]
+    helps += ["more records a device (data.nominal_records)", "a larger ε"]
     return [*lines, f"What helps: {', '.join(helps)}."]
 
 
 def prospect_lines(found: Prospect) -> Iterator[str]:
     """The estimate in lines, for a person."""
-    yield ""
-    yield from found.verdict
-    yield ""
+    yield from ("", *found.verdict, "")
     for name, words in guarantee_lines(found.privacy):
         yield f"{name:<16} {words}"
     for note in found.notes:
         yield f"  note: {note}"
     if found.accuracies:
-        yield f"Accuracy, on {found.measured_on}"
-        yield f"  guessing            {_text(found.guessing)}"
         low, high = min(found.accuracies), max(found.accuracies)
         between = f"  ({_text(low)} to {_text(high)})" if low < high else ""
+        yield f"Accuracy, on {found.measured_on}"
+        yield f"  guessing            {_text(found.guessing)}"
         yield f"  {found.devices:>7,} devices     {_text(found.mean)}{between}"
         yield f"  without noise       {_text(found.without_noise)}"
     traffic = found.round
@@ -328,3 +290,7 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
     )
     took = seconds_text(round(found.seconds))
     yield f"Simulated in {took}; nothing was spent, no device was asked."
+
+
+def _text(accuracy: float | None) -> str:
+    return leading_text(ACCURACY, accuracy)

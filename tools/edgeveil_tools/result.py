@@ -19,7 +19,6 @@ from typing import Any, Literal, Self, cast, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import (
-    ACCURACY,
     AUC,
     RMSE,
     cluster_text,
@@ -28,6 +27,8 @@ from edgeveil.evaluation.figures import (
     leading_of,
     leading_text,
 )
+from edgeveil.jobs import Plan
+from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_lines
@@ -95,11 +96,6 @@ class RunEvents:
         """Whether a committed round took more than one attempt."""
         rows = (*self.phases, *self.rounds, *self.evaluations)
         return any(row["attempt"] > 1 for row in rows)
-
-    @property
-    def accuracy(self) -> float | None:
-        """After the last committed round."""
-        return self.rounds[-1]["accuracy"] if self.rounds else None
 
 
 PlainTable = list[dict[str, Any]]
@@ -180,19 +176,17 @@ class Result:
         shared = any("collusion" in row["epsilon"] for row in self._rounds)
         told = ("training", *["collusion"] * shared, "inference")
         return [
-            {**_place(row), **{key: row["epsilon"].get(key) for key in told}}
-            for row in self._rounds
+            _named(row) | {key: row["epsilon"].get(key) for key in told} for row in self._rounds
         ]
 
     @property
     def uploads(self) -> PlainTable:
         """Per round: how many answers were counted, how many devices declined, the bytes."""
+        told = ("uploads", "declined", "attempt")
         return [
-            {
-                **_place(row),
-                **{key: row[key] for key in ("uploads", "declined", "attempt")},
-                **{f"{hop}_bytes": count for hop, count in row["bytes"].items()},
-            }
+            _named(row)
+            | {key: row[key] for key in told}
+            | {f"{hop}_bytes": count for hop, count in row["bytes"].items()}
             for row in self._rounds
         ]
 
@@ -236,7 +230,7 @@ class Result:
         return f"<Result of {self.job}: {self.status}, {name} {told}>"
 
 
-def _place(row: Mapping[str, Any]) -> dict[str, Any]:
+def _named(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"phase": row.get("phase", "train"), "round": row.get("round", 0)}
 
 
@@ -245,12 +239,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in row.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        found |= {
-            f"{key}_{name}" if name else key: part
-            for name, part in inner
-            if not isinstance(part, list | Mapping)
-        }
-    return found
+        found |= {f"{key}_{name}" if name else key: one for name, one in inner}
+    return {key: one for key, one in found.items() if not isinstance(one, list | Mapping)}
 
 
 def build(
@@ -273,31 +263,33 @@ def build(
         facts: job, status, reason, broker, protocol, devices, infer_only, seconds,
             memory_peak_bytes, bytes; engine, shuffle, aggregation and seen where there are any.
     """
-    rounds = [float(value) for value in reference]
+    ideal = [float(value) for value in reference]
     final = record.rounds[-1] if record.rounds else {}
-    last = rounds[-1] if rounds else None
-    led, by_sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
-    no_more: dict[str, Any] = {"shuffle": [], "aggregation": {}, "seen": [], "engine": None}
+    led, sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
+    last = {led.lower(): ideal[-1] if ideal else None}
     whole = finite(
         {
-            **no_more,
+            "shuffle": [],
+            "aggregation": {},
+            "seen": [],
+            "engine": None,
             **facts,
             "reason": facts["reason"] or record.reason,
             "rounds": record.rounds,
             "phases": record.phases,
             "evaluations": record.evaluations,
             "final": {
-                "accuracy": record.accuracy,
+                "accuracy": final.get("accuracy"),
                 "figures": final.get("figures"),
                 "measured_on": MEASURED_ON[published],
                 "federated": _last(record.evaluations, "federated"),
-                **({"cluster_scores": by_sums} if by_sums else {}),
+                **({"cluster_scores": sums} if sums else {}),
             },
             "reference": {
-                "accuracy": last if led == ACCURACY else None,
-                **({} if led == ACCURACY else {led.lower(): last}),
-                "rounds": rounds,
-                "note": UNPROTECTED if rounds and not published else "",
+                "accuracy": None,
+                **last,
+                "rounds": ideal,
+                "note": UNPROTECTED if ideal and not published else "",
             },
             "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
             "simulated": simulated,
@@ -327,57 +319,52 @@ def privacy_of(
     return parts
 
 
-def progress_text(result: Mapping[str, Any]) -> str:
-    """How far a run came: `15 rounds after 1 preparation round`."""
-    rounds, phases = len(result["rounds"]), len(result["phases"])
-    after = f" after {phases} preparation round{'s' * (phases != 1)}" if phases else ""
-    return f"{rounds} round{'s' * (rounds != 1)}{after}"
+def privacy_of_plan(plan: Plan, quote: Quote) -> dict[str, Any]:
+    """The same of a plan, of which a part may have been played."""
+    return privacy_of(quote, plan.epsilon_per_inference, plan.softmax_event().unit)
 
 
 def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A run in a few lines. Training and inference guarantee always stand together."""
     from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 
-    counted = (result["rounds"], result["phases"], result.get("evaluations", ()))
-    uploads = sum(row["uploads"] for rows in counted for row in rows)
+    rounds, phases = result["rounds"], result["phases"]
+    uploads = sum(row["uploads"] for row in (*rounds, *phases, *result.get("evaluations", ())))
     hops, final, reference = result["bytes"], result["final"], result["reference"]
     own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
-    unprotected = f", {reference['note']}" if reference["note"] else ""
-    why = f"; {result['reason']}" if result["reason"] else ""
     figures, (led, value) = final.get("figures"), leading(final)
-    ideal, federated = reference_of(reference), final.get("federated")
-    clusters = final.get("cluster_scores") or _last(result["rounds"], "cluster_scores")
-    return [
-        *([("note", result["note"])] if result["note"] else []),
+    found = [
+        ("note", result["note"]),
         (f"final {led}", leading_text(led, value, figures) + own),
-        *([("federated", federated_text(federated))] if federated else []),
-        *([("clusters", cluster_text(clusters))] if clusters else []),
-        *([("other figures", figures_text(figures))] if figures else []),
-        *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
-        *guarantee_lines(result["privacy"]),
-        *[
-            ("after the shuffle", str(ShuffleCredit(**credit)))
-            for credit in result.get("shuffle", ())
-        ],
-        ("progress", f"{progress_text(result)}{why}"),
-        ("uploads", f"{uploads} from {result['devices']} devices"),
-        *([("bytes", byte_text(sum(hops.values())))] if hops else []),
-        *([("engine", engine_text(result["engine"]))] if result.get("engine") else []),
-        ("memory, peak", byte_text(result["memory_peak_bytes"] or 0)),
-        ("time", seconds_text(result["seconds"])),
     ]
+    if federated := final.get("federated"):
+        found.append(("federated", federated_text(federated)))
+    if clusters := final.get("cluster_scores") or _last(rounds, "cluster_scores"):
+        found.append(("clusters", cluster_text(clusters)))
+    if figures:
+        found.append(("other figures", figures_text(figures)))
+    if (ideal := reference_of(reference)) is not None:
+        unprotected = ", " * bool(reference["note"]) + reference["note"]
+        found.append(("without noise", leading_text(led, ideal) + unprotected))
+    found += guarantee_lines(result["privacy"])
+    found += [("after the shuffle", str(ShuffleCredit(**c))) for c in result.get("shuffle", ())]
+    after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
+    why = "; " * bool(result["reason"]) + result["reason"]
+    found.append(("progress", f"{counted(len(rounds), 'round')}{after}{why}"))
+    found.append(("uploads", f"{uploads} from {result['devices']} devices"))
+    found.append(("bytes", byte_text(sum(hops.values())) if hops else ""))
+    if engine := result.get("engine"):
+        workers = engine["workers"]
+        told = f", {counted(workers, 'worker')}" if workers else ""
+        found.append(("engine", f"{engine['name']}{told}"))
+    found.append(("memory, peak", byte_text(result["memory_peak_bytes"] or 0)))
+    return [row for row in (*found, ("time", seconds_text(result["seconds"]))) if row[1]]
 
 
 def reference_of(reference: Mapping[str, Any]) -> float | None:
     """What leads the figures of a result's `reference`; None where none was trained."""
     found = (reference.get(key) for key in ("accuracy", "rmse", "auc"))
     return next((value for value in found if value is not None), None)
-
-
-def engine_text(engine: Mapping[str, Any]) -> str:
-    """What simulated: `processes, 2 workers`."""
-    count = engine["workers"]
-    return f"{engine['name']}, {count} worker{'s' * (count > 1)}" if count else str(engine["name"])
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
@@ -445,28 +432,26 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _scores(clusters: Mapping[str, Any]) -> dict[str, Any]:
-    if clusters.get("upload") == "sums":
-        return dict(clusters)
-    return {key: clusters.get(key) for key in _SCORES}
-
-
 def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a committed round, by its event."""
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
-    phase, number = {"phase": data["phase"]}, {"round": data["number"]}
-    both = phase | number
-    name = {"train": number, "evaluate": both, "cluster": both}.get(data["phase"], phase)
     federated = data.get("federated") or {}
-    told = {key: value for key, value in federated.items() if key not in ("eval_type", "round")}
+    if clusters and clusters.get("upload") != "sums":
+        clusters = {key: clusters.get(key) for key in _SCORES}
+    row: dict[str, Any] = {} if data["phase"] == TRAIN else {"phase": data["phase"]}
+    if data["phase"] == TRAIN or data["phase"] in EVALUATIONS:
+        row["round"] = data["number"]
+    if federated:
+        told = ("eval_type", "round")
+        row["federated"] = {key: value for key, value in federated.items() if key not in told}
     return {
-        **name,
-        **({"federated": told} if federated else {}),
+        **row,
         "accuracy": data.get("accuracy"),
         "loss": data.get("loss"),
         "figures": data.get("figures"),
         "uploads": data["uploads"],
         "declined": data.get("declined", 0),
-        "cluster_scores": _scores(clusters) if clusters else None,
+        "cluster_scores": dict(clusters) if clusters else None,
         "mean_softmax": {key: averaged[key] for key in _MEAN} if averaged else None,
         "seconds": data.get("seconds", 0.0),
         "bytes": dict(data.get("bytes", {})),

@@ -119,9 +119,9 @@ def test_tensorboard_reads_the_same(ran):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("neptune:x", "is no tracker. write one of mlflow:http://HOST:5000, tensorboard:DIR"),
+        ("neptune:x", "write one of mlflow:http://HOST:5000, tensorboard:DIR"),
         ("board", "--track board: is no tracker"),
-        ("tensorboard:", "names no place"),
+        ("tensorboard:", "or names no place"),
     ],
 )
 def test_what_is_no_tracker_is_refused_before_anything_starts(text, what, tmp_path, capsys):

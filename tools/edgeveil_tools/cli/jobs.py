@@ -114,48 +114,48 @@ def submit(args: argparse.Namespace) -> int:
                 raise
             time.sleep(0.2)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
-    said = json.dumps({"command": "job submit", "ok": True, "id": job}) if args.json else job
-    print(said, flush=True)
-    untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
+    answer(args, [job], {"id": job})
+    sys.stdout.flush()
     quote = plan.quote()
     privacy = {"training": quote.training.plain, "inference": quote.inference.plain}
-    for name, words in guarantee_lines(privacy):
-        print(f"{name:18}{words}", file=sys.stderr)
-    for line in (*plan.notes, *untested):
-        print(f"{job}: {line}", file=sys.stderr)
+    untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
+    lines = [f"{name:18}{words}" for name, words in guarantee_lines(privacy)]
+    lines += [f"{job}: {line}" for line in (*plan.notes, *untested)]
+    print("\n".join(lines), file=sys.stderr)
     return watch(job, cloud_of(args, AWAY_S), as_json=args.json) if args.watch else 0
 
 
 def _job_lines(cloud: Cloud, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    shared = any("privacy" in job for job in jobs)
-    released = any("release" in job for job in jobs)
-    rows = [("id", "status", "submitted", *_EPSILONS * shared, *("release",) * released, "reason")]
+    if not jobs:
+        return ["no jobs yet"]
+    rows: list[dict[str, str]] = []
     for job in jobs:
-        reason, release, stage = " ".join(_reason(cloud, job).split()), job.get("release"), ""
-        if release:
+        row = {"id": job["id"], "status": job["status"], "submitted": _time(job["submitted_at"])}
+        if any("privacy" in one for one in jobs):
+            row |= zip(_EPSILONS, _epsilons(job), strict=True)
+        if any("release" in one for one in jobs):
+            release = job.get("release") or {"stage": "", "reports": {}}
             counts = _counted(release["reports"].get(release["stage"], {}))
-            stage = f"{release['stage']}, {counts}" if counts else release["stage"]
-        row = (job["id"], job["status"], _time(job["submitted_at"]), *_epsilons(job) * shared)
-        rows.append((*row, *(stage,) * released, reason))
-    return columns(rows) if jobs else ["no jobs yet"]
+            row["release"] = f"{release['stage']}, {counts}" if counts else release["stage"]
+        rows.append({**row, "reason": " ".join(_reason(cloud, job).split())})
+    return columns([[*rows[0]], *([*row.values()] for row in rows)])
 
 
 def _time(stamp: float) -> str:
     return datetime.fromtimestamp(stamp).isoformat(" ", "seconds")
 
 
-def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
+def _epsilons(job: Mapping[str, Any]) -> list[str]:
     """Both ε of training where its noise is shared; of other jobs nothing is said here."""
     if "privacy" not in job:
-        return "", ""
+        return ["", ""]
     from edgeveil.privacy.guarantee import up
 
     training = job["privacy"]["training"]
     if training["status"] != "proven":
-        return "none proven", "none proven"
+        return ["none proven"] * 2
     found = (training["epsilon"], training["collusion_epsilon"])
-    one, other = ("not bounded" if epsilon is None else up(epsilon) for epsilon in found)
-    return one, other
+    return ["not bounded" if epsilon is None else up(epsilon) for epsilon in found]
 
 
 def _shown(
@@ -174,28 +174,25 @@ def _shown(
     for answers in attempts:
         row = {name: n for name, n in answers.items() if name not in ("type", "void", "causes")}
         row |= {f"for {cause}": n for cause, n in answers.get("causes", {}).items()}
-        row |= answers["void"]
-        counts = ", ".join(f"{name} {count}" for name, count in row.items())
+        counts = ", ".join(f"{name} {count}" for name, count in (row | answers["void"]).items())
         yield f"{'paused' if answers['type'] == 'job_paused' else 'repeated':10}{counts}"
     if release := entry.get("release"):
         yield from _release_lines(release)
 
 
-def _release_lines(release: Mapping[str, Any]) -> list[str]:
-    lines = [f"{'release':10}{release['stage']}"]
+def _release_lines(release: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{'release':10}{release['stage']}"
     if release["reason"]:
-        lines.append(f"{'why':10}{release['reason']}")
+        yield f"{'why':10}{release['reason']}"
     if release["expires_at"] is not None:
-        lines.append(f"{'good until':10} {_time(release['expires_at'])}")
+        yield f"{'good until':10} {_time(release['expires_at'])}"
     for reached, counts in sorted(release["reports"].items(), reverse=True):
         asked = f" of {release['canary']}" if reached == "canary" else ""
-        lines.append(f"{reached:10}{sum(counts.values())}{asked} reported: {_counted(counts)}")
-    return lines
+        yield f"{reached:10}{sum(counts.values())}{asked} reported: {_counted(counts)}"
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    words = (f"{counts[name]} {word}" for name, word in _REPORTED.items() if counts.get(name))
-    return ", ".join(words)
+    return ", ".join(f"{counts[k]} {word}" for k, word in _REPORTED.items() if counts.get(k))
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:

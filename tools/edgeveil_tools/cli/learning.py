@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import UsageError
 from edgeveil.logs import printable
@@ -37,11 +37,10 @@ def check(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from edgeveil_tools.local.job import Overrides
     from edgeveil_tools.local.run import run_local
 
     found = vars(args)
-    overrides = Overrides(ray_address=args.ray, **{key: found[key] for key in _OVERRIDES})
+    overrides: Any = {"ray_address": args.ray, **{key: found[key] for key in _OVERRIDES}}
     out = args.out or Path("out") / args.job.stem
     how = {key: found[key] for key in ("keep", "reference", "record", "force", "track")}
     how |= {"as_json": args.json, "command": args.command_line}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import shutil
 import threading
 import time
@@ -49,7 +48,6 @@ START_PER_DEVICE_S = 0.5
 WORKERS = 2  # processes that host devices, where nobody says how many
 _LOOK_S = 0.25
 _LOOK_ROUNDS_S = 0.1
-_WAIT_S = 10.0
 _HOPS = {
     "cloud_in": "cloud_to_proxy",
     "devices_out": "proxy_to_devices",
@@ -63,7 +61,7 @@ class LocalFleet(ABC):
 
     @staticmethod
     def of(job: Job, run: LocalRun, *places: Any, **options: Any) -> LocalFleet:
-        """A simulation where `run` asks for one, else processes; further arguments: the class's."""
+        """A simulation where `run` asks for one, else processes."""
         return (Simulation if run.simulate else FleetProcesses)(job, run, *places, **options)
 
     def __init__(
@@ -134,7 +132,6 @@ class FleetProcesses(LocalFleet):
         self._brokers: dict[str, BrokerProcess] = {}
         self._protocol = 5
         self._hops: dict[str, int] = {}
-        self._ended = threading.Event()
 
     def play(self) -> None:
         site = provision(self._whole_site())
@@ -148,7 +145,6 @@ class FleetProcesses(LocalFleet):
         self.train_reference()
 
     def stop(self) -> None:
-        self._ended.set()
         self.children.stop()
         for domain, broker in self._brokers.items():
             broker.stop()
@@ -197,10 +193,9 @@ class FleetProcesses(LocalFleet):
 
     def _wait_for_devices(self, site: Site) -> Cloud:
         """The cloud, once all devices are online at the proxy and known to it."""
-        wanted, known = self.settings.devices, 0
+        wanted, known, begun_s = self.settings.devices, 0, time.monotonic()
         timeout_s = START_S + START_PER_DEVICE_S * wanted
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while time.monotonic() - begun_s < timeout_s:
             self._look()
             with suppress(OSError, EdgeVeilError):  # its first start makes the token
                 client = Cloud(site.plan.url, site.token_file)
@@ -219,31 +214,17 @@ class FleetProcesses(LocalFleet):
 
     def _follow(self, client: Cloud, job: str) -> None:
         """Take the job's events until its last one, and look after everything meanwhile."""
-        found: queue.Queue[dict[str, Any] | EdgeVeilError] = queue.Queue()
-        arguments = client, job, found
-        threading.Thread(target=self._read, args=arguments, daemon=True, name="events").start()
-        while not self.log.record.ended:
-            with suppress(queue.Empty):
-                event = found.get(timeout=_LOOK_S)
-                while True:
-                    if isinstance(event, EdgeVeilError):
-                        self.children.check()  # a dead cloud says more than a refused call
-                        raise event
-                    self.log.take(event)
-                    event = found.get_nowait()
-            self._look()
-
-    def _read(self, client: Cloud, job: str, found: queue.Queue[Any]) -> None:
         after = 0
-        while not self._ended.is_set():
+        while not self.log.record.ended:
             try:
-                events = client.events(job, after, _WAIT_S)
-            except EdgeVeilError as error:
-                found.put(error)
-                return
+                events = client.events(job, after, _LOOK_S)
+            except EdgeVeilError:
+                self.children.check()  # a dead cloud says more than a refused call
+                raise
             for event in events:
+                self.log.take(event)
                 after = int(event["seq"])
-                found.put(event)
+            self._look()
 
     def _look(self) -> None:
         """Check the children, the proxy's status and the memory."""
@@ -300,12 +281,14 @@ class Simulation(LocalFleet):
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
         fleet = SimulatedFleet(self.site, job.canonical(), carried)
-        count = min(settings.workers or os.cpu_count() or 1, settings.devices)
-        address = settings.ray_address
+        count, address = (
+            min(settings.workers or os.cpu_count() or 1, settings.devices),
+            settings.ray_address,
+        )
         workers = self._workers = (
             ProcessWorkers(fleet, count) if address is None else RayWorkers(fleet, count, address)
         )
-        where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
+        where = f"{count} worker{'s' * (count > 1)} ({workers.name})"
         self.log.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import IO, Any
@@ -90,10 +90,10 @@ def grid_of(
     for values in product(*swept.values()):
         point = dict(zip(swept, values, strict=True))
         name = ",".join(f"{key}={_plain(value)}" for key, value in point.items()) or path.stem
-        at = replace(overrides, settings=tuple(point.items()))
+        at: Overrides = {**overrides, "settings": tuple(point.items())}
         for seed in range(first, first + seeds):
             folder = out / name.replace("/", "_") / f"seed-{seed}"
-            found.append(GridRun.at(path, folder, replace(at, seed=seed)))
+            found.append(GridRun.at(path, folder, {**at, "seed": seed}))
         check_data(found[-1].job, found[-1].run)
         if found[-1].run.simulate:
             refuse_unplayable(found[-1].job, found[-1].run)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 
@@ -23,65 +23,56 @@ from edgeveil_tools.local.local_run import (
 )
 from edgeveil_tools.site.provision import SitePlan
 
-_OF_THE_JOB = ("settings", "accept_unprotected")  # not of its `local_run` block
 
+class Overrides(TypedDict, total=False):
+    """Options of `edgeveil run` in place of `local_run`, None as not given; `settings`: other keys
+    of the job."""
 
-@dataclass(frozen=True)
-class Overrides:
-    """Options of `edgeveil run` in place of `local_run`; `settings`: other keys of the job."""
-
-    broker: str | None = None
-    devices: int | None = None
-    workers: int | None = None
-    seed: int | None = None
-    simulate: bool | None = None
-    ray_address: str | None = None
-    data: Path | None = None
-    accept_unprotected: bool | None = None
-    settings: tuple[tuple[str, Any], ...] | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that are given."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+    broker: str | None
+    devices: int | None
+    workers: int | None
+    seed: int | None
+    simulate: bool | None
+    ray_address: str | None
+    data: str | Path | None
+    accept_unprotected: bool | None
+    settings: tuple[tuple[str, Any], ...] | None
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
     """Return the job of a file, or a loaded one, with its `local_run`, all paths absolute.
     ConfigError names every problem of file and options, UsageError an option that would change
     nothing."""
-    accept = bool(overrides.accept_unprotected)
+    asked: dict[str, Any] = {key: one for key, one in overrides.items() if one is not None}
+    of_run, accept = dict(asked), bool(asked.get("accept_unprotected"))
+    settings = of_run.pop("settings", ())
+    of_run.pop("accept_unprotected", None)
     if isinstance(given, Job):
         job, named, folder = given, f"job {given.job}", Path.cwd()
     else:
         ensure_for_jobs([Path(given)])
         job = load_local_job(Path(given), accept_unprotected=accept)[0]
         named, folder = str(given), Path(given).absolute().parent
-    changes = overrides.given
-    plain = job.model_dump(mode="json")
-    _name_files(job, plain)
-    run = job.local_run if isinstance(job, LocalJob) else None
-    block = (run or LocalRun()).model_dump(mode="json")
-    plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
-    if overrides.data is not None:
-        files = _files(block["data"], overrides.data.absolute())
-        plain["local_run"]["data"] = {**block["data"], **files}
-    for key, value in overrides.settings or ():
+    run = (job.local_run if isinstance(job, LocalJob) else None) or LocalRun()
+    plain, block = _plain(job), run.model_dump(mode="json")
+    if "data" in of_run:
+        of_run["data"] = {**block["data"], **_files(block["data"], Path(of_run["data"]).absolute())}
+    plain["local_run"] = {**block, **of_run}
+    for key, value in settings:
         _set(plain, key, value)
     devices = plain["local_run"]["devices"]
-    if overrides.devices is not None and isinstance(devices, int) and devices > 0:
+    if "devices" in of_run and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
-    where = f"{named} with {_options(changes)}" if changes else named
+    where = f"{named} with {_options(asked)}" if asked else named
     try:
         checked, _ = parse_local_job(_yaml(plain), where, folder=folder, accept_unprotected=accept)
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
     run = checked.local_run or LocalRun()
-    _refuse_unused(overrides, checked, run)
+    _refuse_unused(asked, checked, run)
     return checked.alone, run
 
 
@@ -109,13 +100,12 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
         at[last] = value
 
 
-def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
+def _refuse_unused(asked: Mapping[str, Any], job: Job, run: LocalRun) -> None:
     """Raise UsageError for options that would change nothing in this run."""
     name = run.data.source or job.data.source
-    if overrides.data is not None and (name == "digits" or name.startswith("python:")):
+    if "data" in asked and (name == "digits" or name.startswith("python:")):
         what = f"the job's records are those of '{name}', which reads no file"
         raise UsageError(what, where="--data", fix="leave it out")
-    asked = overrides.given
     if run.simulate and "broker" in asked:
         fix = "leave it out, or add --no-simulate"
         raise UsageError("a simulation has no brokers", where="--broker", fix=fix)
@@ -131,18 +121,19 @@ def submitted(job: Job) -> bytes:
 
 def whole_job(job: Job, run: LocalRun) -> bytes:
     """The job file that says all of it, so that running it again repeats the run."""
-    plain = job.model_dump(mode="json") | {"priority": job.priority}
-    _name_files(job, plain)
+    plain = _plain(job) | {"priority": job.priority}
     return _yaml({**plain, "local_run": run.model_dump(mode="json")})
 
 
-def _name_files(job: Job, plain: dict[str, Any]) -> None:
-    """Say in `plain` where backbones and weights lie; the job itself has their digests."""
+def _plain(job: Job) -> dict[str, Any]:
+    """The job, with where its backbones and weights lie: the job itself has their digests."""
+    plain = job.model_dump(mode="json")
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
             written["file"] = entry.file
     if job.model is not None and job.model.state_dict is not None:
         plain["model"]["state_dict"]["file"] = job.model.state_dict.file
+    return plain
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:
@@ -168,7 +159,7 @@ def _yaml(plain: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-def _options(changes: dict[str, Any]) -> str:
+def _options(changes: Mapping[str, Any]) -> str:
     """The options as they are given, for an error's place."""
     found = []
     for key, value in changes.items():

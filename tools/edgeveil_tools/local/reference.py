@@ -4,8 +4,9 @@ nothing: what it shows is not private."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -46,26 +47,19 @@ def has_reference(job: Job) -> bool:
 
 
 def train(
-    job: Job,
-    run: LocalRun,
-    plan: SitePlan,
-    before: Callable[[PlannedRound], object] = lambda _round: None,
+    job: Job, run: LocalRun, plan: SitePlan, before: Callable[[PlannedRound], object]
 ) -> list[float]:
     """What leads the test's figures after each round without noise; empty for a method without a
-    reference. `before` is called ahead of each round; what it raises ends the training."""
-    if not isinstance(job.train, FmParameters | PcaResidualParameters):
-        return []
-    test = held(job, run)
-    if not len(test):
+    reference, or without a test. `before`: see `noise_free_reference`."""
+    test, parameters = held(job, run), job.train
+    if not isinstance(parameters, FmParameters | PcaResidualParameters) or not len(test):
         return []
     whole = compile_job(job).with_artifacts(read_artifacts(job))
     context = replace(whole.context, devices=run.devices - run.infer_only)
-    parameters = job.train
     if isinstance(parameters, FmParameters):
         parameters = parameters.model_copy(update={"ridge": parameters.ridge * RIDGE_SHARE})
-    target, records = job.data.target, pooled(job, run, plan)
-    found = noise_free_reference(parameters, context, records, test, before, target)
-    return found[: whole.rounds]
+    records, target = pooled(job, run, plan), job.data.target
+    return noise_free_reference(parameters, context, records, test, before, target)[: whole.rounds]
 
 
 def noise_free_reference(
@@ -103,19 +97,21 @@ def noise_free_reference(
         segments = device.finish(round, tensors, mean)
         state = cloud.absorb(state, round, segments, context.devices)
         if round.phase == TRAIN:
-            model = cloud.model(state)
-            if context.anomaly:
-                scores = residual_scores(phi, {**no_threshold(), **model})
-                area = anomaly_figures(scores, test.y, alarms=False).get("auc")
-                found.append(math.nan if area is None else area)
-                continue
-            if target is not None:
-                values = head_values(phi, model, target)
-                found.append(regression_figures(values, test.y, target)["rmse"])
-                continue
-            predicted = head_probabilities(phi, model).argmax(axis=1)
-            found.append(float((predicted == test.y).mean()))
+            found.append(_figure(phi, cloud.model(state), test.y, target, context.anomaly))
     return found
+
+
+def _figure(
+    phi: Any, model: Mapping[str, Any], y: Any, target: TargetRange | None, anomaly: bool
+) -> float:
+    """What leads the figures of a model on features (n, d) and labels (n,)."""
+    if anomaly:
+        scores = residual_scores(phi, {**no_threshold(), **model})
+        area = anomaly_figures(scores, y, alarms=False).get("auc")
+        return math.nan if area is None else area
+    if target is not None:
+        return float(regression_figures(head_values(phi, model, target), y, target)["rmse"])
+    return float((head_probabilities(phi, model).argmax(axis=1) == y).mean())
 
 
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:

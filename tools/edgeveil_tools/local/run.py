@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict, Unpack
+from typing import IO, Any, Unpack
 
 from edgeveil.errors import (
     INTERRUPTED,
@@ -56,17 +56,10 @@ _INTERRUPTED_S = 5.0  # for trackers, after Ctrl-C
 _KEPT_BY_TRACKERS = ("job.yaml", "result.json", "model.onnx", "report.html")
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(Overrides, total=False):
     """Options of `run`, `run_async` and `simulate`; see `run`."""
 
     out: str | Path | None
-    devices: int | None
-    workers: int | None
-    ray_address: str | None
-    seed: int | None
-    data: str | Path | None
-    broker: Literal["auto", "amqtt", "mosquitto"] | None
-    accept_unprotected: bool
     reference: bool | None
     record: bool
     keep: bool
@@ -76,9 +69,7 @@ class RunOptions(TypedDict, total=False):
     progress: Listener
 
 
-def run(
-    job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
-) -> Result:
+def run(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
     """Run a job with a whole fleet on this machine; returns when it has completed.
 
     In the main thread SIGINT and SIGTERM end the run meanwhile: everything is stopped, what there
@@ -111,20 +102,18 @@ def run(
         ConfigError, UsageError, DataError, BrokerError: before anything has started.
         JobFailed, BrokerError: the job failed; its `result.json` is written.
     """
-    return _run(job, simulate, options)
+    return _run(job, options)
 
 
 def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
     """`run` without brokers and encryption: seeded and repeatable."""
-    return _run(job, True, options)
+    return _run(job, {**options, "simulate": True})
 
 
-async def run_async(
-    job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
-) -> Result:
+async def run_async(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
     """`run` in a thread, awaited; cancelled it stops the run. Several at once take turns."""
     stop = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(_run, job, simulate, options, stop))
+    work = asyncio.create_task(asyncio.to_thread(_run, job, options, stop))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -143,22 +132,19 @@ _LOOK_S = 0.1
 
 
 @needs_extra("tools")
-def _run(job: Any, simulate: bool | None, options: RunOptions, stop: Any = None) -> Result:
+def _run(job: str | Path | Job, options: RunOptions, stop: threading.Event | None = None) -> Result:
     if unknown := options.keys() - RunOptions.__annotations__.keys():
         raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
     given: dict[str, Any] = {**options}
-    out, data, hear = (given.pop(key, None) for key in ("out", "data", "progress"))
-    changes = {one.name: given.pop(one.name) for one in fields(Overrides) if one.name in given}
-    path = None if data is None else Path(data)
-    overrides = Overrides(simulate=simulate, data=path, **changes)
-    hear = hear or unheard
+    out, hear = given.pop("out", None), given.pop("progress", None) or unheard
+    changes: Any = {name: given.pop(name) for name in Overrides.__annotations__ if name in given}
     while not _ONE_RUN.acquire(timeout=_LOOK_S):
         if stop is not None and stop.is_set():
             raise RunStopped("the run was stopped")
         _say(hear, "waiting for another run of this program")
     try:
         where = Path(out) if out else None
-        result, failure = play(job, where, overrides, hear=hear, stop=stop, **given)
+        result, failure = play(job, where, changes, hear=hear, stop=stop, **given)
     finally:
         _ONE_RUN.release()
     if failure is not None:
@@ -217,17 +203,17 @@ def play(
         trained = published if reference is None else reference
         places: dict[str, Any] = {"reference": trained, "record_dir": record_dir}
         fleet = LocalFleet.of(loaded, settings, site, out, hear, stop, **places)
-        for note in fleet.log.plan.notes:
-            fleet.log.note(f"Privacy: {note}")
+        log = fleet.log
+        for note in log.plan.notes:
+            log.note(f"Privacy: {note}")
         for note in notes:
-            fleet.log.note(f"Records{'' if published else ', for your eyes'}: {note}")
+            log.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if track:
             plain = {
                 **loaded.model_dump(mode="json"),
                 "local_run": settings.model_dump(mode="json"),
             }
-            name = f"{loaded.job}-seed-{settings.seed}"
-            fleet.log.tracking = Tracking(track, name, plain, fleet.log.planned)
+            log.tracking = Tracking(track, f"{loaded.job}-seed-{settings.seed}", plain, log.planned)
         failure: EdgeVeilError | KeyboardInterrupt | None = None
         try:
             with signals(_interrupt):
@@ -237,7 +223,7 @@ def play(
         finally:
             fleet.stop()
     if keep:
-        fleet.log.note(f"The site is kept in {site}")
+        log.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
     run_facts = {
         "started": datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
@@ -256,30 +242,34 @@ def play(
             from edgeveil_tools.report.page import draw_report
 
             shown = (loaded, settings) if published or reference else None
-            draw_report(result, fleet.log.record.events, shown)
+            draw_report(result, log.record.events, shown)
     finally:
-        if fleet.log.tracking is not None:
-            fleet.log.doing("handing over to tracking")
-            content = result.content
-            found = {
-                "final.accuracy": result.accuracy,
-                "reference.accuracy": content["reference"]["accuracy"],
-                "reference.rmse": content["reference"].get("rmse"),
-                "run.seconds": content["seconds"],
-                "run.memory_peak_bytes": content["memory_peak_bytes"],
-            }
-            lines = fleet.log.tracking.close(
-                "cancelled" if interrupted else result.status,
-                {**result.privacy, "note": content["note"]},
-                found,
-                [out / name for name in _KEPT_BY_TRACKERS],
-                _INTERRUPTED_S if interrupted else CLOSE_S,
-            )
-            for line in lines:
-                fleet.log.note(line)
+        if log.tracking is not None:
+            log.doing("handing over to tracking")
+            for line in _tracked(log.tracking, result, interrupted=interrupted):
+                log.note(line)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
         failure = JobFailed(str(failure))
     return result, failure
+
+
+def _tracked(tracking: Tracking, result: Result, *, interrupted: bool) -> list[str]:
+    """Hand the outcome over; lines to show."""
+    content, reference = result.content, result.content["reference"]
+    found = {
+        "final.accuracy": result.accuracy,
+        "reference.accuracy": reference["accuracy"],
+        "reference.rmse": reference.get("rmse"),
+        "run.seconds": content["seconds"],
+        "run.memory_peak_bytes": content["memory_peak_bytes"],
+    }
+    return tracking.close(
+        "cancelled" if interrupted else result.status,
+        {**result.privacy, "note": content["note"]},
+        found,
+        [result.folder / name for name in _KEPT_BY_TRACKERS],
+        _INTERRUPTED_S if interrupted else CLOSE_S,
+    )
 
 
 def _say(hear: Listener, what: str) -> None:

@@ -24,12 +24,14 @@ from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.round import EVALUATIONS
 from edgeveil.privacy.guarantee import up
-from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.result import RunEvents, build, finite, privacy_of
+from edgeveil_tools.result import RunEvents, build, finite, privacy_of_plan
 from edgeveil_tools.tracking.feed import Tracking
+
+# Of training and of inference, what a round's event has them by.
+_TRAINING, _INFERENCE = ("training", "collusion"), ("inference", "inference_record")
 
 
 @dataclass
@@ -95,14 +97,11 @@ def epsilon_by_plan(view: RunProgress) -> str:
     spent, unit = view.inference_epsilon, view.inference_unit
     if view.inference_record_epsilon is not None:
         spent, unit = view.inference_record_epsilon, "record"
-    training, inference = (
-        "–" if part is None else up(part, 3) for part in (view.training_epsilon, spent)
-    )
-    alone = view.collusion_epsilon
-    colluding = "" if alone is None else f" ({up(alone, 3)} if all others collude)"
+    training, inference = ("–" if e is None else up(e, 3) for e in (view.training_epsilon, spent))
+    if view.collusion_epsilon is not None:
+        training += f" ({up(view.collusion_epsilon, 3)} if all others collude)"
     other = f" per {unit}" if spent and unit != view.training_unit else ""
-    told = f"training {training}{colluding}, inference {inference}{other}"
-    return f"ε by plan, per {view.training_unit}: {told}"
+    return f"ε by plan, per {view.training_unit}: training {training}, inference {inference}{other}"
 
 
 class RunLog:
@@ -163,67 +162,65 @@ class RunLog:
             view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
             view.doing = str(data.get("round"))
         elif event["type"] == "exchange_committed":
-            view.committed, view.round = self.record.committed, len(self.record.rounds)
-            view.uploads, view.declined = data["uploads"], data.get("declined", 0)
-            last = self.record.rounds[-1] if self.record.rounds else {}
-            view.accuracy, view.figures = last.get("accuracy"), last.get("figures")
-            view.rmse, view.auc = leading_of(RMSE, last), leading_of(AUC, last)
-            view.evaluating = data["phase"] in EVALUATIONS
-            if view.evaluating:
-                view.federated = evaluation_text(data)
-            spent, quote = data.get("epsilon", {}), self._whole
-            training = spent if quote.training.proven else {}
-            inference = spent if quote.inference.proven else {}
-            view.training_unit, view.inference_unit = quote.training.unit, quote.inference.unit
-            view.training_epsilon = training.get("training")
-            view.collusion_epsilon = training.get("collusion")
-            view.inference_epsilon = inference.get("inference")
-            view.inference_record_epsilon = inference.get("inference_record")
-            if lost := data.get("discarded"):
-                at, cost = self.record.committed, lost["price"]["training"]
-                self.note(
-                    f"round {at}: {lost['uploads']} uploads do not count, {lost['why']}; "
-                    f"it cost each device {cost} all the same"
-                )
-            figures = [f"{view.uploads} answered"]
-            figures += [f"{view.declined} declined"] * bool(view.declined)
-            figures += [view.federated] * bool(view.evaluating and view.federated)
-            name, value = view.leading
-            if value is not None:
-                of = " by the cloud's test" if view.evaluating else ""
-                figures.append(f"{name} {leading_text(name, value, view.figures)}{of}")
-            figures.append(epsilon_by_plan(view))
-            self._tell("committed", f"{view.doing}: {', '.join(figures)}")
+            self._committed(data)
         elif event["type"] == "round_repeated":
             self.doing(f"{view.doing} again: {data.get('why', '')}")
 
+    def _committed(self, data: Mapping[str, Any]) -> None:
+        view, record, quote = self.view, self.record, self._whole
+        view.committed, view.round = record.committed, len(record.rounds)
+        view.uploads, view.declined = data["uploads"], data.get("declined", 0)
+        last = record.rounds[-1] if record.rounds else {}
+        view.accuracy, view.figures = last.get("accuracy"), last.get("figures")
+        view.rmse, view.auc = leading_of(RMSE, last), leading_of(AUC, last)
+        view.evaluating = data["phase"] in EVALUATIONS
+        spent = data.get("epsilon", {})
+        if quote.training.proven:
+            view.training_epsilon, view.collusion_epsilon = map(spent.get, _TRAINING)
+        if quote.inference.proven:
+            view.inference_epsilon, view.inference_record_epsilon = map(spent.get, _INFERENCE)
+        view.training_unit, view.inference_unit = quote.training.unit, quote.inference.unit
+        if lost := data.get("discarded"):
+            self.note(
+                f"round {view.committed}: {lost['uploads']} uploads do not count, {lost['why']}; "
+                f"it cost each device {lost['price']['training']} all the same"
+            )
+        told = [f"{view.uploads} answered"]
+        if view.declined:
+            told.append(f"{view.declined} declined")
+        if view.evaluating:
+            view.federated = evaluation_text(data)
+            told += [view.federated] * bool(view.federated)
+        name, value = view.leading
+        if value is not None:
+            of = " by the cloud's test" if view.evaluating else ""
+            told.append(f"{name} {leading_text(name, value, view.figures)}{of}")
+        told.append(epsilon_by_plan(view))
+        self._tell("committed", f"{view.doing}: {', '.join(told)}")
+
     def require_completed(self, job: str, declined: str = "") -> None:
         """Raise JobFailed unless it completed; `declined`: what the first device told its owner."""
-        if self.record.ended != "completed":
-            why = self.record.reason or f"the job was {self.record.ended}"
-            why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended
-            why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
-            why = f"the job paused: {why}" if self.record.ended == "paused" else why
-            raise JobFailed(
-                f"{why}; first of all, {declined}" if declined else why,
-                where=job,
-                fix=f"What each party said is in {self._out / 'logs'}",
-            )
+        if self.record.ended == "completed":
+            return
+        why = self.record.reason or f"the job was {self.record.ended}"
+        why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended
+        why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
+        why = f"the job paused: {why}" if self.record.ended == "paused" else why
+        raise JobFailed(
+            f"{why}; first of all, {declined}" if declined else why,
+            where=job,
+            fix=f"What each party said is in {self._out / 'logs'}",
+        )
 
     @property
     def planned(self) -> dict[str, Any]:
         """Both guarantees of the whole plan, as `result.json` has those of what was spent."""
-        return self._plain(self._whole)
-
-    def _plain(self, quote: Quote) -> dict[str, Any]:
-        once = self.plan.epsilon_per_inference
-        return privacy_of(quote, once, self.plan.softmax_event().unit)
+        return privacy_of_plan(self.plan, self._whole)
 
     def result(self, reason: str, *, seconds: float | None = None, **facts: Any) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed. `facts` are those
         of `build` that the players know; `seconds`: None for those until now."""
         plan, run = self.plan, self._run
-        quote = plan.spent(self.record.asked if reason else None)
         return build(
             self.record,
             job=plan.job.job,
@@ -232,7 +229,7 @@ class RunLog:
             devices=run.devices,
             infer_only=run.infer_only,
             seconds=self.elapsed_s if seconds is None else seconds,
-            privacy=self._plain(quote),
+            privacy=privacy_of_plan(plan, plan.spent(self.record.asked if reason else None)),
             published=is_published(plan.job, run),
             aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
             seen=[asdict(row) for row in who_sees(plan)],

@@ -80,91 +80,73 @@ def _results(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Runs that differ in their seed alone, under a name that no others of a comparison have."""
+    """Runs that differ in their seed alone, under a name that no others of a comparison have.
+    `measure` is the figure that leads: accuracy, RMSE or AUC; `plain` the row of `table.json`."""
 
     name: str
     results: Sequence[Result]
     settings: Mapping[str, str]
+    measure: str
+    plain: dict[str, Any]
 
-    @property
-    def first(self) -> dict[str, Any]:
-        """The content of the first one's `result.json`."""
-        return self.results[0].content
-
-    @property
-    def measure(self) -> str:
-        """The figure that leads: accuracy, RMSE or AUC."""
-        return leading(self.first["final"])[0]
-
-    @property
-    def values(self) -> list[float]:
-        """That figure of each run that was tested."""
-        found = [leading_of(self.measure, one.content["final"]) for one in self.results]
-        return [value for value in found if value is not None]
+    @classmethod
+    def of(cls, name: str, results: Sequence[Result]) -> ComparedRuns:
+        """The runs; what guessing reaches is the median over the seeds, as the figure is."""
+        contents = [one.content for one in results]
+        first, finals = contents[0], [one["final"] for one in contents]
+        measure = leading(first["final"])[0]
+        values = [v for final in finals if (v := leading_of(measure, final)) is not None]
+        guesses = [guessing(final.get("figures")) for final in finals]
+        ideals = [v for one in contents if (v := reference_of(one["reference"])) is not None]
+        plain = {
+            "name": name,
+            "folders": [str(one.folder) for one in results],
+            "job": results[0].job,
+            "status": sorted({one.status for one in results}),
+            "simulated": first["simulated"],
+            "seeds": [(one.get("run") or {}).get("seed") for one in contents],
+            "measure": measure,
+            "values": values,
+            "median": statistics.median(values) if values else None,
+            **{
+                key: statistics.median(one[key] for one in guesses if key in one)
+                for key in dict.fromkeys(key for one in guesses for key in one)
+            },
+            "measured_on": first["final"]["measured_on"],
+            "without_noise": next(iter(ideals), None),
+            "privacy": results[0].privacy,
+            "rounds": max(len(one["rounds"]) for one in contents),
+            "seconds": statistics.median(one["seconds"] for one in contents),
+            "bytes": sum(first["bytes"].values()),
+        }
+        return cls(name, results, _settings(results[0]), measure, plain)
 
     @property
     def text(self) -> str:
-        """Its median in words, with the range over the seeds and what guessing reaches."""
-        if not self.values:
+        """The median figure in words, with the range over the seeds and what guessing reaches."""
+        median, values = self.plain["median"], self.plain["values"]
+        if median is None:
             return "–"
         named = "" if self.measure == ACCURACY else f"{self.measure} "
         if len(self.results) == 1:
-            figures = self.first["final"].get("figures")
-            return named + leading_text(self.measure, self.values[0], figures)
-        median, ends = statistics.median(self.values), (min(self.values), max(self.values))
-        low, high = (leading_text(self.measure, value) for value in ends)
-        beside = beside_text(self.measure, median, self.guessing)
-        text = f"{named}{leading_text(self.measure, median)} ({low} – {high})"
-        return f"{text}; {beside}" if beside else text
-
-    @property
-    def guessing(self) -> dict[str, float]:
-        """What guessing reaches on their test records: the medians over the seeds."""
-        found = [guessing(one.content["final"].get("figures")) for one in self.results]
-        keys = dict.fromkeys(key for one in found for key in one)
-        return {key: statistics.median(one[key] for one in found if key in one) for key in keys}
-
-    @property
-    def reference(self) -> float | None:
-        """What the noise-free reference reached, in the first run that has one."""
-        found = (reference_of(one.content["reference"]) for one in self.results)
-        return next((value for value in found if value is not None), None)
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """Its row of `table.json`."""
-        contents = [one.content for one in self.results]
-        return {
-            "name": self.name,
-            "folders": [str(one.folder) for one in self.results],
-            "job": self.results[0].job,
-            "status": sorted({one.status for one in self.results}),
-            "simulated": self.first["simulated"],
-            "seeds": [(one.get("run") or {}).get("seed") for one in contents],
-            "measure": self.measure,
-            "values": self.values,
-            "median": statistics.median(self.values) if self.values else None,
-            **self.guessing,
-            "measured_on": self.first["final"]["measured_on"],
-            "without_noise": self.reference,
-            "privacy": self.results[0].privacy,
-            "rounds": max(len(one["rounds"]) for one in contents),
-            "seconds": statistics.median(one["seconds"] for one in contents),
-            "bytes": sum(self.first["bytes"].values()),
-        }
+            return named + leading_text(self.measure, median, self.plain)
+        middle, low, high = (
+            leading_text(self.measure, value) for value in (median, min(values), max(values))
+        )
+        beside = beside_text(self.measure, median, self.plain)
+        return f"{named}{middle} ({low} – {high}){'; ' * bool(beside)}{beside}"
 
     @property
     def cells(self) -> list[str]:
         """Its row in words, under `heads`."""
-        row, privacy = self.plain, self.results[0].privacy
-        free = self.reference
+        row, free = self.plain, self.plain["without_noise"]
         return [
             self.name,
             str(len(self.results)),
             ", ".join(row["status"]) + (", simulated" if row["simulated"] else ""),
             self.text,
             "–" if free is None else leading_text(self.measure, free),
-            *(guarantee_text(privacy, which) for which in ("training", "inference")),
+            *(guarantee_text(row["privacy"], which) for which in ("training", "inference")),
             str(row["rounds"]),
             seconds_text(row["seconds"]),
         ]
@@ -177,9 +159,8 @@ def compared(results: Sequence[Result]) -> list[ComparedRuns]:
         settings = _settings(one)
         same = tuple((k, v) for k, v in settings.items() if k not in _NO_DIFFERENCE)
         groups.setdefault(same, []).append(one)
-    found = list(groups.values())
-    names = _names([of[0].folder if len(of) == 1 else of[0].folder.parent for of in found])
-    return [ComparedRuns(name, of, _settings(of[0])) for name, of in zip(names, found, strict=True)]
+    names = _names([o[0].folder if len(o) == 1 else o[0].folder.parent for o in groups.values()])
+    return [ComparedRuns.of(name, of) for name, of in zip(names, groups.values(), strict=True)]
 
 
 def _settings(result: Result) -> dict[str, str]:
@@ -233,50 +214,42 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
     told = _DIFFER if apart else "The runs have the same settings, as far as their folders tell."
-    simulated = any(row.first["simulated"] for row in rows)
+    simulated = any(row.plain["simulated"] for row in rows)
     notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
-    notes += [said(line, "warn") for line in _own(rows)]
+    if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:
+        notes.append(said(f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}.", "warn"))
     costs = table_part("Runs", heads(rows), [row.cells for row in rows], text=[0, 2, 3, 5, 6])
-    name = _measure(rows)
+    curves, differing = _curves(rows), [settings if apart else None]
     return {
         "title": f"{sum(len(row.results) for row in rows)} runs compared",
         "badge": None,
-        "lines": [said(", ".join(dict.fromkeys(row.results[0].job for row in rows)))],
+        "lines": [said(", ".join(dict.fromkeys(row.plain["job"] for row in rows)))],
         "progress": None,
         "cards": [],
         "sections": [
-            section("accuracy", f"{name[0].upper()}{name[1:]} by round", [_curves(rows)]),
+            section("accuracy", f"{_measure(rows, title=True)} by round", [curves]),
             section("runs", "Runs", [costs], before=notes),
-            section(
-                "settings", settings["label"], [settings if apart else None], before=[said(told)]
-            ),
+            section("settings", settings["label"], differing, before=[said(told)]),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
     }
 
 
-def _measure(rows: Sequence[ComparedRuns]) -> str:
+def _measure(rows: Sequence[ComparedRuns], *, title: bool = False) -> str:
     """What leads the figures of all of them, else accuracy."""
     names = {row.measure for row in rows}
-    return names.pop() if len(names) == 1 else ACCURACY
-
-
-def _own(rows: Sequence[ComparedRuns]) -> list[str]:
-    own = [row.name for row in rows if row.first["final"]["measured_on"] != MEASURED_ON[True]]
-    return [f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}."] if own else []
+    name = names.pop() if len(names) == 1 else ACCURACY
+    return name[0].upper() + name[1:] if title else name
 
 
 def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
     """The figure by round: the median over the seeds."""
-    measure = _measure(rows)
-    tested: dict[str, dict[int, float]] = {}
+    measure, tested = _measure(rows), dict[str, dict[int, float]]()
     for row in rows:
         found: dict[int, list[float]] = {}
-        for one in row.results:
-            for of in one.content["rounds"]:
-                value = leading_of(measure, of)
-                if value is not None:
-                    found.setdefault(of["round"], []).append(value)
+        for of in (of for one in row.results for of in one.content["rounds"]):
+            if (value := leading_of(measure, of)) is not None:
+                found.setdefault(of["round"], []).append(value)
         tested[row.name] = {number: statistics.median(of) for number, of in found.items()}
     x = sorted({number for of in tested.values() for number in of})
     if not x:
@@ -286,7 +259,7 @@ def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
         series(name, [rounded(of.get(number)) for number in x], colour, dash=dash)
         for (name, of), (colour, dash) in zip(tested.items(), styles, strict=False)
     ]
-    name = f"{measure[0].upper()}{measure[1:]} on the test records"
+    name = f"{_measure(rows, title=True)} on the test records"
     if measure == RMSE:
         return lines(name, x, shown, low=0.0)
     low = max(0.0, least([value for one in shown for value in one["values"]]) - 0.05)

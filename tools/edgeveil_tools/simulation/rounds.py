@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, overload
 
@@ -97,14 +97,13 @@ class SimulatedRounds:
         self._tell("job_started", started)
         self._tell("broadcast", {"kind": "job", "selected": devices, "round": "job"})
         for round in plan.all_rounds:
-            context = RoundContext.of(plan, round.index)
             asked = round.index - 1
             try:
                 selected = self._selected()
                 label = {"kind": "round", "selected": len(selected), "round": round.label}
                 self._tell("broadcast", label)
                 asked += 1
-                state, event = self._round(context, state, selected)
+                state, event = self._round(RoundContext.of(plan, round.index), state, selected)
             except _AllDeclined as error:
                 ends = error.answers.ends_job(round.index) and not round.evaluates
                 if ends:
@@ -120,10 +119,9 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
         weights = self._evaluation.weights(plan, state)
         onnx = bake(self._graph, weights, model_card(plan, federated))
-        model = onnx, weights_file(plan, weights)
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.all_rounds), accuracy))
-        return model
+        return onnx, weights_file(plan, weights)
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
         self._tell(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
@@ -157,10 +155,10 @@ class SimulatedRounds:
         if len(gave) < floor:
             raise TooFewDevices(f"{told}: below the minimum")
         self._tell("batch", {"round": context.round.index, "uploads": len(gave)})
-        batch = _Batch(context, gave, floor, self._seeds.shuffle)
-        valid = batch.validated(partial(HeldArrays, self))
+        batch = _Batch.of(context, gave, floor, self._seeds.shuffle, partial(HeldArrays, self))
+        valid = batch.valid
         try:
-            after, uploads = self._combined(context, state, batch, valid)
+            after, uploads = self._combined(context, state, batch)
         except TooFewDevices as error:
             what = f"{error.what} ({replace(told, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
@@ -200,13 +198,10 @@ class SimulatedRounds:
         return sorted(found, key=lambda one: one.number)
 
     def _combined(
-        self,
-        context: RoundContext,
-        state: Mapping[str, Array],
-        batch: _Batch,
-        valid: ValidatedBatch,
+        self, context: RoundContext, state: Mapping[str, Array], batch: _Batch
     ) -> tuple[dict[str, Array], int]:
         """The state after the batch, and how many uploads are in it. Raises TooFewDevices."""
+        valid = batch.valid
         if not context.masked:
             score = self._evaluation.score(context, self._graph, state)
             return aggregate(context, state, valid, self._draws, score)
@@ -214,12 +209,8 @@ class SimulatedRounds:
         sums = list[tuple[int, dict[str, NDArray[np.int64]]]]()
         for members in dealt(valid.chosen, context.sets):
             numbers = [batch.together[at] for at in members]
-            of_set = {
-                context.segments[one.group].name: HeldArrays(
-                    self, one.group, numbers, 0.0
-                ).integers()
-                for one in context.masked
-            }
+            held = {one.group: HeldArrays(self, one.group, numbers) for one in context.masked}
+            of_set = {context.segments[group].name: one.integers() for group, one in held.items()}
             sums.append((len(numbers), of_set))
         after = combine_sums(context, state, sums, self._draws)
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
@@ -301,17 +292,26 @@ class _AllDeclined(EdgeVeilError):  # noqa: N818 - the state's name
         self.answers = answers
 
 
+@dataclass
 class _Batch:
-    """Whose segments each group of a round's batch holds, in the order of the proxy's shuffle."""
+    """A round's batch: its size; the devices of groups that stay together, in the order of the
+    proxy's shuffle; and what the cloud's validation (`edgeveil_cloud.validate_batch`) leaves."""
 
-    def __init__(
-        self,
+    size_bytes: int
+    together: list[int]
+    valid: ValidatedBatch
+
+    @classmethod
+    def of(
+        cls,
         context: RoundContext,
         gave: Sequence[DeviceAnswer],
         floor: int,
         shuffle: Callable[[list[int]], None],
-    ) -> None:
-        """`gave`: who answered, in the order in which they came."""
+        held: Callable[[int, Sequence[int], float], Sequence[Array]],
+    ) -> _Batch:
+        """`gave`: who answered, in the order in which they came; `held` makes the arrays of a group
+        from its number, devices and largest value."""
         sizes, masked = context.segment_bytes, frozenset(one.group for one in context.masked)
         task = ShuffleRound(
             RoundId(bytes(16), context.round.index, 1),
@@ -322,38 +322,23 @@ class _Batch:
             keep_order=not context.shuffled,
             together=masked,
         )
-        self._context, self._masked = context, masked
-        order = batch_order(task, shuffle)
-        self._groups = [[gave[slot] for slot in slots] for slots in order]
-        self.together = [one.number for group in masked for one in self._groups[group]]
-        self.together = self.together[: len(self.together) // max(1, len(masked))]
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the whole batch."""
-        sizes = zip(self._context.segment_bytes, self._groups, strict=True)
-        return sum(size * len(group) for size, group in sizes)
-
-    def validated(
-        self, held: Callable[[int, Sequence[int], float], Sequence[Array]]
-    ) -> ValidatedBatch:
-        """What the cloud's validation (`edgeveil_cloud.validate_batch`) leaves of it."""
-        result, refused = ValidatedBatch(), Counter[str]()
-        for index, spec in enumerate(self._context.segments):
-            if index in self._masked:
+        groups = [[gave[slot] for slot in slots] for slots in batch_order(task, shuffle)]
+        together = [one.number for one in groups[min(masked)]] if masked else []
+        valid, refused = ValidatedBatch(), Counter[str]()
+        for index, spec in enumerate(context.segments):
+            if index in masked:
                 continue
-            rows = [(one.number, *one.groups[index]) for one in self._groups[index]]
+            rows = [(one.number, *one.groups[index]) for one in groups[index]]
             finite = [row for row in rows if np.isfinite(row[1])]
             limit = norm_limit([norm for _, _, norm in finite])
             usual = [row for row in finite if row[2] <= limit]
             refused["not_finite"] += len(rows) - len(finite)
             refused["norm"] += len(finite) - len(usual)
-            numbers = [number for number, _, _ in usual]
             most = max((value for _, value, _ in usual), default=0.0)
-            result.arrays[spec.name] = held(index, numbers, most)
-            result.accepted += [_MARK] * len(usual)
-        result.chosen = list(range(len(self.together)))
-        result.masked = len(self.together)
-        result.accepted += [_MARK] * (len(self.together) * len(self._masked))
-        result.refused = +refused
-        return result
+            valid.arrays[spec.name] = held(index, [number for number, _, _ in usual], most)
+            valid.accepted += [_MARK] * len(usual)
+        valid.chosen, valid.masked = list(range(len(together))), len(together)
+        valid.accepted += [_MARK] * (len(together) * len(masked))
+        valid.refused = +refused
+        whole = sum(size * len(group) for size, group in zip(sizes, groups, strict=True))
+        return cls(whole, together, valid)

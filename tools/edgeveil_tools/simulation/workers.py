@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -36,7 +37,55 @@ _ROOM_S = 120.0  # until the cluster has room for all actors
 _ACTOR_BYTES = 1 << 30  # libraries, model, the records' shares at work
 
 
-class ProcessWorkers:
+class Workers(ABC):
+    """What holds devices: `count` workers, which compute at the same time."""
+
+    name: str
+    count = 0
+    pids: Sequence[int] = ()  # processes on this machine whose memory is the run's
+
+    def each(
+        self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
+    ) -> Iterator[tuple[int, Any]]:
+        """Make each worker's calls one after the other, all workers at the same time; yields
+        (worker, result). `look` is called some times a second; what it raises ends the iteration.
+        JobFailed: a call failed, or a worker is gone."""
+        # One call under way at each: two that write to each other would wait for ever.
+        waiting, at_work = [iter(of) for of in calls], dict[Any, int]()
+
+        def send_next(worker: int) -> None:
+            if (call := next(waiting[worker], None)) is not None:
+                at_work[self._send(worker, call)] = worker
+
+        for worker in range(self.count):
+            send_next(worker)
+        while at_work:
+            ready = self._ready([*at_work])
+            look()
+            for done in ready:
+                worker = at_work.pop(done)
+                result = self._result(done, worker)
+                send_next(worker)
+                yield worker, result
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Kill them, whatever they do."""
+
+    @abstractmethod
+    def _send(self, worker: int, call: Call) -> Any:
+        """Give the worker a call; returns what its result is waited for by."""
+
+    @abstractmethod
+    def _ready(self, waited_for: list[Any]) -> Sequence[Any]:
+        """Those whose result is there, after `LOOK_S` at the latest."""
+
+    @abstractmethod
+    def _result(self, done: Any, worker: int) -> Any:
+        """The result. JobFailed."""
+
+
+class ProcessWorkers(Workers):
     """Processes of this machine; in each one thread computes."""
 
     name = "processes"
@@ -44,7 +93,7 @@ class ProcessWorkers:
     def __init__(self, fleet: SimulatedFleet, count: int) -> None:
         forks = sys.platform == "linux" and not gpu_in_sight()
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-        self._connections, self._processes = list[Connection](), list[Any]()
+        self.count, self._connections, self._processes = count, list[Connection](), list[Any]()
         for number in range(1, count + 1):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -57,56 +106,28 @@ class ProcessWorkers:
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
-
-    @property
-    def count(self) -> int:
-        """Number of workers."""
-        return len(self._processes)
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Processes on this machine whose memory is the run's."""
-        return [process.pid for process in self._processes]
-
-    def each(
-        self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
-    ) -> Iterator[tuple[int, Any]]:
-        """Make each worker's calls one after the other, all workers at the same time; yields
-        (worker, result). `look` is called some times a second; what it raises ends the iteration.
-        JobFailed: a call failed, or a worker is gone."""
-        # One call under way at each: two that write to each other would wait for ever.
-        waiting = [iter(of) for of in calls]
-        at_work = {w for w in range(self.count) if self._send_next(w, waiting[w])}
-        while at_work:
-            ready = wait([self._connections[w] for w in at_work], LOOK_S)
-            look()
-            for worker in sorted(w for w in at_work if self._connections[w] in ready):
-                result = self._result(worker)
-                if not self._send_next(worker, waiting[worker]):
-                    at_work.discard(worker)
-                yield worker, result
+        self.pids = [process.pid for process in self._processes]
 
     def stop(self) -> None:
-        """Kill them, whatever they do."""
         for process in self._processes:
             process.kill()
         for process, connection in zip(self._processes, self._connections, strict=True):
             process.join(_STOP_S)
             connection.close()
 
-    def _send_next(self, worker: int, calls: Iterator[Call]) -> bool:
-        call = next(calls, None)
-        if call is None:
-            return False
+    def _send(self, worker: int, call: Call) -> Connection:
         try:
             self._connections[worker].send(call)
         except OSError:
             raise self._gone(worker) from None
-        return True
+        return self._connections[worker]
 
-    def _result(self, worker: int) -> Any:
+    def _ready(self, waited_for: list[Any]) -> Sequence[Any]:
+        return wait(waited_for, LOOK_S)
+
+    def _result(self, done: Connection, worker: int) -> Any:
         try:
-            return _checked(self._connections[worker].recv())
+            return _checked(done.recv())
         except (EOFError, OSError):
             raise self._gone(worker) from None
 
@@ -162,14 +183,13 @@ def _serve(connection: Connection, others: Sequence[Connection], fleet: Simulate
     os._exit(0)  # nothing of the starter's is to be cleaned up here
 
 
-class RayWorkers:
-    """Actors of a Ray cluster, with the methods of `ProcessWorkers`. UsageError."""
+class RayWorkers(Workers):
+    """Actors of a Ray cluster, which accounts for its processes itself. UsageError."""
 
     name = "ray"
-    pids: Sequence[int] = ()  # Ray accounts for its processes, which may be anywhere
 
     def __init__(self, fleet: SimulatedFleet, count: int, address: str) -> None:
-        self._ray, self._joined = imported_ray(RAY_KEY), False
+        self._ray, self._joined, self.count = imported_ray(RAY_KEY), False, count
         self._actors: list[Any] = []
         if address != HERE or not self._ray.is_initialized():  # else a notebook's own
             join_cluster(None if address == HERE else address, RAY_KEY)
@@ -183,41 +203,20 @@ class RayWorkers:
             self.stop()
             raise
 
-    @property
-    def count(self) -> int:
-        """Number of workers."""
-        return len(self._actors)
-
-    def each(
-        self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
-    ) -> Iterator[tuple[int, Any]]:
-        """See `ProcessWorkers.each`."""
-        waiting, under_way = [iter(of) for of in calls], dict[Any, int]()
-
-        def send_next(worker: int) -> None:
-            call = next(waiting[worker], None)
-            if call is not None:
-                under_way[self._actors[worker].call.remote(*call)] = worker
-
-        for worker in range(self.count):
-            send_next(worker)
-        while under_way:
-            ready, _ = self._ray.wait([*under_way], num_returns=1, timeout=LOOK_S)
-            look()
-            for done in ready:
-                worker = under_way.pop(done)
-                result = self._got(done, worker)
-                send_next(worker)
-                yield worker, result
-
     def stop(self) -> None:
-        """Kill the actors, and leave the cluster that was joined for them."""
         for actor in self._actors:
             self._ray.kill(actor)
         if self._joined:
             self._ray.shutdown()
 
-    def _got(self, done: Any, worker: int) -> Any:
+    def _send(self, worker: int, call: Call) -> Any:
+        return self._actors[worker].call.remote(*call)
+
+    def _ready(self, waited_for: list[Any]) -> Sequence[Any]:
+        found: Sequence[Any] = self._ray.wait(waited_for, num_returns=1, timeout=LOOK_S)[0]
+        return found
+
+    def _result(self, done: Any, worker: int) -> Any:
         try:
             return _checked(self._ray.get(done))
         except self._ray.exceptions.RayError as error:
@@ -227,14 +226,12 @@ class RayWorkers:
 
     def _wait_for_room(self) -> None:
         """Wait until every actor runs; each must be of this version."""
-        begun_s, missing = time.monotonic(), {a.version.remote(): a for a in self._actors}
+        begun_s, missing = time.monotonic(), [actor.version.remote() for actor in self._actors]
         own = metadata.version("edgeveil")
         while missing:
-            ready, _ = self._ray.wait([*missing], num_returns=1, timeout=LOOK_S)
-            for done in ready:
-                del missing[done]
-                found = self._got(done, 0)
-                if found != own:
+            for done in self._ready(missing):
+                missing.remove(done)
+                if (found := self._result(done, 0)) != own:
                     what = f"a machine of the cluster has EdgeVeil {found}, this one {own}"
                     fix = "install the same version on all machines"
                     raise UsageError(what, where=RAY_KEY, fix=fix)
@@ -243,6 +240,3 @@ class RayWorkers:
                 what += f" each with one processor and {byte_text(_ACTOR_BYTES)}"
                 fix = "ask for fewer workers, or add machines"
                 raise UsageError(what, where="local_run.workers", fix=fix)
-
-
-Workers = ProcessWorkers | RayWorkers

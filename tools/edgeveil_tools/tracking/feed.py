@@ -27,14 +27,14 @@ CLOSE_S = 30.0  # for all of them to have everything, once the run has ended
 
 def check_target(text: str) -> None:
     """Raise UsageError for no SCHEME:PLACE, MissingExtraError without its library."""
-    scheme, _, where = text.partition(":")
-    if scheme not in ("mlflow", "tensorboard") or not where:
-        what = "names no place" if scheme in ("mlflow", "tensorboard") else "is no tracker"
+    scheme, _, place = text.partition(":")
+    where = f"--track {hidden(text)}"
+    if scheme not in ("mlflow", "tensorboard") or not place:
         fix = f"write one of {', '.join(EXAMPLES)}"
-        raise UsageError(what, where=f"--track {hidden(text)}", fix=fix)
+        raise UsageError("is no tracker, or names no place", where=where, fix=fix)
     if find_spec(scheme) is None:
         what, fix = f"needs {scheme}, which is not installed", "pip install 'edgeveil[track]'"
-        raise MissingExtraError(what, where=f"--track {hidden(text)}", fix=fix)
+        raise MissingExtraError(what, where=where, fix=fix)
 
 
 def hidden(text: str) -> str:
@@ -126,18 +126,18 @@ class Tracking:
 
 
 def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a committed round; unknown ones are left out."""
+    """The figures of a committed round; unknown ones are left out. Those of an evaluation stand
+    beside those of the round itself, not in their place."""
     federated, clusters = data.get("federated") or {}, data.get("clusters") or {}
+    if data["phase"] == "evaluate":
+        names = federated.keys() - {"round", "leading"}
+        return _numbers({f"federated/{key}": federated[key] for key in names})
     score = {"cluster_score": clusters.get("score")}
     if data["phase"] == "cluster":
         return _numbers({f"clusters/{key}": value for key, value in clusters.items()} | score)
-    if data["phase"] == "evaluate":  # beside those of the round itself, not in their place
-        names = federated.keys() - {"round", "leading"}
-        return _numbers({f"federated/{key}": federated[key] for key in names})
     found = {key: data.get(key) for key in ("accuracy", "loss", "uploads", "declined", "seconds")}
-    found |= dict(flat(data.get("epsilon", {}), "epsilon."))
-    found |= dict(flat(data.get("bytes", {}), "bytes."))
-    return {**_numbers(found | score), **figures_of(data)}
+    blocks = {key: data.get(key, {}) for key in ("epsilon", "bytes")}
+    return {**_numbers(found | dict(flat(blocks)) | score), **figures_of(data)}
 
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import yaml
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import compile_canonical
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.result import privacy_of
+from edgeveil_tools.result import privacy_of_plan
 from edgeveil_tools.tracking.feed import Tracking, check_target
 
 
@@ -29,8 +29,7 @@ def tracked(
     canonical, planned = cloud.content(job), dict[str, Any]()
     with suppress(EdgeVeilError):  # of a job with parts that are not here its text alone
         plan = compile_canonical(canonical)
-        unit = plan.softmax_event().unit
-        planned = privacy_of(plan.quote(), plan.epsilon_per_inference, unit)
+        planned = privacy_of_plan(plan, plan.quote())
     content = json.loads(canonical)
     tracking, last = Tracking(targets, job, content, planned), dict[str, Any]()
     for event in events:
