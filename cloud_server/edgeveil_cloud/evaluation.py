@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from edgeveil.config.data import DataSource
 from edgeveil.data.encoding import NO_CLASS
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
@@ -20,7 +22,6 @@ from edgeveil.evaluation.cluster_sums import HIDDEN
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, cluster_scores
 from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS
-from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
@@ -46,20 +47,22 @@ class HeldTests:
         self.names = [block.name for block in blocks]
         self._plain = {at: _plainly_read(block) for at, block in enumerate(blocks)}
 
-    def of(self, data: JobData, classes: int | None = None) -> Records | None:
+    def of(
+        self, source: str, schema: DataSchema | None, shape: tuple[int, ...], classes: int | None
+    ) -> Records | None:
         """Records that models of a job are tested on: the first set of its data set that fits
         and is not empty, None where there is none of that name. Raises DataError where none of
         that name fits."""
         misfit: DataError | None = None
         for at, block in enumerate(self._blocks):
-            if block.name != data.source:
+            if block.name != source:
                 continue
-            plain = self._plain[at] if data.schema_ is None else None
+            plain = self._plain[at] if schema is None else None
             try:
-                read = held_records(block, data.schema_) if plain is None else plain
-                if data.schema_ is not None and classes is not None:
+                read = held_records(block, schema) if plain is None else plain
+                if schema is not None and classes is not None:
                     read = _labelled(read)
-                found = in_form(read, data.input_shape, classes)
+                found = in_form(read, shape, classes)
                 if len(found):
                     return found
             except DataError as error:
@@ -84,7 +87,7 @@ def _labelled(records: Records) -> Records:
     return records.at(records.y != NO_CLASS)
 
 
-def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None) -> Records:
+def in_form(records: Records, shape: tuple[int, ...], classes: int | None) -> Records:
     """Records in this shape; DataError for another number of values or a label beyond `classes`."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
         if classes is not None:
@@ -110,8 +113,7 @@ class Evaluation:
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
-        # By data set, schema, shape and classes.
-        self._found: dict[object, Records | DataError | None] = {}
+        self._read_of = lru_cache(_TESTS_KEPT)(self._read)
         self._held: dict[object, HeldOutTest] = {}  # by graph and records
 
     def untested(self, plan: Plan) -> str:
@@ -196,27 +198,23 @@ class Evaluation:
         """The cloud's records of the job's data set and form, or why they do not fit."""
         data = plan.job.data
         classes = data.classes if plan.job.measure == ACCURACY else None
-        key = data.source, data.schema_, data.input_shape, classes
-        if key not in self._found:
-            if len(self._found) >= _TESTS_KEPT:
-                self._found.clear()
-            self._found[key] = self._read(data, classes)
-        return self._found[key]
+        return self._read_of(data.source, data.schema_, data.input_shape, classes)
 
-    def _read(self, data: JobData, classes: int | None) -> Records | DataError | None:
+    def _read(
+        self, source: str, schema: DataSchema | None, shape: tuple[int, ...], classes: int | None
+    ) -> Records | DataError | None:
         test = self._test
         try:
             if isinstance(test, HeldTests):
-                found = test.of(data, classes)
-            elif test is None:
-                found = None
-            else:  # of a run's own file
-                test = test if classes is None else _labelled(test)
-                found = in_form(test, data.input_shape, classes)
+                return test.of(source, schema, shape, classes)
+            if test is None:
+                return None
+            # Those of a run's own file.
+            found = in_form(test if classes is None else _labelled(test), shape, classes)
+            return found if len(found) else None
         except DataError as error:
             LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
             return error
-        return found if found is not None and len(found) else None
 
 
 @dataclass(frozen=True)

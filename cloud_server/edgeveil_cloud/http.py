@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -283,9 +282,8 @@ class ControlDesk:
         """What `question` returns or raises, or StoreAway."""
         if self._away():
             raise StoreAway("the database does not answer", fix="try again when it is back")
-        asked: Future[T] = Future()
-        self._loop.call_soon_threadsafe(_answer, question, asked)
-        answer = asyncio.wrap_future(asked)
+        there = asyncio.run_coroutine_threadsafe(ask_here(question), self._loop)
+        answer = asyncio.wrap_future(there)
         end_s = asyncio.get_running_loop().time() + ANSWER_S
         while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
             if self._away():
@@ -295,15 +293,6 @@ class ControlDesk:
                 answer.cancel()
                 raise StoreAway(f"the cloud did not answer for {ANSWER_S:.0f} s", fix=_MAYBE_DONE)
         return answer.result()
-
-
-def _answer(question: Callable[[], T], asked: Future[T]) -> None:
-    if not asked.set_running_or_notify_cancel():
-        return  # nobody waits any more
-    try:
-        asked.set_result(question())
-    except BaseException as error:
-        asked.set_exception(error)
 
 
 class HttpThread:

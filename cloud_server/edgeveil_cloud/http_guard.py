@@ -20,13 +20,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from edgeveil import tokens
 from edgeveil.errors import UsageError
-from edgeveil.storage import file_mark
 from edgeveil.tokens import ExpiringSecrets, secret_digest
 from edgeveil.transport.http import Request, Response, Route, cookie_header, refusal
 from edgeveil.transport.listener import ListenAt, is_loopback
@@ -66,31 +66,20 @@ Tokens = Callable[[], Mapping[Scope, str]]
 
 
 class TokenFolder:
-    """The tokens of a state folder, read again when their files change. A file that has become
-    unfit or is gone lets nobody in. Raises UsageError when made, if others can read a file or it
-    holds no token."""
+    """The tokens of a state folder, as their files are now: one that has become unfit or is gone
+    lets nobody in. Raises UsageError when made, if others can read a file or it holds no token."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         for scope in Scope:
             load_or_make_token(state_dir, scope)
-        self._marks: dict[Scope, tuple[int, ...]] = {}
-        self._tokens: dict[Scope, str] = {}
 
     def __call__(self) -> Mapping[Scope, str]:
+        found = dict[Scope, str]()
         for scope in Scope:
-            path = self._state_dir / TOKEN_FILES[scope]
-            mark = file_mark(path)
-            if mark and mark == self._marks.get(scope):
-                continue
-            self._tokens.pop(scope, None)
-            try:
-                self._tokens[scope] = tokens.read_token(path)
-            except (UsageError, OSError):
-                self._marks.pop(scope, None)
-            else:
-                self._marks[scope] = mark
-        return self._tokens
+            with suppress(UsageError, OSError):
+                found[scope] = tokens.read_token(self._state_dir / TOKEN_FILES[scope])
+        return found
 
 
 def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:

@@ -204,8 +204,6 @@ def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
     facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
     reason, advice = why_it_stands(glimpse)
-    led = facts.measure
-    value = leading_stored(led, glimpse.accuracy, glimpse.loss, facts.half)
     names = ("id", "name", "status", "priority", "submitted_at", "started_at", "ended_at")
     privacy = spent or facts.privacy or {}
     return {
@@ -217,10 +215,7 @@ def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
         "exchanges": facts.all_rounds,
         "round": newest.number if newest else 0,
         "rounds": facts.rounds,
-        "figure": {
-            "name": led,
-            "text": None if value is None else leading_text(led, value, glimpse.scores),
-        },
+        "figure": {"name": facts.measure, "text": _led(facts, glimpse.tested) or None},
         "guarantees": [
             _guarantee_card(f"ε {which}", _Guarantee(privacy, which), planned=spent is None)
             for which in ("training", "inference")
@@ -235,10 +230,16 @@ def record_figure(canonical: bytes, record: RoundRecord) -> str:
     if told:
         return told
     facts = facts_of(canonical)
-    value = leading_stored(facts.measure, record.accuracy, record.loss, facts.half)
-    if value is None:
+    led = _led(facts, record)
+    return f"{facts.measure} {led}" if led else ""
+
+
+def _led(facts: JobDetails, record: RoundRecord | None) -> str:
+    """The value that leads a tested round's figures, or ""."""
+    if record is None:
         return ""
-    return f"{facts.measure} {leading_text(facts.measure, value, record.scores)}"
+    value = leading_stored(facts.measure, record.accuracy, record.loss, facts.half)
+    return "" if value is None else leading_text(facts.measure, value, record.scores)
 
 
 def why_it_stands(glimpse: JobGlimpse) -> tuple[str, str]:

@@ -175,11 +175,7 @@ class CellLinks:
 
     async def attach(self, runtime: Runtime, told: Callable[[str, bool, str], None]) -> None:
         for cell, session in self.sessions.items():
-
-            def state(connected: bool, reason: str, cell: str = cell) -> None:
-                told(cell, connected, reason)
-
-            await session.attach(runtime, state)
+            await session.attach(runtime, partial(told, cell))
 
     async def connect_or_raise(self) -> dict[str, str]:
         """To all brokers at once; why some cannot be reached. Raises BrokerError where none is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 
 from prometheus_client import Counter as Count
 from prometheus_client import Histogram
@@ -38,7 +39,7 @@ class CloudMetrics(Collector):
         self._store, self._host, self._machine = store, host, machine
         self._rounds_since: dict[bytes, tuple[int, float]] = {}  # by job: its round, since when
         self._asked: dict[bytes, int] = {}  # the newest round that a job's devices were asked for
-        self._priced: dict[bytes, tuple[int, str, Quote]] = {}
+        self._spent = lru_cache(JOBS_KEPT)(self._priced)
         registry = metrics.registry
         self._rounds = Count(
             "edgeveil_rounds", "Rounds by how their attempts ended.", ["result"], registry=registry
@@ -75,10 +76,12 @@ class CloudMetrics(Collector):
     def _ask(self, job_id: bytes, number: int) -> None:
         self._asked.pop(job_id, None)
         self._asked[job_id] = number
-        while len(self._asked) > JOBS_KEPT:
-            oldest = next(iter(self._asked))
-            del self._asked[oldest]
-            self._priced.pop(oldest, None)
+        if len(self._asked) > JOBS_KEPT:
+            del self._asked[next(iter(self._asked))]
+
+    def _priced(self, job_id: bytes, asked: int) -> tuple[str, Quote]:
+        entry = self._host.jobs.entry(job_id)
+        return entry.id, self._host.jobs.plan(entry).spent(asked)
 
     def collect(self) -> Iterator[Metric]:
         counts = self._store.counts()
@@ -98,24 +101,13 @@ class CloudMetrics(Collector):
         rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in courses}
         yield gauge("job_round", "Round of each job that runs.", rounds, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
-        for job, kind, epsilon in self._prices():
-            family.add_metric([job, kind], epsilon)
+        for job, quote in [self._spent(*asked) for asked in list(self._asked.items())]:
+            family.add_metric([job, "training"], _shown(quote.training))
+            family.add_metric([job, "inference"], _shown(quote.inference))
+            if (colluding := quote.training.if_colluding) is not None:
+                shown = colluding if quote.training.proven else math.nan
+                family.add_metric([job, "collusion"], shown)
         yield family
-
-    def _prices(self) -> Iterator[tuple[str, str, float]]:
-        """(job, kind, ε) of the newest jobs; priced anew when another round was asked for."""
-        for job_id, asked in list(self._asked.items()):
-            priced = self._priced.get(job_id)
-            if priced is None or priced[0] != asked:
-                entry = self._host.jobs.entry(job_id)
-                priced = (asked, entry.id, self._host.jobs.plan(entry).spent(asked))
-                self._priced[job_id] = priced
-            _, job, quote = priced
-            yield job, "training", _shown(quote.training)
-            yield job, "inference", _shown(quote.inference)
-            if quote.training.if_colluding is not None:
-                proven = quote.training.proven
-                yield job, "collusion", quote.training.if_colluding if proven else math.nan
 
 
 def _shown(guarantee: Guarantee) -> float:

@@ -68,17 +68,15 @@ class RefusedJobError(DataError):
     """A job that could not be done; `where` is a key of the job file."""
 
 
-def rehearse_job(
-    plan: Plan, limits: BroadcastLimits, *, devices: bool = True, processor: str = "cpu"
-) -> None:
+def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -> None:
     """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
     job. Without `devices` uploads are made up, so that nothing needs torch, unless the model is a
     user's own, which is always tried, in a process of its own."""
     if not runs_python(plan.job.model) or is_own():
-        _Rehearsal(plan, limits, devices, processor).play()
+        _Rehearsal(plan, limits, devices).play()
         return
     key, artifacts = "model.function", list(plan.artifacts.values())
-    asked = msgspec.msgpack.encode(_Asked(plan.job.canonical(), artifacts, limits, processor))
+    asked = msgspec.msgpack.encode(_Asked(plan.job.canonical(), artifacts, limits))
     try:
         run_apart(f"{__name__}:play_apart", asked, REHEARSAL_S, key)
     except DataError as error:
@@ -92,21 +90,20 @@ class _Asked(msgspec.Struct):
     job: bytes
     artifacts: list[bytes]
     limits: BroadcastLimits
-    processor: str
 
 
 def play_apart(request: bytes) -> bytes:
     asked = msgspec.msgpack.decode(request, type=_Asked)
     plan = compile_canonical(asked.job)
     plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), asked.artifacts))
-    _Rehearsal(plan, asked.limits, True, asked.processor).play()
+    _Rehearsal(plan, asked.limits, True).play()
     return b""
 
 
 class _Rehearsal:
-    def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool, processor: str) -> None:
+    def __init__(self, plan: Plan, limits: BroadcastLimits, devices: bool) -> None:
         plan = brief(plan)
-        self._plan, self._limits, self._processor = plan, limits, processor
+        self._plan, self._limits = plan, limits
         self._own = runs_python(plan.job.model)
         self._devices = devices or self._own
         named = "model.function" if self._own else "model"
@@ -136,7 +133,7 @@ class _Rehearsal:
 
     def _rounds(self, graph: bytes) -> None:
         plan, records = self._plan, made_up_records(self._plan, RECORDS)
-        device = MadeUpDevice(plan, records, self._processor)
+        device = MadeUpDevice(plan, records, "cpu")
         for round in training_kinds(plan):
             with _stage(f"{round.label} on a device", "train"):
                 if self._devices:

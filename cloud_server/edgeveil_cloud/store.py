@@ -156,7 +156,7 @@ class Store:
         last = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
         newest = db.execute(last).mappings().first()
-        tested = db.execute(last.where(was_tested)).first()
+        tested = db.execute(last.where(was_tested)).mappings().first()
         event = None
         if entry.status != "running":  # else it may stand behind thousands of others
             kinds = told.c.type.startswith("job_", autoescape=True)
@@ -165,9 +165,7 @@ class Store:
         return JobGlimpse(
             entry,
             None if newest is None else _round_of(newest),
-            None if tested is None else tested.accuracy,
-            None if tested is None else tested.loss,
-            None if tested is None else tested.scores,
+            None if tested is None else _round_of(tested),
             None if event is None else StoredEvent(**event),
         )
 

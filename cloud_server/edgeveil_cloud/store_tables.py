@@ -102,14 +102,12 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class JobGlimpse:
-    """A job for a list: its newest round, accuracy, loss and scores of the newest tested one,
-    and, unless it runs, the newest event of its life (`job_completed`, `job_waiting`, …)."""
+    """A job for a list: its newest round, the newest tested one, and, unless it runs, the newest
+    event of its life (`job_completed`, `job_waiting`, …)."""
 
     entry: JobEntry
     newest: RoundRecord | None
-    accuracy: float | None
-    loss: float | None
-    scores: Mapping[str, Any] | None
+    tested: RoundRecord | None
     life: StoredEvent | None
 
 

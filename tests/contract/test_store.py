@@ -320,13 +320,14 @@ def test_threads_share_a_store(store):
 
 def test_a_glimpse_has_the_newest_of_a_job(store):
     job = running(store)
-    assert store.glimpse(job).newest is store.glimpse(job).accuracy is None
+    assert store.glimpse(job).newest is store.glimpse(job).tested is None
     store.commit_round(job, round(1, accuracy=0.5), b"")
     store.commit_round(job, round(2), b"")
     found = store.glimpse(job)
-    assert (found.entry.status, found.newest.index, found.accuracy) == ("running", 2, 0.5)
+    assert (found.entry.status, found.newest.index, found.tested.accuracy) == ("running", 2, 0.5)
     store.commit_round(job, round(3, loss=0.04), b"")  # of a number there is no accuracy
-    assert (store.glimpse(job).accuracy, store.glimpse(job).loss) == (None, 0.04)
+    tested = store.glimpse(job).tested
+    assert (tested.accuracy, tested.loss) == (None, 0.04)
     store.set_status(job, "paused", "too few", {"answers": {"selected": 3}})
     store.append_event(job, "release_withdrawn", {})
     assert store.glimpse(job).life.data == {"reason": "too few", "answers": {"selected": 3}}

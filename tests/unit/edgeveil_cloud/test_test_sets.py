@@ -103,10 +103,11 @@ def test_a_test_set_with_a_label_of_no_class_refuses_the_job(control, tmp_path, 
 
 
 def test_a_label_that_a_schema_does_not_know_is_left_out_of_the_test(tmp_path):
-    own, data = people_set(tmp_path), parse_plan(a_job(**OF_PEOPLE)).job.data
-    whole = HeldTests([own]).of(data, 2)
+    own, asked = people_set(tmp_path), parse_plan(a_job(**OF_PEOPLE)).job.data
+    data = asked.source, asked.schema_, asked.input_shape, 2
+    whole = HeldTests([own]).of(*data)
     write_people(own.path, [*people(), ["30", "State", "40", "", "unknown"]])
-    assert len(HeldTests([own]).of(data, 2)) == len(whole) == 400
+    assert len(HeldTests([own]).of(*data)) == len(whole) == 400
 
 
 def test_an_empty_test_set_hides_no_other_of_its_name(control, tmp_path):

@@ -44,7 +44,7 @@ PLAN = compile_job(JOB)
 ROUND = committed(1, 1, 1, accuracy=REACHED, figures=FIGURES)
 RECORD = RoundRecord(1, "train", 1, 1, 9, REACHED, {GUESSING: FIGURES})
 ENTRY = JobEntry("j-1", "small", JOB.canonical(), b"", "running", "", 0.0, 1.0, None)
-GLIMPSE = JobGlimpse(ENTRY, RECORD, REACHED, None, RECORD.scores, None)
+GLIMPSE = JobGlimpse(ENTRY, RECORD, RECORD, None)
 
 
 def run(folder, hear=lambda _: None):
