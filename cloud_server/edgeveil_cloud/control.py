@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
-from edgeveil.errors import DataError, EdgeVeilError
+from edgeveil.errors import DataError
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
@@ -223,18 +223,13 @@ class Control:
         if not cells or len(cells) == len(self._machine.keys):
             return bool(cells)
         there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)
-        try:
-            return there >= self._wanted(entry)
-        except EdgeVeilError:
-            return True  # once resumed, it fails with the reason
+        plan, _ = self._host.jobs.plan_or_why(entry)
+        return plan is None or there >= self._wanted(entry, plan)  # once resumed it says why
 
     def _room_bytes(self, entry: JobEntry) -> int:
-        if DISK not in entry.reason:
+        plan, _ = self._host.jobs.plan_or_why(entry)
+        if DISK not in entry.reason or plan is None:
             return 0
-        try:
-            plan = self._host.jobs.plan(entry)
-        except EdgeVeilError:
-            return 0  # once resumed, it fails with the reason
         named = isinstance(plan.job.selection.devices, int)
         asked = summands(plan.job) if named else self._store.counts().enrolled
         return asked * plan.upload_bytes
@@ -242,28 +237,24 @@ class Control:
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now: it can select as many as it asks for, which is said once while
         it cannot. A job that this version cannot plan fails, and not the cloud."""
-        try:
-            wanted = self._wanted(entry)
-        except StoreAway:
-            raise  # the store, and not the job
-        except EdgeVeilError as error:
+        plan, why = self._host.jobs.plan_or_why(entry)
+        if plan is None:
             LOG.error("job_unreadable", extra={"job": entry.id})
-            self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
+            self._store.set_status(entry.id, "failed", why)
             return False
-        enrolled = self._store.counts().enrolled
-        if enrolled < wanted and self._waiting.get(entry.id) != enrolled:
+        wanted, enrolled = self._wanted(entry, plan), self._store.counts().enrolled
+        if enrolled >= wanted:
+            self._waiting.pop(entry.id, None)
+        elif self._waiting.get(entry.id) != enrolled:
             self._waiting[entry.id] = enrolled
             data = {"enrolled": enrolled, "wanted": wanted}
             self._store.append_event(entry.id, "job_waiting", data)
             LOG.warning("job_waiting", extra={"job": entry.id, **data})
-        if enrolled >= wanted:
-            self._waiting.pop(entry.id, None)
         return enrolled >= wanted
 
-    def _wanted(self, entry: JobEntry) -> int:
+    def _wanted(self, entry: JobEntry, plan: Plan) -> int:
         """Devices that the job asks for at least: at its start also as many as all of its
         batches need, where each answers `max_participations` of them."""
-        plan = self._host.jobs.plan(entry)
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         if job.round.mode != "buffered" and self._store.last_commit(entry.id) is None:

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
-from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, PublishRelease
@@ -24,7 +23,7 @@ from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseOutcome, ReleaseSt
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.rollout_store import Rollout
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import StoreAway, StoreError
+from edgeveil_cloud.store_tables import StoreError
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -79,18 +78,14 @@ class RolloutDriver:
                 if stage != "canary":
                     self._move(rollout.job, stage, why)
         found = self._found()
-        self._state(found, now_s)
-        self._publish(found, now_s)
+        newest = {one.data_set: one for one in found if one.stage == "all"}
+        self._state(found, newest, now_s)
+        self._publish(found, newest, now_s)
 
     def _verdict(self, rollout: Rollout, now_s: float) -> tuple[str, str]:
         """Stage and reason of a canary; one of a job that this version cannot plan is withdrawn."""
-        try:
-            asked = self._jobs.plan(self._store.job(rollout.job)).job.release
-        except StoreAway:
-            raise  # the store, and not the job
-        except EdgeVeilError as error:
-            return "withdrawn", f"the stored job cannot be read: {error}"
-        return verdict(rollout, asked, now_s)
+        plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
+        return ("withdrawn", why) if plan is None else verdict(rollout, plan.job.release, now_s)
 
     def _found(self) -> list[Rollout]:
         """Those of jobs that are over: before that the job itself brings its release out."""
@@ -137,8 +132,14 @@ class RolloutDriver:
 
     # --- what is said ---
 
-    def _state(self, found: Sequence[Rollout], now_s: float) -> None:
-        good = [one for one in found if self._counts(one, found)]
+    def _state(self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float) -> None:
+        """Good is what nothing newer of its data set has replaced: `newest` went to all."""
+        good = [
+            one
+            for one in found
+            if one.stage != "withdrawn"
+            and one.started_at >= newest.get(one.data_set, one).started_at
+        ]
         bad = [one for one in found if one.stage == "withdrawn"]
         said = _sequences(good), _sequences(bad)
         if said == self._said and now_s < self._said_at + self._validity.valid_s / RENEWALS:
@@ -147,45 +148,31 @@ class RolloutDriver:
         number, expires_s = self._store.next_number(), now_s + self._validity.valid_s
         self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *said)))
 
-    @staticmethod
-    def _counts(rollout: Rollout, found: Sequence[Rollout]) -> bool:
-        """Whether nothing newer of its data set has gone to all."""
-        if rollout.stage == "withdrawn":
-            return False
-        newest = _newest(found, rollout.data_set)
-        return newest is None or rollout.started_at >= newest.started_at
-
     # --- what is published ---
 
-    def _publish(self, found: Sequence[Rollout], now_s: float) -> None:
+    def _publish(
+        self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float
+    ) -> None:
         sealing = any(course.releasing for course in self._machine.courses.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
         free = [cell for cell in self._machine.keys if not self._machine.offering(cell)]
         newest_key_at = self._store.rollouts.newest_key_at()
         came = newest_key_at if now_s > newest_key_at + QUIET_S else 0.0
-        for data_set in dict.fromkeys(one.data_set for one in found):
-            newest = _newest(found, data_set)
-            if newest is None:
-                continue
-            later = [one for one in found if one.started_at > newest.started_at]
-            of_it = [one for one in later if one.data_set == data_set]
-            if any(one.stage == "canary" for one in of_it):
+        for data_set, rollout in newest.items():
+            of_it = [one for one in found if one.data_set == data_set]
+            later = [one for one in of_it if one.started_at > rollout.started_at]
+            if any(one.stage == "canary" for one in later):
                 continue  # the proxy keeps one release of a data set: that of the canary, for now
-            last = max(newest.sequences, default=-1)
-            hidden = any(last < max(one.sequences, default=-1) for one in of_it)
-            to_all = not newest.held or hidden or came >= newest.sent_at
-            lacking = self._machine.heard - set(newest.cells)  # cells that were silent come back
+            last = max(rollout.sequences, default=-1)
+            hidden = any(last < max(one.sequences, default=-1) for one in later)
+            to_all = not rollout.held or hidden or came >= rollout.sent_at
+            lacking = self._machine.heard - set(rollout.cells)  # cells that were silent come back
             cells = tuple(cell for cell in free if to_all or cell in lacking)
             if cells:
                 self._asked_at = now_s
-                self._runner.post(fx.Command(PublishRelease(wire_id(newest.job), cells)))
+                self._runner.post(fx.Command(PublishRelease(wire_id(rollout.job), cells)))
                 return
-
-
-def _newest(found: Sequence[Rollout], data_set: str) -> Rollout | None:
-    gone = [one for one in found if one.stage == "all" and one.data_set == data_set]
-    return gone[-1] if gone else None
 
 
 def _sequences(rollouts: Sequence[Rollout]) -> tuple[int, ...]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from edgeveil.errors import JobFailed
+from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import Array
 from edgeveil.protocol.tensors import tensor_views
-from edgeveil_cloud.store_tables import JobEntry, LastCommit
+from edgeveil_cloud.store_tables import JobEntry, LastCommit, StoreAway
 
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
@@ -46,6 +46,15 @@ class StoredJobs:
     def plan(self, entry: JobEntry) -> Plan:
         """The plan of a stored job; raises ProtocolError for bytes that are none."""
         return self._plan_of(entry.canonical)
+
+    def plan_or_why(self, entry: JobEntry) -> tuple[Plan | None, str]:
+        """The plan, or why this version cannot read the job. Raises StoreAway."""
+        try:
+            return self.plan(entry), ""
+        except StoreAway:
+            raise  # the store, and not the job
+        except EdgeVeilError as error:
+            return None, f"the stored job cannot be read: {error}"
 
     def _made(self, canonical: bytes) -> Plan:
         plan = compile_canonical(canonical)
