@@ -117,6 +117,19 @@ class Desk:
         assert isinstance(absorbed, ct.RoundCommit)
         return absorbed
 
+    def restart(self, **more):
+        """A new process on the same store."""
+        self.host = CloudHost(self.store, None, BroadcastLimits(4096), **more)
+
+    def end(self, status, reason=""):
+        """What the job's last event says."""
+        self.host.store(ct.JobStatus(self.wire, status, reason))
+        (end,) = self.events(f"job_{status}")
+        return end
+
+    def plan(self):
+        return self.host.jobs.plan(self.store.job(self.id))
+
     def events(self, kind):
         found = self.store.events_after(0, self.id)
         return [dict(event.data) for event in found if event.type == kind]
@@ -132,9 +145,9 @@ def desk():
 
 def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(desk, tmp_path):
     folder = tmp_path / "recording"
-    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), recorder=Recorder(folder))
-    last = len(desk.host.jobs.plan(desk.store.job(desk.id)).all_rounds)
-    for index in range(1, last + 1):
+    desk.restart(recorder=Recorder(folder))
+    plan = desk.plan()
+    for index in range(1, len(plan.all_rounds) + 1):
         desk.commit(index)
     assert (folder / "job.json").read_bytes() == job().canonical()
     names = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -143,7 +156,6 @@ def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_jo
         "01-centre-0000.uploads",
     ]
     state = desk.host.jobs.state(desk.store.job(desk.id))
-    plan = desk.host.jobs.plan(desk.store.job(desk.id))
     model = load_file(folder / names[-2])
     assert np.array_equal(model["weight"], plan.cloud.model(state)["weight"])
     uploads = load_file(folder / names[-1])
@@ -159,30 +171,10 @@ def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_jo
 
 def test_a_recording_that_cannot_be_written_ends_the_job_and_says_why(desk, tmp_path):
     (tmp_path / "taken").write_text("a file")
-    desk.host = CloudHost(
-        desk.store, None, BroadcastLimits(4096), recorder=Recorder(tmp_path / "taken")
-    )
+    desk.restart(recorder=Recorder(tmp_path / "taken"))
     with pytest.raises(JobFailed, match="recording cannot be written") as caught:
         desk.commit(1)
     assert "record_dir" in str(caught.value)
-
-
-# --- the roster and the jobs ------------------------------------------------------------------
-
-
-def test_the_roster_is_what_the_proxy_said_last(desk):
-    first = desk.store.enrolled()
-    keys = [*first[:3], *public_keys(1)]
-    desk.host.store(RosterKept(2, b"".join(keys)))
-    assert desk.store.enrolled() == tuple(sorted(keys))
-    desk.host.store(RosterKept(3, b""))
-    assert desk.store.enrolled() == ()
-    blocked = desk.perform(ct.SealJob(desk.wire))
-    assert isinstance(blocked, ct.Obstacle) and "no device is enrolled" in blocked.reason
-
-
-def announced(store, job_id):
-    return [e for e in store.events_after(0, job_id) if e.data.get("kind") in ("job", "round")]
 
 
 # --- sealing ----------------------------------------------------------------------------------
@@ -240,14 +232,8 @@ def test_the_same_batch_a_second_time_changes_nothing_and_answers_the_same(desk)
     first = desk.perform(task)
     before = (desk.store.last_commit(desk.id), desk.store.events_after(0))
     assert desk.perform(task) == first
-    again = Desk.__new__(Desk)  # a new process on the same store
-    again.store, again.host, again.id = (
-        desk.store,
-        CloudHost(desk.store, None, BroadcastLimits(4096)),
-        desk.id,
-    )
-    again.batches = desk.batches
-    assert again.perform(task) == first
+    desk.restart()
+    assert desk.perform(task) == first
     assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
 
 
@@ -283,7 +269,7 @@ def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
     assert isinstance(first, ct.TooFewUploads)
     with pytest.raises(JobFailed, match="another batch"):
         desk.perform(desk.answers(broadcast))
-    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))  # a new process
+    desk.restart()
     assert desk.perform(poor) == first
 
 
@@ -304,7 +290,7 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(desk, m
     monkeypatch.setattr(commit_round, "aggregate", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         desk.perform(task)
-    desk.host = CloudHost(desk.store, None, BroadcastLimits(4096))
+    desk.restart()
     desk.host.store(RosterKept(2, b"".join(desk.store.enrolled()[1:])))
     assert isinstance(desk.perform(ct.SealJob(desk.wire)), ct.Broadcast)
     assert isinstance(desk.perform(ct.SealRound(desk.wire, 1, 2)), ct.Obstacle)
@@ -324,9 +310,9 @@ def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk):
     assert event["loss"] > 0
     assert event["clusters"]["used"] == 3
     assert event["clusters"]["vectors"] == [[n] * 3 for n in (1.0, 2.0, 3.0)]
-    plan = desk.host.jobs.plan(desk.store.job(desk.id))
-    assert event["epsilon"]["training"] == plan.quote(3).training.epsilon
-    assert event["epsilon"]["inference"] == plan.quote(3).inference.epsilon
+    quote = desk.plan().quote(3)
+    assert event["epsilon"]["training"] == quote.training.epsilon
+    assert event["epsilon"]["inference"] == quote.inference.epsilon
 
 
 def test_absurd_inferences_of_a_small_round_leave_readable_events():
@@ -347,31 +333,25 @@ def test_an_early_end_prints_the_whole_training_price(desk):
     """Who cancels may have looked at the rounds before: the smaller price would not hold."""
     for index in (1, 2, 3):
         desk.commit(index)
-    desk.host.store(ct.JobStatus(desk.wire, "cancelled", "by hand"))
-    (end,) = desk.events("job_cancelled")
-    plan = desk.host.jobs.plan(desk.store.job(desk.id))
-    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
-    assert end["privacy"]["training"]["epsilon"] > plan.quote(3).training.epsilon
-    assert end["privacy"]["inference"]["epsilon"] == plan.quote(3).inference.epsilon
-    assert end["privacy"]["inference"]["epsilon_per_round"] == pytest.approx(5)
+    end, plan = desk.end("cancelled", "by hand"), desk.plan()
+    training, inference = end["privacy"]["training"], end["privacy"]["inference"]
+    assert training["epsilon"] == plan.quote().training.epsilon > plan.quote(3).training.epsilon
+    assert inference["epsilon"] == plan.quote(3).inference.epsilon
+    assert inference["epsilon_per_round"] == pytest.approx(5)
     assert end["final"]["accuracy"] == desk.events("exchange_committed")[-1]["accuracy"]
 
 
-def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk):
-    desk.sealed(1)
-    desk.host.store(ct.JobStatus(desk.wire, "failed", "too few"))
-    (end,) = desk.events("job_failed")
-    plan = desk.host.jobs.plan(desk.store.job(desk.id))
-    assert end["privacy"]["training"]["epsilon"] == plan.quote().training.epsilon
-    assert desk.store.round_key(desk.id, 1, 1) is None
-
-
-def test_a_job_that_never_broadcast_a_round_cost_nothing(desk):
-    desk.perform(ct.SealJob(desk.wire))
-    desk.host.store(ct.JobStatus(desk.wire, "failed", "nobody there"))
-    (end,) = desk.events("job_failed")
-    assert end["privacy"]["training"]["epsilon"] == 0
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk, broadcast):
+    if broadcast:
+        desk.sealed(1)
+    else:
+        desk.perform(ct.SealJob(desk.wire))
+    end = desk.end("failed", "too few")
+    price = desk.plan().quote().training.epsilon
+    assert end["privacy"]["training"]["epsilon"] == (price if broadcast else 0)
     assert end["final"] == {"accuracy": None}
+    assert desk.store.round_key(desk.id, 1, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -403,9 +383,7 @@ def test_no_guarantee_is_no_number():
     desk = Desk(Store(), job(**OPEN))
     for index in (1, 2, 3):
         desk.commit(index)
-    desk.host.store(ct.JobStatus(desk.wire, "completed"))
-    (end,) = desk.events("job_completed")
-    inference = end["privacy"]["inference"]
+    inference = desk.end("completed")["privacy"]["inference"]
     assert (inference["epsilon"], inference["status"]) == (None, "none")
     assert desk.events("exchange_committed")[-1]["epsilon"]["inference"] is None
     for event in desk.store.events_after(0):
@@ -466,4 +444,5 @@ def test_a_cloud_that_nobody_would_believe_announces_nothing():
     desk.host._not_believed = lambda: "the key that the root names is not here"
     blocked = desk.perform(ct.SealJob(desk.wire))
     assert isinstance(blocked, ct.Obstacle) and "is not here" in blocked.reason
-    assert announced(desk.store, desk.id) == []
+    told = [one.data.get("kind") for one in desk.store.events_after(0, desk.id)]
+    assert "job" not in told
