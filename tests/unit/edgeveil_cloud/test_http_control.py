@@ -25,7 +25,7 @@ def tokens():
 
 @asynccontextmanager
 async def served(tokens=tokens):
-    """`ask(method, path)` of a served application, and its store."""
+    """`ask(method, path)` of a served application, its store, and the server."""
     store = Store()
     server = await make_app(store, PlainControl(store), tokens).start()
     async with aiohttp.ClientSession(server.url) as session:
@@ -35,12 +35,12 @@ async def served(tokens=tokens):
             async with session.request(method, path, headers=headers, **options) as answer:
                 return answer.status, await answer.read()
 
-        yield {"ask": ask, "store": store}
+        yield {"ask": ask, "store": store, "server": server}
     await server.stop()
     store.close()
 
 
-served.gives = ("ask", "store")
+served.gives = ("ask", "store", "server")
 played = partial(played, served)
 
 
@@ -104,60 +104,45 @@ async def test_nothing_but_health_is_told_without_the_token(ask, store, token):
 
 @in_loop
 async def test_a_token_reaches_as_far_as_its_scope(tmp_path):
-    reading, submitting = (Scope.READ, "http-read.token"), (Scope.SUBMIT, "http-submit.token")
-    store, tokens = Store(), TokenFolder(tmp_path)
-    job = store.submit_job("a", b"", bytes(32)).id
-    store.put_release(job, b"ONNX", b"TENSORS")
-    server = await make_app(store, PlainControl(store), tokens).start()
-    wanted = {
-        ("GET", "/jobs"): reading,
-        ("HEAD", "/jobs"): reading,
-        ("GET", f"/jobs/{job}"): reading,
-        ("GET", f"/jobs/{job}/events"): reading,
-        ("GET", f"/jobs/{job}/job.json"): reading,
-        ("GET", "/status"): reading,
-        ("GET", "/metrics"): reading,
-        ("GET", f"/jobs/{job}/model.onnx"): submitting,
-        ("HEAD", f"/jobs/{job}/model.onnx"): submitting,
-        ("GET", f"/jobs/{job}/model.safetensors"): submitting,
-        ("POST", "/jobs"): submitting,
-        ("PUT", "/backbones"): submitting,
-        ("POST", f"/jobs/{job}/cancel"): submitting,
-        ("POST", f"/jobs/{job}/resume"): submitting,
-        ("GET", "/releases"): reading,
-        ("GET", f"/releases/{job}"): reading,
-        ("POST", f"/releases/{job}/withdraw"): submitting,
-        ("POST", f"/releases/{job}/promote"): submitting,
-    }
-    async with aiohttp.ClientSession(server.url) as session:
+    tokens = TokenFolder(tmp_path)
+    async with served(tokens) as given:
+        ask, store = given["ask"], given["store"]
+        job = store.submit_job("a", b"", bytes(32)).id
+        store.put_release(job, b"ONNX", b"TENSORS")
+        of_it, models = (
+            f"/jobs/{job}",
+            (f"/jobs/{job}/model.onnx", f"/jobs/{job}/model.safetensors"),
+        )
+        reading = ["/jobs", of_it, f"{of_it}/events", f"{of_it}/job.json", "/status", "/metrics"]
+        reading += ["/releases", f"/releases/{job}"]
+        wanted = {("GET", path): (Scope.READ, "http-read.token") for path in reading}
+        wanted["HEAD", "/jobs"] = Scope.READ, "http-read.token"
+        submitting = [("GET", models[0]), ("HEAD", models[0]), ("GET", models[1])]
+        submitting += [("PUT", "/backbones"), ("POST", "/jobs")]
+        submitting += [("POST", f"{of_it}/{what}") for what in ("cancel", "resume")]
+        submitting += [("POST", f"/releases/{job}/{what}") for what in ("withdraw", "promote")]
+        wanted |= dict.fromkeys(submitting, (Scope.SUBMIT, "http-submit.token"))
         for scope, token in sorted(tokens().items()):
-            headers = {"Authorization": f"Bearer {token}"}
             for (method, path), (least, file) in wanted.items():
-                async with session.request(method, path, headers=headers) as answer:
-                    content = await answer.read()
+                status, content = await ask(method, path, token)
                 if scope >= least:
-                    assert answer.status not in (401, 403), (scope, method, path)
+                    assert status not in (401, 403), (scope, method, path)
                     continue
-                assert answer.status == 403, (scope, method, path)
+                assert status == 403, (scope, method, path)
                 assert store.job(job).status == "queued"
                 if method != "HEAD":
                     assert f"scope '{least.label}'" in json.loads(content)["what"]
                     assert file in json.loads(content)["fix"]
-    await server.stop()
-    store.close()
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 @in_loop
 async def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
-    store, tokens = Store(), TokenFolder(tmp_path)
-    server = await make_app(store, PlainControl(store), tokens).start()
-    async with aiohttp.ClientSession(server.url) as session:
+    tokens = TokenFolder(tmp_path)
+    async with served(tokens) as given:
 
         async def status(token):
-            headers = {"Authorization": f"Bearer {token}"}
-            async with session.get("/jobs", headers=headers) as answer:
-                return answer.status
+            return (await given["ask"]("GET", "/jobs", token))[0]
 
         before = dict(tokens())
         assert await status(before[scope]) == 200
@@ -176,8 +161,6 @@ async def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path
         assert await status(after) == 200
         path.unlink()
         assert await status(after) == 401
-    await server.stop()
-    store.close()
 
 
 @played
@@ -233,20 +216,14 @@ async def test_a_long_poll_answers_with_the_first_event_and_pages_on(ask, store)
     assert body(await ask("GET", f"/jobs/{job}/events?after={after}&wait_s=0.1"))["events"] == []
 
 
-@in_loop
-async def test_a_long_poll_does_not_hold_up_the_end():
-    store = Store()
+@played
+async def test_a_long_poll_does_not_hold_up_the_end(ask, store, server):
     job = store.submit_job("a", b"", bytes(32)).id
-    server = await make_app(store, PlainControl(store), tokens).start()
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with aiohttp.ClientSession(server.url, headers=headers) as session:
-        again = looked_again(store)
-        poll = asyncio.create_task(session.get(f"/jobs/{job}/events?after=9&wait_s=30"))
-        await asyncio.wait_for(again.wait(), 20)
-        await server.stop()
-        answer = await asyncio.wait_for(poll, 20)  # an answer, not a broken connection
-        assert await answer.json() == {"events": []}
-    store.close()
+    again = looked_again(store)
+    poll = asyncio.create_task(ask("GET", f"/jobs/{job}/events?after=9&wait_s=30"))
+    await asyncio.wait_for(again.wait(), 20)
+    await server.stop()  # an answer, not a broken connection
+    assert body(await asyncio.wait_for(poll, 20)) == {"events": []}
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path):
