@@ -434,17 +434,18 @@ class ComputeProcess:
         connection = self._connection
         if connection is None:
             raise EOFError
-        left_s = until_s - self._clock()
+        left_s, raw = until_s - self._clock(), None
+        late = left_s <= 0
         try:
-            if left_s <= 0 or not connection.poll(None if left_s == math.inf else left_s):
-                raise TimeoutError
-            return wire.decode_reply(connection.recv_bytes())
-        except TimeoutError:
-            raise
+            if not late and connection.poll(None if left_s == math.inf else left_s):
+                raw = connection.recv_bytes()
         except (EOFError, OSError):
             if self._closed.is_set():
                 raise ProtocolError("stopping") from None
             raise EOFError from None
+        if raw is None:
+            raise TimeoutError
+        return wire.decode_reply(raw)
 
 
 class RemoteComputer(Compute):

@@ -158,13 +158,15 @@ class DeviceProcess:
     ) -> None:
         """`records` replace the site's data source, `say` the console, `sensors` this machine's."""
         self._folder = OwnFolder(site.state_dir)
-        self._lanes, self._computing = lanes, computing
-        self.site = site
+        self._lanes, self.site = lanes, site
         self.session: RuntimeLink
         self.runtime: Runtime
-        self._records = records
         self._tell = say or self._say
-        self.device = build(site, link=self._join, say=self._tell, compute=self._compute)
+
+        def compute(site: EdgeSite, own: DeviceIdentity) -> RemoteComputer:
+            return RemoteComputer(computing, own.device_id, site, own.split_key, records)
+
+        self.device = build(site, link=self._join, say=self._tell, compute=compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
         self.spending = OwnSpending(site.state_dir / LEDGER_FILE, site.data.name, site.policy)
         sensors = sensors or conditions.BoxSensors()
@@ -213,11 +215,6 @@ class DeviceProcess:
         found = topics.buckets(device.identity.sealing_keys)
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
-
-    def _compute(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
-        return RemoteComputer(
-            self._computing, identity.device_id, site, identity.split_key, self._records
-        )
 
     def _say(self, line: str) -> None:
         print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # it may tell a job's names

@@ -14,7 +14,6 @@ and until when (since 1970; 0: for ever) it said that none is newer.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -96,8 +95,9 @@ class ReleaseStore:
         draft = self._versions / f".draft-{version}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        _write(draft / "model.onnx", onnx)
-        _write(draft / "manifest.json", json.dumps(manifest, sort_keys=True).encode())
+        told = json.dumps(manifest, sort_keys=True).encode()
+        for name, content in (("model.onnx", onnx), ("manifest.json", told)):
+            write_durably(draft / name, content, mode=0o644)
         draft.rename(self._versions / version)
         sync_folder(self._versions)
         pointer.history.append(version)
@@ -235,10 +235,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError("holds no mapping", where=str(path), fix=_FIX)
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())

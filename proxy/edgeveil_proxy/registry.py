@@ -108,6 +108,7 @@ class Registry:
             version=_VERSION,
             steps=_STEPS,
         )
+        self._room = 0  # for further devices, while some are admitted
         self._seen_version = self._seen_epoch = self._epoch = -1
         self.lineage = ""  # 32 hexadecimal digits: a registry that is rebuilt has others
         self._entries: dict[str, AdmittedDevice] = {}
@@ -176,20 +177,15 @@ class Registry:
         devices = list(enrolments)
         for enrolment in devices:
             enrolment.verify()
+        admitted = 0
         with self._change() as db:
-            query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
-            active = int(db.execute(query).fetchone()[0])
-            admitted = 0
             for enrolment in devices:
-                room = self._limit - active - admitted
                 said = own.get(enrolment.device_id, note)
-                admitted += self._admit(db, enrolment, said, room=room, again=again)
-            if admitted:
-                db.execute("UPDATE roster SET epoch = epoch + 1")
+                admitted += self._admit(db, enrolment, said, again=again)
         return admitted
 
     def _admit(
-        self, db: sqlite3.Connection, enrolment: Enrolment, note: str, *, room: int, again: bool
+        self, db: sqlite3.Connection, enrolment: Enrolment, note: str, *, again: bool
     ) -> bool:
         device, sealing = enrolment.device_id, enrolment.sealing.to_bytes()
         rows = db.execute(
@@ -206,7 +202,7 @@ class Registry:
                 raise EnrolmentError(what, fix=fix)
             if active:
                 return False
-        if room <= 0:
+        if self._room <= 0:
             what, fix = f"{self._limit} devices are admitted already", "raise it in the site file"
             raise EnrolmentError(what, where="limits.devices", fix=fix)
         if rows and not again:
@@ -219,6 +215,7 @@ class Registry:
                 "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0, -1, 0)",
                 (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
             )
+        self._room -= 1
         return True
 
     def renew_sealing(self, device_id: str, sealing: SealingKey, number: int) -> bool:
@@ -251,28 +248,18 @@ class Registry:
 
     def revoke(self, device_id: str) -> bool:
         """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
-        with self._change() as db:
-            query = "SELECT revoked_s IS NULL FROM device WHERE id = ?"
-            row = db.execute(query, (device_id,)).fetchone()
-            if row is None:
-                what = f"there is no device '{device_id[:64]}'"
-                raise EnrolmentError(what, fix="see edgeveil proxy devices")
-            if not row[0]:
-                return False
-            db.execute("UPDATE device SET revoked_s = ? WHERE id = ?", (self._now_s(), device_id))
-            db.execute("UPDATE roster SET epoch = epoch + 1")
-        return True
+        out = self.revoke_many([device_id])
+        if device_id not in self._entries:
+            what = f"there is no device '{device_id[:64]}'"
+            raise EnrolmentError(what, fix="see edgeveil proxy devices")
+        return bool(out)
 
     def revoke_many(self, device_ids: Iterable[str]) -> int:
         """Take devices out in one transaction; how many were active. Unknown ones are left."""
+        query = "UPDATE device SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL"
+        out = [(self._now_s(), device_id) for device_id in device_ids]
         with self._change() as db:
-            out = db.executemany(
-                "UPDATE device SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL",
-                [(self._now_s(), device_id) for device_id in device_ids],
-            ).rowcount
-            if out > 0:
-                db.execute("UPDATE roster SET epoch = epoch + 1")
-        return max(0, out)
+            return max(0, db.executemany(query, out).rowcount)
 
     def followed_moves(self) -> dict[str, int]:
         """The order of each known device's last move; -1: none."""
@@ -282,45 +269,37 @@ class Registry:
     def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
         """Admit who moved here and drop who moved away, all or none; how many changed. Who comes
         back keeps its newest sealing key; who was revoked here stays out. Raises EnrolmentError."""
-        changed = 0
         with self._change() as db:
-            query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
-            active = int(db.execute(query).fetchone()[0])
-            for one in moved:
-                by = self._follow(db, one, room=self._limit - active)
-                active, changed = active + by, changed + abs(by)
-            if changed:
-                db.execute("UPDATE roster SET epoch = epoch + 1")
-        return changed
+            return sum(self._follow(db, one) for one in moved)
 
-    def _follow(self, db: sqlite3.Connection, one: MovedDevice, *, room: int) -> int:
+    def _follow(self, db: sqlite3.Connection, one: MovedDevice) -> bool:
         device = one.enrolment.device_id
         row = db.execute(
             "SELECT move_order, revoked_s IS NULL, moved_away FROM device WHERE id = ?", (device,)
         ).fetchone()
         if row is None and not one.here:
-            return 0
-        by = 0
+            return False
+        changed = False
         if row is None:
             one.enrolment.verify()
-            by = int(self._admit(db, one.enrolment, one.note, room=room, again=False))
+            changed = self._admit(db, one.enrolment, one.note, again=False)
         else:
             order, active, away = row
             if order > one.order:
                 what = f"an older move of device {device} than the one that was followed"
                 raise EnrolmentError(what, fix="install the newest bundle of this cell's proxy")
             if order == one.order:
-                return 0
+                return False
             if active and not one.here:
                 query = "UPDATE device SET revoked_s = ?, moved_away = 1 WHERE id = ?"
                 db.execute(query, (self._now_s(), device))
-                by = -1
+                self._room, changed = self._room + 1, True
             elif one.here and away:
                 query = "UPDATE device SET revoked_s = NULL, moved_away = 0 WHERE id = ?"
                 db.execute(query, (device,))
-                by = 1
+                self._room, changed = self._room - 1, True
         db.execute("UPDATE device SET move_order = ? WHERE id = ?", (one.order, device))
-        return by
+        return changed
 
     def _load(self) -> None:
         with self._file.transaction("BEGIN") as db:  # one moment for both reads
@@ -333,6 +312,12 @@ class Registry:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, and the next epoch where other devices are active after it."""
+        query = "SELECT id FROM device WHERE revoked_s IS NULL"
         with self._file.transaction() as db:
+            before = set(db.execute(query))
+            self._room = self._limit - len(before)  # for further ones
             yield db
+            if set(db.execute(query)) != before:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
         self._load()

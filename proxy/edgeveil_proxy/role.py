@@ -71,9 +71,7 @@ class ProxyRole:
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
         self.blobs = _own_store(site)
-        self.host = ProxyHost(
-            self.spool, random, lambda metadata: self._take(metadata), self.registry, self.blobs
-        )
+        self.host = ProxyHost(self.spool, random, self._take, self.registry, self.blobs)
         self.machine = ProxyMachine(
             signer,
             keys,
@@ -88,7 +86,7 @@ class ProxyRole:
             ConductLimits(limits.device_messages_per_s),
             lambda device: self.registry.verify_key(device) is not None,
             self.machine.uploads.asked,
-            self._set_aside,
+            lambda device: self.runner.post(fx.Command(SetAside(device))),
             clock,
         )
 
@@ -112,9 +110,6 @@ class ProxyRole:
     def _site_key(self) -> RoleKey | None:
         said = self.trust.delegated if self.trust else None
         return said.site if said else None
-
-    def _set_aside(self, device: str) -> None:
-        self.runner.post(fx.Command(SetAside(device)))
 
     def warnings(self) -> list[str]:
         """`fleet_offline` from `MAX_OFFLINE_SHARE` on; `rounds_declined` where most declined."""

@@ -62,7 +62,8 @@ def _written(batch: Path, uploads: Path, pieces: Iterable[tuple[int, int]]) -> b
             for block in _blocks(source, pieces):
                 hashed.result()
                 hashed = hasher.submit(digest.update, block)
-                _write(target, block)
+                while block:
+                    block = block[os.write(target, block) :]
             hashed.result()
         os.fdatasync(target)
     finally:
@@ -98,11 +99,6 @@ def _blocks(source: int, pieces: Iterable[tuple[int, int]]) -> Iterator[memoryvi
             raise OSError(errno.EIO, "the round's uploads are cut off")
         filled += size_bytes
     yield now[:filled]
-
-
-def _write(target: int, block: memoryview) -> None:
-    while block:
-        block = block[os.write(target, block) :]
 
 
 def _places(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -111,10 +111,7 @@ class Spool:
 
     def store(self, item: object) -> None:
         """Apply an item durably, at once or as `together` ends; a second choice is an error."""
-        if self._together:
-            self._apply(item)
-            return
-        with self.together():
+        with nullcontext() if self._together else self.together():
             self._apply(item)
 
     @contextmanager

@@ -1,11 +1,14 @@
 """Releases: installed whole or not at all, kept, rolled back; and predicting with them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph, probabilities
+from edgeveil_edge import releases
 from edgeveil_edge.predict import predict, rollback
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cli import main
@@ -65,26 +68,21 @@ def test_a_damaged_model_is_refused_and_can_be_left(tmp_path):
     assert store.install("a", b"four", {}).path.read_bytes() == b"four"
 
 
-@pytest.mark.parametrize("step", ["write", "rename", "replace"])
+STEPS = [(releases, "write_durably"), (Path, "rename"), (ReleaseStore, "_point")]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step[1])
 def test_a_crash_at_any_step_leaves_the_old_version_in_use(tmp_path, monkeypatch, step):
     """Power fails at that step: everything before it is done, nothing after."""
-    from pathlib import Path
-
-    from edgeveil_edge import releases
-
     store = ReleaseStore(tmp_path)
     old = store.install("a", b"one", {})
 
-    def fail(*_args):
+    def fail(*_args, **_more):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        if step == "write":
-            patch.setattr(releases, "_write", fail)
-        else:
-            patch.setattr(Path, step, fail)
-        with pytest.raises(KeyboardInterrupt):
-            store.install("a", b"two", {})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*step, fail)
+        store.install("a", b"two", {})
     again = ReleaseStore(tmp_path)
     assert again.current() == old
     new = again.install("a", b"two", {})
