@@ -120,16 +120,11 @@ class InferenceService:
 
         routes = [
             Route("GET", "/v1/model", self._model_page),
-            Route("POST", "/v1/predict", self._predict_page, REQUEST_BYTES),
+            Route("POST", "/v1/predict", self._predict, REQUEST_BYTES),
         ]
         for at in places:
             self._servers.append(await HttpServer(routes, _refuse).start(at))
         await self._in_thread(self._current)  # the first request need not wait for the model
-
-    @property
-    def urls(self) -> list[str]:
-        tcp = self._servers[self._settings.socket is not None :]
-        return [server.url for server in tcp]
 
     async def stop(self) -> None:
         for server in self._servers:
@@ -147,7 +142,7 @@ class InferenceService:
         told = {"release": release.version, "job": release.job, "digest": release.digest}
         return Response.of_json({**told, **model.takes})
 
-    async def _predict_page(self, body: Request) -> Response:
+    async def _predict(self, body: Request) -> Response:
         found: Response = await self._in_thread(self._answer, body)
         return found
 

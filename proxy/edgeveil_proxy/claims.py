@@ -120,18 +120,17 @@ class ClaimBook:
         return [HeldClaim(*row) for row in rows]
 
     def withdraw(self, name: str) -> None:
-        with self._file.transaction() as db:
-            done = db.execute("DELETE FROM claim WHERE name = ? AND device IS NULL", (name,))
-        if not done.rowcount:
-            fix = "see edgeveil proxy devices; a device is taken out by its id"
-            raise ClaimBookError(f"there is no unused claim of '{name[:64]}'", fix=fix)
+        self._change("DELETE FROM claim WHERE name = ? AND device IS NULL", name, "unused claim")
 
     def approve(self, name: str) -> None:
+        self._change("UPDATE claim SET approved = 1 WHERE name = ?", name, "claim")
+
+    def _change(self, query: str, name: str, which: str) -> None:
         with self._file.transaction() as db:
-            done = db.execute("UPDATE claim SET approved = 1 WHERE name = ?", (name,))
+            done = db.execute(query, (name,))
         if not done.rowcount:
-            fix = "see edgeveil proxy devices"
-            raise ClaimBookError(f"there is no claim of '{name[:64]}'", fix=fix)
+            fix = "see edgeveil proxy devices; a device is taken out by its id"
+            raise ClaimBookError(f"there is no {which} of '{name[:64]}'", fix=fix)
 
     def disapprove(self, device: str) -> None:
         """The operator takes out whoever used these claims: none of them admits it again."""
@@ -158,12 +157,11 @@ class ClaimBook:
 
     def of_device(self, device: str) -> HeldClaim:
         """The claim that it used last. ClaimError: none."""
+        query = "SELECT * FROM claim WHERE device = ? ORDER BY expires_s DESC"
         with self._file.guard() as db:
-            query = "SELECT * FROM claim WHERE device = ? ORDER BY expires_s DESC"
-            row = db.execute(query, (device,)).fetchone()
-        if row is None:
-            raise ClaimError("the device has used no claim")
-        return HeldClaim(*row)
+            for row in db.execute(query, (device,)):
+                return HeldClaim(*row)
+        raise ClaimError("the device has used no claim")
 
     def next_issue(self, key: bytes, device: str) -> int:
         """Take the number of the next certificate; it comes again after `RENEWALS`."""
@@ -214,28 +212,21 @@ class ClaimDesk:
         for one in self._registry.devices():
             known[one.device_id] = known[key_id(one.identity)] = one.device_id
         self._known, self._known_at = known, at
+        self._each = {one: rate for one, rate in self._each.items() if one in known}
+        names = "", *known.values()
+        self._dropped = Counter({name: self._dropped[name] for name in names})
 
     def takes(self, sender: str, raw: bytes) -> bool:
         """Whether a request is looked at; it counts as one of its sender's."""
         name, now_s = self._known.get(sender), self._clock()
-        rate = self._strangers if name is None else self._rate_of(sender)
+        rate = self._strangers
+        if name is not None:
+            rate = self._each.setdefault(sender, _Rate(EACH_BURST, EACH_S))
         if rate.take(now_s) and len(raw) <= MESSAGE_BYTES:
             return True
         self.dropped += 1
         self._dropped[name or ""] += 1
         return False
-
-    def _rate_of(self, sender: str) -> _Rate:
-        rate = self._each.get(sender)
-        if rate is not None:
-            return rate
-        if len(self._each) > len(self._known):  # some are known no longer
-            self._each = {one: rate for one, rate in self._each.items() if one in self._known}
-            self._dropped = Counter(
-                {name: self._dropped[name] for name in ("", *self._known.values())}
-            )
-        rate = self._each[sender] = _Rate(EACH_BURST, EACH_S)
-        return rate
 
     def dropped_by_sender(self) -> list[dict[str, Any]]:
         """Dropped requests by sender, the most first; "" for unknown senders."""

@@ -285,25 +285,17 @@ class AloneInCell:
     async def run(self) -> None:
         """Until cancelled. Raises UsageError, and what the connection's work ends with."""
         await self._link.subscribe([self._topic])
-        tasks = [
-            asyncio.ensure_future(one)
-            for one in (self._link.run_forever(), self._tell(), self._other.wait())
-        ]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if self._other.is_set():
-            named = f"cell '{self._cell}'" if self._cell else "this fleet"
-            raise UsageError(
-                f"another process runs as the proxy of {named}, at the same broker",
-                where=self._topic,
-                fix="stop one of the two: there is one proxy in a cell, and no standby beside it"
-                " (docs/operations.md, When a proxy is lost)",
-            )
-        for task in ended:
-            task.result()  # nobody watches any more: its error ends the process
+        await asyncio.gather(self._link.run_forever(), self._tell(), self._end_with_another())
+
+    async def _end_with_another(self) -> None:
+        await self._other.wait()
+        named = f"cell '{self._cell}'" if self._cell else "this fleet"
+        raise UsageError(
+            f"another process runs as the proxy of {named}, at the same broker",
+            where=self._topic,
+            fix="stop one of the two: there is one proxy in a cell, and no standby beside it"
+            " (docs/operations.md, When a proxy is lost)",
+        )
 
     async def close(self) -> None:
         await self._link.close()

@@ -44,7 +44,6 @@ class ProxyPage:
         self._site, self._at, self._proxy, self._runtime = site, at, proxy, runtime
         self._health, self._links, self._claims = health, links, claims
         self._since_s = dict.fromkeys(links, time.time())
-        self._was = dict.fromkeys(links, False)
 
     def routes(self) -> list[Route]:
         return [
@@ -56,9 +55,12 @@ class ProxyPage:
     def hears(self, hop: str, then: StateHandler) -> StateHandler:
         """A link's `on_state` that notes since when it is up or down."""
 
+        was = False
+
         def on_state(connected: bool, reason: str) -> None:
-            if connected != self._was[hop]:
-                self._was[hop], self._since_s[hop] = connected, time.time()
+            nonlocal was
+            if connected != was:
+                was, self._since_s[hop] = connected, time.time()
             then(connected, reason)
 
         return on_state

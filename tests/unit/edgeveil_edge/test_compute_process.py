@@ -16,15 +16,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import edge_kit as kit
 import numpy as np
 import psutil
 import pytest
 from msgspec import structs
 
-from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.errors import EdgeVeilError, ProtocolError
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage
@@ -59,19 +59,9 @@ class Net(nn.Module):
 """
 
 
-def site(folder, path):
-    return EdgeSite.model_validate(
-        {
-            "name": "box",
-            "broker": {"url": "mqtt://127.0.0.1:1883"},
-            "state_dir": folder / "state",
-            "cloud_key_file": folder / "cloud.pub",
-            "proxy_key_file": folder / "proxy.pub",
-            "data": {"name": "own", "source": "npz", "path": path},
-            "device": "cpu",
-            "policy": {"max_records": 4 * DATA["nominal_records"]},
-        }
-    )
+def site(folder, path, **data):
+    own = {"name": "own", "source": "npz", "path": path, **data}
+    return kit.site(folder, data=own, policy={"max_records": 4 * DATA["nominal_records"]})
 
 
 SCHEMA = DataSchema(
@@ -81,24 +71,14 @@ SCHEMA = DataSchema(
 )
 
 
-def csv_site(folder, path):
-    data = {"name": "own", "source": "csv", "path": path, "header": True}
-    plain = site(folder, path)
-    return EdgeSite.model_validate({**plain.model_dump(exclude_unset=True), "data": data})
-
-
 def taught(graph=None, **changes):
     plain = {
-        "job": "small",
         "data": DATA,
-        "features": ({"name": "identity"},),
         "train": {"method": "fm", "rounds": 2},
         "privacy": {"epsilon": 8.0},
         "round": {"budget_s": 20.0},
-        "encrypt": {"laplace_eval": {"laplace_eval_eps": 20.0}},
-        "unsupervised": {"every_rounds": 1},
     }
-    plan = compile_job(Job.model_validate({**plain, **changes}))
+    plan = compile_job(kit.job(**{**plain, **changes}))
     return TaughtJob(plan, plan.job.canonical(), plan.graph() if graph is None else graph)
 
 
@@ -152,16 +132,14 @@ def process(tmp_path, monkeypatch):
     found.end()
 
 
-def remote(process, folder, path, name="0" * 16):
-    return RemoteComputer(process, name, site(folder, path), SPLIT_KEY)
+def remote(process, folder, path, name="0" * 16, **data):
+    return RemoteComputer(process, name, site(folder, path, **data), SPLIT_KEY)
 
 
 def with_source(process, folder, code):
     """A device whose records are what this code loads."""
     (folder / "code" / "own_source.py").write_text(code)
-    plain = site(folder, folder).model_dump(exclude_unset=True)
-    own = {**plain, "data": {"name": "own", "source": "python: own_source:load"}}
-    return RemoteComputer(process, "0" * 16, EdgeSite.model_validate(own), SPLIT_KEY)
+    return remote(process, folder, None, source="python: own_source:load")
 
 
 def nobody(folder):
@@ -211,7 +189,7 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(proce
     """When it ended, and with it a job's arrival or another job's answer, would tell of records."""
     path = tmp_path / "own.csv"
     path.write_text("age,label\n" + "39,no\n" * 40)
-    far = RemoteComputer(process, "0" * 16, csv_site(tmp_path, path), SPLIT_KEY)
+    far = remote(process, tmp_path, path, source="csv", header=True)
     step_s = compute.reading_s(far.site)
     process._clock = now = Clock()
     reads = threading.Thread(target=far.read_ahead, args=(0.2, SCHEMA))

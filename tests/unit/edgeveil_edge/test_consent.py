@@ -11,10 +11,6 @@ from edgeveil_edge.consent import refusals
 
 PLAN = compile_job(job())
 QUOTE = PLAN.quote()
-OPEN = {
-    "encrypt": {"privacy_eval_type": "NOT_ENCRYPT"},
-    "privacy": {"epsilon": 4.0, "delta": 1e-5, "accept_unproven": True},
-}
 
 REFUSED = [
     ("allowed_methods", ()),
@@ -45,16 +41,6 @@ def test_each_key_refuses_before_a_record_is_read(key, value, tmp_path):
     assert answer.cause == ("budget" if "lifetime" in key or "inference" in key else "policy")
     assert device.load.reads == 0
     assert device.ledger.spent().epsilon == 0
-
-
-def test_inferences_without_noise_need_the_owners_word(tmp_path):
-    plan = compile_job(job(**OPEN))
-    device = Device(tmp_path / "a", unread()).knows(plan)
-    answer = device.declines(plan, QUADRATIC)
-    assert answer.why.startswith("policy.accept_unprotected: ")
-    policy = {"min_devices": 3, "accept_unprotected": True}
-    willing = Device(tmp_path / "b", policy=policy).knows(plan)
-    willing.seals(plan, FIRST)
 
 
 def test_uploads_in_their_order_need_the_owners_word(tmp_path):

@@ -1,9 +1,11 @@
 """A device and its own files: forms that a record could flip, files that shrink or go."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from edge_kit import CENTRE, QUADRATIC, Device, Round, job
+from edge_kit import CENTRE, QUADRATIC, Device, job
 from pyarrow import parquet
 
 from edgeveil.jobs import compile_job
@@ -59,27 +61,26 @@ def test_records_of_another_shape_decline_and_cost_nothing(tmp_path):
     assert "shape [3], the job learns from [4]" in why(box(tmp_path, "npz"))
 
 
-@pytest.mark.parametrize("source", WRITERS)
-def test_a_file_that_is_gone_declines_until_it_is_back(source, tmp_path):
-    WRITERS[source](tmp_path / "records", X, Y)
-    device = box(tmp_path, source)
-    (tmp_path / "records").rename(tmp_path / "away")
-    assert "no such file" in why(device)
-    (tmp_path / "away").rename(tmp_path / "records")
-    sealed = Round(PLAN, QUADRATIC, device.keys())
-    assert list(sealed.tensors(device.answer(sealed))) == ["quadratic"]
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
 
 
-@pytest.mark.parametrize("source", [source for source in WRITERS if source != "csv"])
-def test_a_file_that_is_shorter_than_it_says_declines(source, tmp_path):
-    WRITERS[source](tmp_path / "records", X, Y)
-    whole = (tmp_path / "records").read_bytes()
-    (tmp_path / "records").write_bytes(whole[:-3])
-    device = box(tmp_path, source)
-    assert str(tmp_path / "records") in why(device)
-    (tmp_path / "records").write_bytes(whole)
-    sealed = Round(PLAN, CENTRE, device.keys())
-    assert sealed.tensors(device.answer(sealed))
+GONE = [(source, Path.unlink, "no such file") for source in WRITERS]
+CUT = [(source, cut, "records") for source in WRITERS if source != "csv"]
+
+
+@pytest.mark.parametrize(("source", "spoil", "said"), GONE + CUT)
+def test_a_file_that_is_gone_or_shorter_than_it_says_declines_until_it_is_back(
+    source, spoil, said, tmp_path
+):
+    path = tmp_path / "records"
+    WRITERS[source](path, X, Y)
+    whole, device = path.read_bytes(), box(tmp_path, source)
+    spoil(path)
+    told = why(device)
+    assert said in told and str(path) in told
+    path.write_bytes(whole)
+    device.seals(PLAN, QUADRATIC)
 
 
 def test_a_csv_that_shrinks_while_it_is_read_declines(tmp_path, monkeypatch):

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ManifestMark, OutboxDrop, OutboxHeld, OutboxPut
-from edgeveil.protocol.messages import RoundId, Signer, Upload, check_signature
+from edgeveil.protocol.messages import RoundId, Signer, Upload
 from edgeveil.protocol.transfer import describe
 from edgeveil_edge.store import DeviceStore
 
@@ -35,25 +34,6 @@ def reopened(path):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "device.sqlite"
-
-
-def test_each_item_is_there_after_a_kill(path):
-    store = DeviceStore(path)
-    seen = ManifestMark(RoundId(JOB, 3, 2), b"m" * 32)
-    store.store(seen)
-    assert reopened(path).seen == {JOB: seen}
-    store.put_job(JOB, b"canonical", b"graph")
-    assert reopened(path).jobs == {JOB: None}
-    store.put_fact("release_sequence", "0")
-    assert reopened(path).release_sequence == 0
-    item = outbox()
-    store.store(item)
-    memory = reopened(path)
-    assert memory.uploads == {JOB: item}
-    check_signature(
-        memory.uploads[JOB].header, SIGNER.name, KEY.public(), HEADER
-    )  # still as it was signed
-    store.close()
 
 
 def test_the_outbox_holds_one_upload_of_each_job(path):

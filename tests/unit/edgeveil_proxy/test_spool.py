@@ -12,7 +12,7 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_broadcasts as br
 from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.proxy import AnswersFrom, DeviceKnows
-from edgeveil.storage import FileData, StorageError
+from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
@@ -46,25 +46,6 @@ def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherw
     with closing(sqlite3.connect(path)) as db:
         db.executescript("ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;")
     assert sk.reopened(path).earlier == {"0" * 16: m.KNOWS_BUCKETS, "1" * 16: 0}
-
-
-def test_each_item_is_there_after_a_kill_right_behind_it(spool, path):
-    first = sk.keep(spool)
-    (found,) = sk.reopened(path).kept.values()
-    assert (found.signed, found.header, found.data[:]) == (
-        first.signed,
-        first.header,
-        first.data[:],
-    )
-    for slot in range(3):
-        item = sk.upload(spool, slot)
-        assert item in sk.reopened(path).uploads
-    made = sk.batch(spool)
-    (kept,) = sk.reopened(path).batches.values()
-    assert kept.batch == made.batch and FileData.digest(kept.data) == made.batch.blob.digest
-    spool.store(pr.BatchDelivered(sk.at()))
-    memory = sk.reopened(path)
-    assert (memory.batches, memory.delivered) == ({}, {sk.at()})
 
 
 def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(spool, path):
