@@ -36,10 +36,7 @@ class RoundAnswers:
 
     @classmethod
     def of(
-        cls,
-        selected: int,
-        told: Iterable[Batch | Shortfall],
-        void: Mapping[str, int] | None = None,
+        cls, selected: int, told: Iterable[Batch | Shortfall], void: Mapping[str, int] | None = None
     ) -> RoundAnswers:
         told = list(told)
         causes = Counter[str]()

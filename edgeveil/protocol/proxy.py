@@ -19,12 +19,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.proxy_broadcasts import (
-    Broadcasts,
-    KeepBroadcast,
-    ProxyReleases,
-    Serving,
-)
+from edgeveil.protocol.proxy_broadcasts import Broadcasts, KeepBroadcast, ProxyReleases, Serving
 from edgeveil.protocol.proxy_uploads import ProxyUploads, TakePut
 
 

@@ -187,11 +187,7 @@ class ProxyReleases:
         gone = [d for d, header in releases.items() if header.sequence in said.withdrawn]
         for blob in gone:
             del memory.kept[blob]
-        return [
-            fx.Persist(ReleaseStated(note, tuple(gone))),
-            held,
-            fx.Send(fx.AllDevices(), note),
-        ]
+        return [fx.Persist(ReleaseStated(note, tuple(gone))), held, fx.Send(fx.AllDevices(), note)]
 
     def welcome(self, device: str) -> list[fx.Effect]:
         note = self._context.memory.statement
@@ -373,10 +369,7 @@ class Broadcasts:
         return [fx.Persist(BroadcastDropped(digest)) for digest in gone]
 
     def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
-        return [
-            fx.Refuse(reason),
-            self._context.ack(fx.CloudAddress(), digest, "refused", reason),
-        ]
+        return [fx.Refuse(reason), self._context.ack(fx.CloudAddress(), digest, "refused", reason)]
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
         fetch = self.arriving.get(part.blob)

@@ -54,13 +54,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.sealed import (
-    MaskedVector,
-    check_factors,
-    chosen_of,
-    dealt,
-    masked_vectors,
-)
+from edgeveil.protocol.sealed import MaskedVector, check_factors, chosen_of, dealt, masked_vectors
 
 
 @dataclass(frozen=True)

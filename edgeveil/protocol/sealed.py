@@ -326,12 +326,7 @@ def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Pl
 
 
 def open_segment(
-    key: OpeningKey,
-    at: RoundId,
-    job_digest: bytes,
-    group: Group,
-    membership: bytes,
-    sealed: bytes,
+    key: OpeningKey, at: RoundId, job_digest: bytes, group: Group, membership: bytes, sealed: bytes
 ) -> bytes | None:
     """The padded tensor; None if it was not sealed by a selected device for this very round."""
     opened = open_sealed(key, _segment_info(at, job_digest, group, membership), sealed)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from edgeveil_lab.attack.inversion import Inversion, attacks, invert, why_no_pictures
+from edgeveil_lab.attack.inversion import Inversion, invert, why_no_pictures
 from edgeveil_lab.attack.membership import Membership, infer
-from edgeveil_lab.attack.membership import steps as membership_steps
 from edgeveil_lab.attack.plots import draw_inversion, draw_membership
 from edgeveil_lab.attack.recording import Recording
 from edgeveil_tools.local.data import is_published
@@ -33,11 +31,10 @@ def attack(
     target = out or folder / "attack"
     console = Console(stderr=as_json, highlight=False)
     reason = why_no_pictures(recording)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("inverting", total=attacks(recording) + membership_steps(recording))
-        inversion = None if reason else invert(recording, lambda: progress.advance(bar))
-        progress.update(bar, description="inferring members")
-        membership = infer(recording, lambda: progress.advance(bar))
+    with console.status("rebuilding records") as status:
+        inversion = None if reason else invert(recording)
+        status.update("inferring members")
+        membership = infer(recording)
     found = summary(recording, inversion, membership, reason)
     with writing(target, "name another folder with --out"):
         target.mkdir(parents=True, exist_ok=True)

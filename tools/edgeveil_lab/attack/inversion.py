@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
-from edgeveil.errors import UsageError
 from edgeveil.parts.features import IdentityParameters
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.methods.fm_sums import FmParameters, shrunk
@@ -107,12 +107,15 @@ def likely_labels(target: Float64, count: int) -> list[int]:
     return [order[k % len(order)] for k in range(count)]
 
 
-def _matched(
-    head: AttackedHead, target: Float64, count: int, seed: int, labels: list[int] | None
+def matched(
+    head: AttackedHead, target: Float64, count: int, seed: int, *, labelled: bool
 ) -> Float64:
-    """LBFGS on the squared distance of the coefficients, the best of a few starts."""
+    """Images and soft labels that give the same sum: LBFGS on the squared distance, the best of a
+    few starts. `labelled`: labels are read off first, a class that is there has the larger column.
+    """
     import torch
 
+    labels = likely_labels(target, count) if labelled else None
     wanted = torch.from_numpy(target)
     scale = wanted.square().sum().clamp_min(1e-12)
     found: list[tuple[float, Float64]] = []
@@ -148,17 +151,12 @@ def _matched(
     return min(found, key=lambda one: one[0])[1]
 
 
-def dlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
-    """Records (count, D) >= 0, of no known scale: images and soft labels that give the same sum."""
-    return _matched(head, target, count, seed, None)
-
-
-def idlg(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
-    """The same with labels read off first: a class that is there has the larger column."""
-    return _matched(head, target, count, seed, likely_labels(target, count))
-
-
-METHODS: dict[str, Method] = {"DLG": dlg, "iDLG": idlg, "cosine + TV": cosine}
+METHODS: dict[str, Method] = {
+    "DLG": partial(matched, labelled=False),
+    "iDLG": partial(matched, labelled=True),
+    "cosine + TV": cosine,
+}
+"""By (head, target, count, seed); records (count, D) >= 0, of no known scale."""
 
 
 def _start(count: int, head: AttackedHead, seed: int) -> Tensor:
@@ -216,8 +214,8 @@ def why_no_pictures(recording: Recording) -> str:
     return ""
 
 
-def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -> Inversion:
-    """Attack the first training round; `advance` is called after each of `attacks(recording)`."""
+def invert(recording: Recording) -> Inversion:
+    """Attack the first training round."""
     round, device = recording.rounds[0], recording.device
     broadcast = recording.broadcast(round)
     target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))
@@ -238,7 +236,6 @@ def invert(recording: Recording, advance: Callable[[], object] = lambda: None) -
             for name, method in METHODS.items():
                 found = shown(method(head, seen, count, 0))
                 results.append(_compared(originals, found, count, name, noisy))
-                advance()
     originals = shown(own.x.reshape(len(own), -1).astype(np.float64))
     mean = shown(recording.test.x.reshape(len(recording.test), -1).astype(np.float64)).mean(axis=0)
     guesses = shown(np.tile(mean, (len(own), 1)))
@@ -272,10 +269,6 @@ def whose(
     return np.asarray(chances / chances.sum())
 
 
-def attacks(recording: Recording) -> int:
-    return 0 if why_no_pictures(recording) else 2 * len(METHODS) * len(LADDER)
-
-
 def shown(images: Float64) -> Float64:
     """Images (n, D) at their largest value 1: features say nothing of a record's brightness."""
     positive = np.maximum(images, 0.0)
@@ -298,10 +291,8 @@ def ssim(a: Float64, b: Float64) -> float:
 
 
 def head_of(recording: Recording) -> AttackedHead:
-    """The public facts of the first training round. Raises UsageError as `why_no_pictures`."""
-    features = recording.job.features[0]
-    if not isinstance(features, IdentityParameters) or features.name != "identity":
-        raise UsageError(why_no_pictures(recording), where="features")
+    """The public facts of the first training round, where `why_no_pictures` says nothing."""
+    features = cast(IdentityParameters, recording.job.features[0])
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
     classes, intercept = recording.job.data.classes, recording.device.intercept

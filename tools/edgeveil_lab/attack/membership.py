@@ -7,7 +7,7 @@ By the loss (Yeom et al. 2018), by the likelihood ratio of shadow models (LiRA, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,7 +80,7 @@ def roc(name: str, noise: bool, members: Float64, others: Float64) -> RocCurve:
     return RocCurve(name, noise, fpr, tpr)
 
 
-def infer(recording: Recording, advance: Callable[[], object] = lambda: None) -> Membership:
+def infer(recording: Recording) -> Membership:
     members = _joined(recording.devices)
     both = _joined([members, recording.test])
     phi, count = recording.plan.features(both.x), len(members)
@@ -93,20 +93,13 @@ def infer(recording: Recording, advance: Callable[[], object] = lambda: None) ->
         with_noise, without = (roc("", True, s[:count], s[count:]).auc for s in final.values())
         rounds.append((with_noise, without))
     curves = [roc("loss", noise, s[:count], s[count:]) for noise, s in final.items()]
-    advance()
     if len(both) <= MOST_SHADOWED:
         for noise, scores in final.items():
-            ratio = _likelihood_ratio(recording, both, phi, scores, noise, advance)
+            ratio = _likelihood_ratio(recording, both, phi, scores, noise)
             curves.append(roc("likelihood ratio", noise, ratio[:count], ratio[count:]))
     upload = single_uploads(recording, members)
-    advance()
     events = [e for e in recording.device.job_events() if isinstance(e, GaussianEvent)]
     return Membership(tuple(curves), tuple(rounds), upload, events[-1].mu, total_mu(events))
-
-
-def steps(recording: Recording) -> int:
-    records = sum(map(len, recording.devices)) + len(recording.test)
-    return 2 + (2 * SHADOWS if records <= MOST_SHADOWED else 0)
 
 
 def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ...]:
@@ -185,12 +178,7 @@ def _blind(recording: Recording, noise: bool) -> RocCurve:
 
 
 def _likelihood_ratio(
-    recording: Recording,
-    both: Records,
-    phi: Float64,
-    scores: Float64,
-    noise: bool,
-    advance: Callable[[], object],
+    recording: Recording, both: Records, phi: Float64, scores: Float64, noise: bool
 ) -> Float64:
     """log N(s; in) − log N(s; out) (n,), one common variance for each side."""
     rng = np.random.default_rng(2)
@@ -202,7 +190,6 @@ def _likelihood_ratio(
         chosen = both.at(np.flatnonzero(inside[k]))
         *_, last = _rehearsed(recording, chosen, rng if noise else None)
         shadow[k] = confidence(phi, both.y, last)
-        advance()
     result = np.zeros(len(both))
     for side, sign in ((inside, 1.0), (~inside, -1.0)):
         number = np.maximum(side.sum(axis=0), 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +65,7 @@ class Recording:
 
     @property
     def parameters(self) -> FmParameters:
-        if not isinstance(self.job.train, FmParameters):
-            raise UsageError("only fm is attacked", where=str(self.folder))
-        return self.job.train
+        return cast(FmParameters, self.job.train)  # as `why_not` has found
 
     @cached_property
     def device(self) -> FmDevice:

@@ -11,9 +11,9 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,56 +184,40 @@ class TimedDevice:
         self._device.close()
 
 
-@contextmanager
-def device(
-    guarded: bool, nominal_records: int, max_records: int | None = None
-) -> Iterator[timing.DeviceAnswer]:
-    """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records.
-    `max_records`: how many they may hold, by default as many as the job expects."""
-    made: dict[tuple[bytes, bytes], TimedDevice] = {}
+def _played(
+    flawed: bool, quick: bool, graph: bytes, held: Sequence[timing.Values], nominal: int
+) -> AttackOutcome:
+    """Two devices under one stopwatch, each with evaluation records as `held` says: with r, and
+    without. Their owners let them hold as many as the first has."""
     memory = Path("/dev/shm")  # noqa: S108 - what a disk takes is no record's doing
-    with scratch(keep=False, parent=memory if memory.is_dir() else None) as folder:
-
-        def answer(graph: bytes, x: timing.Values) -> float:
-            key = (graph, x.tobytes())
-            if key not in made:
-                own = Records(x, np.zeros(len(x), np.int64))
-                job = audit_job(nominal_records, BUDGET_S, _ROUNDS)
-                place = folder / str(len(made))
-                most = max_records or nominal_records
-                made[key] = TimedDevice(place, graph, own, job, max_records=most, guarded=guarded)
-                made[key].seconds()  # the first round is slower than the others
-            return made[key].seconds()
-
-        try:
-            yield answer
-        finally:
-            for one in made.values():
-                one.close()
+    parent = memory if memory.is_dir() else None
+    job = audit_job(nominal, BUDGET_S, _ROUNDS)
+    answers: list[Callable[[], float]] = []
+    with scratch(keep=False, parent=parent) as folder, ExitStack() as stack:
+        for number, x in enumerate(held):
+            own = Records(x, np.zeros(len(x), np.int64))
+            place, most = folder / str(number), len(held[0])
+            device = TimedDevice(place, graph, own, job, max_records=most, guarded=not flawed)
+            stack.callback(device.close)
+            device.seconds()  # the first round is slower than the others
+            answers.append(device.seconds)
+        runs = (FLAWED_RUNS, QUICK_FLAWED_RUNS) if flawed else (RUNS, QUICK_RUNS)
+        return timing.attacked(answers[0], answers[1], runs[quick])
 
 
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     """Numbers that are slow to work on where r is there."""
     given = timing.records(_RECORDS)
     graph = timing.crafted(_CHAIN, given[-1])
-    with timing.not_flushing() if flawed else nullcontext(), device(not flawed, _RECORDS) as answer:
-        case = timing.TimingCase(graph, given, given[:-1])
-        return timing.attacked(answer, case, _runs(flawed, quick))
+    with timing.not_flushing() if flawed else nullcontext():
+        return _played(flawed, quick, graph, (given, given[:-1]), nominal=_RECORDS)
 
 
 def _count(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each record: as many as the box may hold, or none."""
     given = timing.records(_MANY)
     graph = timing.crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
-    with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
-        case = timing.TimingCase(graph, given, given[:0])
-        return timing.attacked(answer, case, _runs(flawed, quick))
-
-
-def _runs(flawed: bool, quick: bool) -> int:
-    if flawed:
-        return QUICK_FLAWED_RUNS if quick else FLAWED_RUNS
-    return QUICK_RUNS if quick else RUNS
+    return _played(flawed, quick, graph, (given, given[:0]), nominal=1)
 
 
 DEVICE_GUARDS = (

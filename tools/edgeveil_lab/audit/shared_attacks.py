@@ -101,10 +101,7 @@ class MaskedRound:
 
     def __init__(self, plan: Plan, round: PlannedRound) -> None:
         keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
-        context, at = (
-            RoundContext.of(plan, round.index),
-            RoundId(bytes(16), round.index, 1),
-        )
+        context, at = (RoundContext.of(plan, round.index), RoundId(bytes(16), round.index, 1))
         state, recipients = plan.cloud.initial_state(), [key.to_bytes() for key in keys]
         said, _, secret = seal_round(context, state, recipients, at, 1, 1 << 16, checked=True)
         self.manifest, self.key, self.membership = said, secret.opening, secret.membership
@@ -203,7 +200,7 @@ class SharedNoiseJob:
 
 def shared_attacks(runs: int) -> tuple[Attack, ...]:
     """Sums, against ε; and a device's own part, against the ε if all others collude."""
-    scenes = (TurnedUpdate(None), TurnedUpdate(0.5), TurnedVotes())
+    scenes = (TurnedUpdate(None), TurnedUpdate(0.5), turned_votes())
     return (
         sum_attack(runs),
         part_attack(runs),
@@ -267,15 +264,12 @@ class TurnedUpdate:
         return float(np.dot(self.gap, numbers) / scale)
 
 
-class TurnedVotes(TurnedLabels):
-    title = "votes"
-
-    def __init__(self) -> None:
-        super().__init__(summed=_SUMMED.summed, honest=_SUMMED.honest)
+def turned_votes() -> TurnedLabels:
+    return TurnedLabels(summed=_SUMMED.summed, honest=_SUMMED.honest)
 
 
 def turned_attack(
-    runs: int, scene: TurnedUpdate | TurnedVotes, *, alone: bool, honest: int = 0
+    runs: int, scene: TurnedUpdate | TurnedLabels, *, alone: bool, honest: int = 0
 ) -> Attack:
     """The cloud hears the sum of `honest` devices' uploads (0: as many as are counted on), or
     (`alone`) all others hear that of one: then the ε of sums is not meant to hold."""
@@ -455,17 +449,14 @@ class AskedProxy:
 def _single(
     runs: int, job: SharedNoiseJob, hear: fm_attacks.Hear, attacked: Sequence[int] | None = None
 ) -> AttackOutcome:
-    return _outcome(
-        fm_attacks.ratio_attack(MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked)
-    )
-
-
-def _outcome(attack: Attack) -> AttackOutcome:
     """The claim of which most is missing."""
-    without, present = (attack.play(side, attack.runs).sum(axis=1) for side in (False, True))
+    attack = fm_attacks.ratio_attack(
+        MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked
+    )
+    without, present = (attack.play(side, runs).sum(axis=1) for side in (False, True))
     pairs, beta = [], statistics.BETA / len(without)
     for claim, a, b in zip(attack.claims, without, present, strict=True):
-        counts = statistics.EventCounts(attack.runs, int(a), int(b))
+        counts = statistics.EventCounts(runs, int(a), int(b))
         pairs.append((statistics.lower_bound(counts, claim.delta, beta), claim))
     found, claim = max(pairs, key=lambda pair: (pair[0] > pair[1].epsilon, pair[0]))
     figure = f"measured ε ≥ {found:.2f} of {up(claim.epsilon)} at δ = {up(claim.delta)}"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -33,9 +32,6 @@ _SIGMAS = 3.4  # ... and over fewer, in standard deviations of the AUC where not
 _PATTERN = 1 << 10
 
 Values = NDArray[np.float32]
-DeviceAnswer = Callable[[bytes, Values], float]
-"""Seconds from handing a device the package for `graph` until its upload leaves, with evaluation
-records x (n, ...); `math.inf` if none comes."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +51,6 @@ class OperatorChain:
 # Its steps leave numbers below the smallest normal one. Some processors multiply these as fast as
 # any, none divides them so.
 SUBNORMAL = OperatorChain("Div", 1.0000001, scale=1e-39, doublings=5, repeats=90)
-
-
-class TimingCase(NamedTuple):
-    """A crafted graph and two sets of evaluation records x (n, ...): with r, and without."""
-
-    graph: bytes
-    present: Values
-    absent: Values
 
 
 def crafted(chain: OperatorChain, record: Values) -> bytes:
@@ -105,14 +93,6 @@ def records(count: int) -> Values:
     return (apart + chance.random((count, *SHAPE))).astype(np.float32)
 
 
-def subnormal_case() -> TimingCase:
-    """Four made-up records, of which r is one or is replaced by another."""
-    given = records(FEW_RECORDS + 1)
-    others, record = given[:FEW_RECORDS], given[-1]
-    present = np.concatenate([others[:-1], record[None]])
-    return TimingCase(crafted(SUBNORMAL, record), present, others)
-
-
 def auc(present: Sequence[float], absent: Sequence[float]) -> float:
     """The chance that a `present` one is above an `absent` one, ties counted half."""
     a, b = np.asarray(present, float)[:, None], np.asarray(absent, float)[None, :]
@@ -125,13 +105,13 @@ def tells(area: float, runs: int) -> bool:
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
 
 
-def attacked(answer: DeviceAnswer, case: TimingCase, runs: int) -> AttackOutcome:
-    """`runs` answers of a device with r and as many without, one beside the other."""
+def attacked(present: Callable[[], float], absent: Callable[[], float], runs: int) -> AttackOutcome:
+    """Seconds of `runs` answers with r (infinite: none came) and of as many without, by turns."""
     seen: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * runs):
         # with, without, without, with: what drifts meets both alike
         without = (number + number // 2) % 2
-        seen[without].append(answer(case.graph, case.absent if without else case.present))
+        seen[without].append((absent if without else present)())
     area = auc(*seen)
     return AttackOutcome(tells(area, runs), f"AUC {area:.2f} over {runs} runs each")
 
@@ -157,17 +137,19 @@ def _left_off() -> bool:
 
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
     """Whether subnormal numbers cost time inside a run: one thread's processor seconds."""
-    case = subnormal_case()
+    given = records(FEW_RECORDS + 1)
+    graph = crafted(SUBNORMAL, given[-1])
     with not_flushing() if flawed else nullcontext():
-        session = InferenceSession(case.graph, sha256(case.graph).digest(), classes=CLASSES)
+        session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
 
-        def answer(_graph: bytes, x: Values) -> float:
+        def answer(x: Values) -> float:
             start = time.thread_time()
             session.summed_softmax(x, {})
             return time.thread_time() - start
 
-        answer(case.graph, case.present)  # the first run is slower than the others
-        return attacked(answer, case, QUICK_RUNS if quick else RUNS)
+        answer(given[1:])  # the first run is slower than the others
+        runs = QUICK_RUNS if quick else RUNS
+        return attacked(lambda: answer(given[1:]), lambda: answer(given[:-1]), runs)
 
 
 SUBNORMALS = Guard(

@@ -16,10 +16,7 @@ from scipy import stats
 
 from edgeveil.data.records import Records
 from edgeveil.parts.method_context import MethodContext, network_of
-from edgeveil.parts.methods.dp_sgd import (
-    DpSgd,
-    DpSgdParameters,
-)
+from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
 from edgeveil.parts.methods.pate import (
     ROUND,
@@ -30,10 +27,7 @@ from edgeveil.parts.methods.pate import (
     vote_event,
 )
 from edgeveil.parts.methods.pso import PsoDpFl, PsoDpSgd
-from edgeveil.parts.methods.sgd import (
-    OutputPerturbation,
-    SgdParameters,
-)
+from edgeveil.parts.methods.sgd import OutputPerturbation, SgdParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import TRAIN, PlannedRound
@@ -255,6 +249,8 @@ def staged(stage: BaseStage, present: bool, count: int) -> Float64:
 class TurnedLabels:
     """One device before and after all of its labels turn; its votes, without noise and with.
     `honest` of the devices in a sum, of at most `summed`, share the noise; 0: none does."""
+
+    title = "votes"
 
     def __init__(self, *, summed: int = 0, honest: int = 0) -> None:
         context = replace(FM_SETTING, max_participations=1, input_shape=(2,), classes=2)

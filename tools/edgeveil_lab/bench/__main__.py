@@ -45,7 +45,8 @@ def masking(
     )
 
 
-def cases() -> list[tuple[str, Callable[[], object], float, str]]:
+def cases() -> list[tuple[Any, ...]]:
+    """Rows of name, units of one call, their name, the call and what it is given."""
     data = bytes(1 << 20)
     blob = describe(data, 65024)
     frame = encode(part(blob, data, 0))
@@ -59,32 +60,29 @@ def cases() -> list[tuple[str, Callable[[], object], float, str]]:
     records = np.random.default_rng(0).integers(-4096, 4096, (600, 833))
     variance, scale = Fraction(1 << 52), Fraction(1 << 20)
     at_device, at_proxy, at_cloud = masking()
-    rows: list[tuple[str, Callable[[], object], float, str]] = []
-
-    def case(name: str, units: float, unit: str, work: Callable[..., object], *given: Any) -> None:
-        rows.append((name, partial(work, *given), units, unit))
-
-    case("discrete Gaussian, sigma 2^26", 1e5, "samples", discrete_gaussian, variance, (100_000,))
-    case("discrete Laplace, scale 2^20", 1e5, "samples", discrete_laplace, scale, (100_000,))
-    case("exact quadratic, 600 x 833", 600, "records", exact_matmul, records.T, records)
-    case("encode a 64 KiB part", 65024 / 1e6, "MB", lambda: encode(part(blob, data, 0)))
-    case("decode a 64 KiB part", 65024 / 1e6, "MB", decode, frame, 65536)
-    case("sign a note", 1, "notes", lambda: signer.note(Hello("0" * 16)))
-    case("seal 32 bytes to a key", 1, "seals", seal, public, b"info", bytes(32))
-    case("open 32 bytes", 1, "opens", open_sealed, opening, b"info", sealed)
-    case("find one's own of 2,048 stanzas", 1, "areas", open_stanzas, opening, b"info", stanzas)
-    case("seal to 2,000 recipients", 2000, "recipients", seal_stanzas, content, keys, b"info")
-    case("seal a 1 MiB stream", 1.048576, "MB", seal_stream, content, b"c", data)
-    case("open a 1 MiB stream", 1.048576, "MB", open_stream, content, b"c", stream)
-    case("mask 100,000 numbers of 42 bits", 1, "uploads", at_device)
-    case("add up masks of those", 1, "uploads", at_proxy)
-    case("add up masked uploads of those", 1, "uploads", at_cloud)
-    return rows
+    return [
+        ("discrete Gaussian, sigma 2^26", 1e5, "samples", discrete_gaussian, variance, (100_000,)),
+        ("discrete Laplace, scale 2^20", 1e5, "samples", discrete_laplace, scale, (100_000,)),
+        ("exact quadratic, 600 x 833", 600, "records", exact_matmul, records.T, records),
+        ("encode a 64 KiB part", 65024 / 1e6, "MB", lambda: encode(part(blob, data, 0))),
+        ("decode a 64 KiB part", 65024 / 1e6, "MB", decode, frame, 65536),
+        ("sign a note", 1, "notes", lambda: signer.note(Hello("0" * 16))),
+        ("seal 32 bytes to a key", 1, "seals", seal, public, b"info", bytes(32)),
+        ("open 32 bytes", 1, "opens", open_sealed, opening, b"info", sealed),
+        ("find one's own of 2,048 stanzas", 1, "areas", open_stanzas, opening, b"info", stanzas),
+        ("seal to 2,000 recipients", 2000, "recipients", seal_stanzas, content, keys, b"info"),
+        ("seal a 1 MiB stream", 1.048576, "MB", seal_stream, content, b"c", data),
+        ("open a 1 MiB stream", 1.048576, "MB", open_stream, content, b"c", stream),
+        ("mask 100,000 numbers of 42 bits", 1, "uploads", at_device),
+        ("add up masks of those", 1, "uploads", at_proxy),
+        ("add up masked uploads of those", 1, "uploads", at_cloud),
+    ]
 
 
 def main() -> None:
-    for name, work, units, unit in cases():
-        print(f"{name:32} {per_second(work, units):14,.0f} {unit}/s", flush=True)
+    for name, units, unit, work, *given in cases():
+        figure = per_second(partial(work, *given), units)
+        print(f"{name:32} {figure:14,.0f} {unit}/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -64,24 +63,17 @@ PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
 # --- what is counted ---
 
 
-@dataclass
-class PartyTally:
-    """One party's account. Bytes are of frames, without what MQTT and TLS add; `seconds` of the
-    processor."""
-
-    sent: Counter[str] = field(default_factory=Counter)
-    received: Counter[str] = field(default_factory=Counter)
-    moved_bytes: Counter[str] = field(default_factory=Counter)  # in, out
-    stored: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+class PartyTally(Counter[tuple[str, str]]):
+    """One party's account: what was sent and received by kind, moved in and out (bytes of frames,
+    without what MQTT and TLS add), stored by table, and seconds of the processor by work."""
 
     def send(self, kind: str, size_bytes: int, copies: int = 1) -> None:
-        self.sent[kind] += copies
-        self.moved_bytes["out"] += size_bytes * copies
+        self["sent", kind] += copies
+        self["moved", "out"] += size_bytes * copies
 
     def receive(self, kind: str, size_bytes: int) -> None:
-        self.received[kind] += 1
-        self.moved_bytes["in"] += size_bytes
+        self["received", kind] += 1
+        self["moved", "in"] += size_bytes
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -89,22 +81,22 @@ class PartyTally:
         try:
             yield
         finally:
-            self.seconds[what] += time.process_time() - start  # type: ignore[assignment]
+            self["seconds", what] += time.process_time() - start  # type: ignore[assignment]
 
     def since(self, before: PartyTally) -> dict[str, Any]:
-        sent, stored = self.sent - before.sent, self.stored - before.stored
-        received, moved = self.received - before.received, self.moved_bytes - before.moved_bytes
-        seconds = self.seconds - before.seconds
+        grown: dict[str, Counter[str]] = defaultdict(Counter)
+        for (what, name), amount in (self - before).items():
+            grown[what][name] = amount
         return {
-            "messages_out": sent.total(),
-            "bytes_out": moved["out"],
-            "messages_in": received.total(),
-            "bytes_in": moved["in"],
-            "rows": dict(stored),
-            "busy_s": round(seconds.total(), 4),
-            "seconds": {what: round(s, 4) for what, s in sorted(seconds.items())},
-            "sent": dict(sent),
-            "received": dict(received),
+            "messages_out": grown["sent"].total(),
+            "bytes_out": grown["moved"]["out"],
+            "messages_in": grown["received"].total(),
+            "bytes_in": grown["moved"]["in"],
+            "rows": dict(grown["stored"]),
+            "busy_s": round(grown["seconds"].total(), 4),
+            "seconds": {what: round(s, 4) for what, s in sorted(grown["seconds"].items())},
+            "sent": dict(grown["sent"]),
+            "received": dict(grown["received"]),
         }
 
 
@@ -355,7 +347,8 @@ class FleetPlay(MemoryNet):
             before, start_s = deepcopy(self.tallies), self.now_s
             step()
             for party, found in self.rows().items():
-                self.tallies[party].stored = found
+                for table, count in found.items():
+                    self.tallies[party]["stored", table] = count
             phases[name] = {
                 "seconds": self.now_s - start_s,
                 "parties": {n: tally.since(before[n]) for n, tally in self.tallies.items()},

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +19,32 @@ from edgeveil.protocol.transfer import place_of
 
 _SMALLEST_S = 1e-5
 _STEP = math.log(1.02)
-_PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
-class DurationHistogram:
-    def __init__(self) -> None:
-        self.buckets: Counter[int] = Counter()
-        self.max_s = 0.0
+class DurationHistogram(Counter[int]):
+    """How many durations were in each bucket."""
 
     def add(self, duration_s: float) -> None:
-        steps = math.log(max(duration_s, _SMALLEST_S) / _SMALLEST_S) / _STEP
-        self.buckets[1 + int(steps) if duration_s > _SMALLEST_S else 0] += 1
-        self.max_s = max(self.max_s, duration_s)
+        self[round(math.log(max(duration_s, _SMALLEST_S)) / _STEP)] += 1
 
     def percentile(self, share: float) -> float | None:
         """The duration that this share does not exceed, 2 % exact; None without any."""
-        rank, seen = math.ceil(share * self.buckets.total()), 0
-        for bucket in sorted(self.buckets):
-            seen += self.buckets[bucket]
-            if seen >= rank:
-                middle_s = _SMALLEST_S * math.exp((bucket - 0.5) * _STEP) if bucket else 0.0
-                return min(middle_s, self.max_s)
-        return None
+        buckets, rank = sorted(self), math.ceil(share * self.total())
+        seen = accumulate(self[bucket] for bucket in buckets)
+        found = (bucket for bucket, count in zip(buckets, seen, strict=True) if count >= rank)
+        return next((math.exp(bucket * _STEP) for bucket in found), None)
 
     def summary(self) -> dict[str, float | None]:
         """`p50`, `p95`, `p99` and `max`, seconds; None where there is no sample."""
-        found = {name: self.percentile(share) for name, share in _PERCENTILES.items()}
-        found["max"] = self.max_s if self.buckets else None
+        found = {name: self.percentile(share) for name, share in _SHARES.items()}
         return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
     @classmethod
     def merged(cls, parts: Iterable[DurationHistogram]) -> DurationHistogram:
         result = cls()
         for part in parts:
-            result.buckets.update(part.buckets)
-            result.max_s = max(result.max_s, part.max_s)
+            result.update(part)
         return result
 
 

@@ -13,10 +13,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey, SigningKey, VerifyKey
 from edgeveil.errors import EdgeVeilError, ProtocolError
@@ -141,30 +142,16 @@ class SharedVerifyKey(VerifyKey):
     """The cloud's key: the same signature on the same bytes is checked once for all devices."""
 
     __slots__ = ("_checks",)
-    _checks: GoodSignatures
+    _checks: SimpleNamespace
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        object.__setattr__(self, "_checks", GoodSignatures(super().library_key()))
+        verify = lru_cache(_SIGNATURES)(super().library_key().verify)  # remembers no refusal
+        object.__setattr__(self, "_checks", SimpleNamespace(verify=verify))
 
-    def library_key(self) -> GoodSignatures:  # type: ignore[override]
+    def library_key(self) -> SimpleNamespace:  # type: ignore[override]
         """The library's key, with a memory."""
         return self._checks
-
-
-class GoodSignatures:
-    def __init__(self, key: Ed25519PublicKey) -> None:
-        self._key = key
-        self._good: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
-
-    def verify(self, signature: bytes, data: bytes) -> None:
-        """Raises InvalidSignature."""
-        if (signature, data) in self._good:
-            return
-        self._key.verify(signature, data)
-        self._good[signature, data] = None
-        if len(self._good) > _SIGNATURES:
-            self._good.popitem(last=False)
 
 
 # --- work of the device machine: opened and sealed for real, of noise ---

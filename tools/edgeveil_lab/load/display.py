@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_tools.display import LiveDisplay
 
 # --- the result: what was reached, and what each process took for it ---
 
@@ -24,22 +23,42 @@ _PERCENTILES = ("p50", "p95", "p99", "max")
 
 def show_result(console: Console, result: Result) -> None:
     table = Table.grid(padding=(0, 2))
-    for name, value in result_figures(result):
+    for name, value in _figures(result):
         table.add_row(name, Text(value))
     console.print("", table)
-    for found in result_tables(result):
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for number, name in enumerate(found["columns"]):
-            table.add_column(name, justify="right" if number else "left")
-        for row in found["rows"]:
-            table.add_row(*row)
-        console.print("", table)
+    if cells := result["cells"]:
+        columns = ["cell", "connected", "reconnects", "uploads", "lost", "left out", "rounds"]
+        columns += ["acknowledged, p99", "counted, p99"]
+        console.print("", table_of(columns, map(_cell_row, cells)))
+    idle, drift = result["idle"], result["drift"]
+    columns = ["process", "CPU", "of a core", "CPU per upload", "peak memory"]
+    columns += ["idle, of a core"] * bool(idle) + ["MiB an hour"] * bool(drift)
+    rows = []
+    for name, used in result["processes"].items():
+        percent, cost_ms = used["cpu_percent"], used["cpu_ms_per_upload"]
+        row = [name, "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s"]
+        row += ["–" if percent is None else f"{percent:.0f} %"]
+        row += ["–" if cost_ms is None else f"{rate(cost_ms)} ms"]
+        row += [size_text(used["peak_rss_bytes"])]
+        row += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
+        row += [_growth(drift.get(name))] if drift else []
+        rows.append(row)
+    console.print("", table_of(columns, rows))
     for line in warnings(result):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     console.print()
 
 
-def result_figures(result: Result) -> Iterator[tuple[str, str]]:
+def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _figures(result: Result) -> Iterator[tuple[str, str]]:
     """(what, how much), the most telling first. What was not measured is left out."""
     connects, uploads = result["connects"], sum(row["uploads"] for row in result["rounds"])
     yield "devices", f"{connects['devices']:,} connected at {rate(connects['per_s'])} a second"
@@ -62,30 +81,6 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
         moved = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
         share = result["raw_ratio"]
         yield "of a bare relay", f"{'–' if share is None else f'{share:.0%}'}; it carries {moved}"
-
-
-def result_tables(result: Result) -> Iterator[dict[str, Any]]:
-    """`title`, `columns` and `rows` of text: each cell, each process."""
-    if result["cells"]:
-        columns = ["cell", "connected", "reconnects", "uploads", "lost", "left out", "rounds"]
-        columns += ["acknowledged, p99", "counted, p99"]
-        rows = [_cell_row(one) for one in result["cells"]]
-        yield {"title": "Cells", "columns": columns, "rows": rows}
-    idle, drift = result["idle"], result["drift"]
-    columns = ["process", "CPU", "of a core", "CPU per upload", "peak memory"]
-    columns += ["idle, of a core"] if idle else []
-    columns += ["MiB an hour"] if drift else []
-    rows = []
-    for name, used in result["processes"].items():
-        percent, cost_ms = used["cpu_percent"], result["cpu_ms_per_upload"][name]
-        row = [name, "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s"]
-        row += ["–" if percent is None else f"{percent:.0f} %"]
-        row += ["–" if cost_ms is None else f"{rate(cost_ms)} ms"]
-        row += [size_text(used["peak_rss_bytes"])]
-        row += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
-        row += [_growth(drift.get(name))] if drift else []
-        rows.append(row)
-    yield {"title": "Processes", "columns": columns, "rows": rows}
 
 
 def _cell_row(one: Result) -> list[str]:
@@ -137,52 +132,49 @@ def size_text(count: float | None) -> str:
     return "–" if count is None else byte_text(count)
 
 
-# --- while it runs: a live picture, or plain lines in a file or pipe ---
+# --- while it runs: what is going on beside a spinner, or plain lines in a file or pipe ---
 
 _LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
 
 
-class LoadView(LiveDisplay):
+class LoadView:
     """Shows samples, entries of the result's `series` with what `SampleSeries.take` adds."""
 
     def __init__(
         self, options: LoadOptions, console: Console, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(console)
-        self._options, self._now_s = options, now_s
-        self._newest: Mapping[str, Any] | None = None
+        self._options, self._console, self._now_s = options, console, now_s
+        self._status = console.status("starting")
         self._said, self._said_s = "", 0.0
 
+    def __enter__(self) -> LoadView:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def note(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
     def update(self, sample: Mapping[str, Any]) -> None:
-        self._newest = sample
         now_s, kind = self._now_s(), sample["phase"].partition(" ")[0]
-        if not self.live and (kind != self._said or now_s - self._said_s >= _LINE_S):
+        if self._console.is_terminal:
+            self._status.update(Text(self._line(sample)))
+        elif kind != self._said or now_s - self._said_s >= _LINE_S:
             self._said, self._said_s = kind, now_s
-            self.note(" · ".join(self._lines(sample)))
+            self.note(self._line(sample))
 
-    def picture(self) -> RenderableType:
-        newest = self._newest
-        if newest is None:
-            return Text("starting")
-        lines = [Text(line, no_wrap=True) for line in self._lines(newest)]
-        if newest["refused"]:
-            lines.append(Text(f"refused: {shortened(newest['refused'])}", style="yellow"))
-        processes = Table.grid(padding=(0, 2))
-        for name, rss_bytes in newest["rss_bytes"].items():
-            cpu = newest["cpu_percent"].get(name)
-            spent = "" if cpu is None else f"{cpu:.0f} % of a core"
-            processes.add_row(name, size_text(rss_bytes), spent)
-        return Group(*lines, processes)
-
-    def _lines(self, sample: Mapping[str, Any]) -> tuple[str, str]:
+    def _line(self, sample: Mapping[str, Any]) -> str:
         done, latency_s = sample["rounds_done"], sample["latency_s"]
-        going = f"{sample['connected']:,} of {self._options.devices:,} connected"
-        going += f" · {done} round{'s' * (done != 1)}" if done else ""
-        figures = (
-            f"{sample['uploads']:,} uploads · {rate(sample['uploads_per_s'])} uploads/s"
+        line = (
+            f"{sample['t_s']:7.1f} s  {sample['phase']}:"
+            f" {sample['connected']:,} of {self._options.devices:,} connected"
+            f" · {done} round{'s' * (done != 1)} · {sample['uploads']:,} uploads"
+            f" · {rate(sample['uploads_per_s'])} uploads/s"
             f" · {rate(sample['bytes_up'] / 1e6)} MB/s up"
             f" · {rate(sample['bytes_down'] / 1e6)} MB/s down"
         )
         if latency_s["p50"] is not None:
-            figures += f" · latency p50 {ms(latency_s['p50'])}, p99 {ms(latency_s['p99'])}"
-        return f"{sample['t_s']:7.1f} s  {sample['phase']}: {going}", figures
+            line += f" · latency p50 {ms(latency_s['p50'])}, p99 {ms(latency_s['p99'])}"
+        return line + (f" · refused: {shortened(sample['refused'])}" if sample["refused"] else "")

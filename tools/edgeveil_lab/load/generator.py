@@ -110,9 +110,8 @@ class Generator:
         self.shared = SharedWork(options.packet_bytes, options.payload_bytes)
         self.load = GeneratorLoad()
         self._turns = Turns()
-        self._starts: dict[tuple[int, int], float] = {}
-        self._begun: dict[tuple[int, int], int] = {}
-        self._last_start_s = float("-inf")
+        self._at: RoundId | None = None  # the newest, when it starts, and how many began it
+        self._start_s, self._begun = float("-inf"), 0
         where = share.where
         address, rate = BrokerAddress.parse(where.broker), options.rate_per_s
         tls = client_context(where.ca, options.cert, options.key) if address.tls else None
@@ -152,32 +151,21 @@ class Generator:
                     await asyncio.sleep(_LOOK_S)
 
     def queue(self, device: LoadDevice, task: object) -> None:
-        wait_s = 0.0
-        if isinstance(task, ComputeAnswer):
-            wait_s = self._wait_s(task.manifest.at)
-            self._trouble(device, task.manifest.at, wait_s)
-        if wait_s > 0:
-            asyncio.get_running_loop().call_later(wait_s, self._turns.add, device, task)
-        else:
+        """A round's answers wait, so that rounds keep their interval. Some devices drop then; in a
+        storm all do, once half of them are at work."""
+        loop, options, chance = asyncio.get_running_loop(), self.options, self.shared.chance
+        if not isinstance(task, ComputeAnswer):
             self._turns.add(device, task)
-
-    def _wait_s(self, at: RoundId) -> float:
-        """How long this round's answers wait, so that rounds keep their interval."""
-        now_s, key = asyncio.get_running_loop().time(), (at.round, at.attempt)
-        if key not in self._starts:
-            start_s = max(now_s, self._last_start_s + self.options.interval_s)
-            self._starts = {key: start_s}
-            self._last_start_s = start_s
-        return self._starts[key] - now_s
-
-    def _trouble(self, device: LoadDevice, at: RoundId, wait_s: float) -> None:
-        """Some devices drop; in a storm all do, once half of them are at work."""
-        loop, chance = asyncio.get_running_loop(), self.shared.chance
-        if chance.random() < self.options.drop:
+            return
+        if task.manifest.at != self._at:
+            self._at, self._begun = task.manifest.at, 0
+            self._start_s = max(loop.time(), self._start_s + options.interval_s)
+        self._begun += 1
+        wait_s = max(0.0, self._start_s - loop.time())
+        loop.call_later(wait_s, self._turns.add, device, task)
+        if chance.random() < options.drop:
             loop.call_later(wait_s + chance.uniform(0, _AWAY_S), device.cut)
-        key = (at.round, at.attempt)
-        self._begun = {key: self._begun.get(key, 0) + 1}
-        if self.options.reconnect_storm and self._begun[key] == max(1, len(self.devices) // 2):
+        if options.reconnect_storm and self._begun == max(1, len(self.devices) // 2):
             for one in self.devices:
                 loop.call_later(wait_s, one.cut)
 

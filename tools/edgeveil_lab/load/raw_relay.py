@@ -23,16 +23,10 @@ from edgeveil.config.cloud import CloudSite
 from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, JobFailed
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Offer,
-    RoundId,
-    Signer,
-    Upload,
-    encode,
-)
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId, Signer, Upload, encode
 from edgeveil.protocol.sealed import padded
-from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, describe, part_bytes, parts
+from edgeveil.protocol.transfer import describe, part_bytes, sends
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
@@ -47,11 +41,10 @@ TOPICS = Topics()
 # --- relay, sink and generators: each runs in a process of its own ---
 
 READY, _WHERE = "ready", "--compare raw"
-KEEPALIVE_S = 60
+KEEPALIVE_S = 65_535  # nobody pings
 CONNECT_S = 60.0
 CREDIT_BYTES = 16 << 20  # of all generators, sent and not yet counted by the sink
 _CREDIT_LOOK_S = 0.001
-_TICK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -112,12 +105,6 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
 def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
     """Connect all devices of `crowd`, then send a round each time `start` opens."""
 
-    async def tick(peers: Sequence[_RawPeer]) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            for peer in peers:
-                peer.sender.tick(asyncio.get_running_loop().time())
-
     async def work() -> int:
         edge, address = crowd.edge, crowd.edge.addresses[0]
         tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
@@ -129,7 +116,6 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
                 await peer.answered.wait()
                 if peer.lost:
                     raise BrokerError(f"a device was turned away: {peer.lost}")
-        ticking = asyncio.create_task(tick(peers))
         pipe.send(READY)
         size, sent_bytes = sum(map(len, crowd.frames)), 0
         for _ in range(crowd.rounds):
@@ -143,7 +129,6 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
                 sent_bytes += size
                 await asyncio.sleep(0)  # let the loop write and read
         await asyncio.to_thread(start.wait)  # the leader has seen the last round arrive
-        ticking.cancel()
         for peer in peers:
             peer.sender.finish()
         return 0
@@ -217,9 +202,8 @@ def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
     key = SigningKey.generate()
     at = RoundId(os.urandom(16), 1, 1)
     signed = Signer(key.public().fingerprint(), key).header(Upload(at, (0,), blob))
-    if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
-        return [encode(Offer(signed, data))]
-    return [encode(Offer(signed)), *(encode(piece) for piece in parts(blob, data))]
+    packets = sends(fx.ProxyAddress(), signed, blob, data, packet_bytes)
+    return [encode(one.message) for one in packets if isinstance(one, fx.Send)]
 
 
 def run_raw(
@@ -269,11 +253,11 @@ def run_raw(
             name: {
                 "cpu_s": round(cpu_s, 3),
                 "cpu_percent": round(100 * cpu_s / took_s, 1),
+                "cpu_ms_per_upload": round(1e3 * cpu_s / uploads, 3),
                 "peak_rss_bytes": peaks[name],
             }
             for name, cpu_s in used_s.items()
         },
-        "cpu_ms_per_upload": {name: round(1e3 * s / uploads, 3) for name, s in used_s.items()},
     }
 
 

@@ -1,21 +1,22 @@
-"""`load.html`: the tables of the terminal, and pictures as inline SVG."""
+"""`load.html`: what the terminal shows, each round, and pictures as inline SVG."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from rich.console import Console
 
-from edgeveil_lab.load.display import rate, result_figures, result_tables, size_text, warnings
+from edgeveil_lab.load.display import rate, show_result, table_of
 from edgeveil_lab.load.run_log import MIB
+from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.pages import BLUE, CLUSTERS, GREEN, ORANGE, PURPLE, STYLE, inline_svg
 from edgeveil_tools.result import write_whole
 
@@ -78,46 +79,48 @@ def phases(rounds: Sequence[Result]) -> str:
     return inline_svg(figure)
 
 
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Load test · EdgeVeil</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ max-width: 980px; margin: 0 auto; padding: 40px 20px; font: 16px system-ui, sans-serif; }}
+pre {{ font-size: 13px; overflow-x: auto; }}
+svg {{ width: 100%; height: auto; }}
+</style>
+</head>
+<body>
+<pre>{code}</pre>
+</body>
+</html>
+"""
+
+
 def write_load_report(result: Result, path: Path) -> None:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["size"] = size_text
+    console = Console(record=True, file=io.StringIO(), width=120, highlight=False, markup=False)
+    usual = LoadOptions().model_dump(mode="json")
+    changed = {key: value for key, value in result["options"].items() if value != usual[key]}
+    told = ", ".join(f"{key} {value}" for key, value in changed.items())
+    status = f"Load test: {result['status']} {result['reason']}"
+    console.print(status, f"with {told or 'the usual options'}", sep="\n")
+    console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()))
+    show_result(console, result)
     pictures = {}
+    if result["rounds"]:
+        columns = ("round", "attempt", "selected", "uploads", "uploads/s", "seconds")
+        rows = [
+            [*(str(row[k]) for k in columns[:4]), rate(row["uploads_per_s"]), rate(row["seconds"])]
+            for row in result["rounds"]
+        ]
+        console.print(table_of(columns, rows))
+        pictures["Where a round's time goes"] = phases(result["rounds"])
     if len(result["series"]) > 1:
         pictures["Over time, sampled once a second"] = over_time(result["series"])
-    if result["rounds"]:
-        pictures["Where a round's time goes"] = phases(result["rounds"])
-    page = environment.get_template("load.html").render(
-        result=result,
-        options=result["options"],
-        figures=result_figures(result),
-        tables=[*result_tables(result), _rounds(result)],
-        pictures=[(title, Markup(svg)) for title, svg in pictures.items()],  # noqa: S704 - our own
-        warnings=[*([result["reason"]] if result["reason"] else []), *warnings(result)],
-        conditions=_conditions(result["options"]),
+    figures = (
+        f'<h2>{title}</h2>\n<figure role="img" aria-label="{title}">{svg}</figure>\n'
+        for title, svg in pictures.items()
     )
-    write_whole(path, page.encode("utf-8"))
-
-
-def _rounds(result: Result) -> dict[str, Any]:
-    columns = ("round", "attempt", "selected", "uploads", "uploads/s", "seconds")
-    rows = [
-        [*(row[name] for name in columns[:4]), rate(row["uploads_per_s"]), f"{row['seconds']:.2f}"]
-        for row in result["rounds"]
-    ]
-    return {"title": "Rounds", "columns": columns, "rows": rows}
-
-
-def _conditions(options: Mapping[str, Any]) -> Iterator[str]:
-    """What made it harder than a steady load, in words."""
-    if options["drop"]:
-        yield f"{options['drop']:.0%} of the devices go away in each round"
-    if options["reconnect_storm"]:
-        yield "all connections cut in each round"
-    if options["interval_s"]:
-        yield f"a round every {options['interval_s']:g} s"
+    page = console.export_html(code_format=_PAGE, inline_styles=True)
+    write_whole(path, page.replace("</body>", "".join(figures) + "</body>").encode("utf-8"))

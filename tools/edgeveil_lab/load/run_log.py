@@ -357,20 +357,15 @@ def _costs(
         """None where the span is too short: its ends are known to a fraction of a second."""
         return None if amount is None or seconds < LEAST_S else _rate(amount, by)
 
-    cpu_s = {name: spent.get(name) for name in peak}
     return {
         "processes": {
             name: {
                 "cpu_s": None if used is None else round(used, 3),
                 "cpu_percent": rate(None if used is None else 100 * used, seconds),
+                "cpu_ms_per_upload": rate(None if used is None else 1000 * used, uploads),
                 "peak_rss_bytes": peak[name],
             }
-            for name, used in cpu_s.items()
-        },
-        "peak_rss_bytes": peak,
-        "cpu_ms_per_upload": {
-            name: rate(None if used is None else 1000 * used, uploads)
-            for name, used in cpu_s.items()
+            for name, used in ((name, spent.get(name)) for name in peak)
         },
         "mb_per_s_down": rate(down_bytes / 1e6, seconds),
         "unknown": [

@@ -151,69 +151,39 @@ def load_scenario(path: Path) -> LoadOptions:
 
 
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
-    if options.selected is not None:
-        if options.selected > options.devices:
-            yield Mix(("selected", "devices"), "no more devices can be asked than there are")
-        if not options.starts_site:
-            yield Mix(
-                ("selected", "broker", "site"),
-                "a running site may hold devices that are not of this test; name none",
-            )
+    given = {name for name in ("broker", "site", "user") if getattr(options, name) is not None}
+    if not options.starts_site:
+        usual = {"selected": None, "cells": 1, "compare": None}
+        for key in (key for key, value in usual.items() if getattr(options, key) != value):
+            text = "is of a site that is started here, with no devices but its own; name no other"
+            yield Mix((key, "broker", "site"), text)
+    if options.asked > options.devices:
+        yield Mix(("selected", "devices"), "no more devices can be asked than there are")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:
-        yield Mix(
-            ("rounds", "hold_s"),
-            "without rounds there is nothing to measure but held connections; set hold_s",
-        )
-    if options.cells > 1:
-        if not options.starts_site:
-            yield Mix(
-                ("cells", "broker", "site"),
-                "cells are started here with their brokers; name no running site",
-            )
-        if options.devices < MIN_BATCH * options.cells:
-            yield Mix(
-                ("cells", "devices"),
-                f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells",
-            )
-        if options.compare is not None:
-            yield Mix(("cells", "compare"), "the bare relay has one cell; leave one of both out")
-    yield from _site_mixes(options)
-    if options.compare is not None:
-        if not options.starts_site:
-            yield Mix(
-                ("compare", "broker", "site"),
-                "the bare relay is measured on brokers started here; name no running site",
-            )
-        odd = [key for key in ("drop", "reconnect_storm") if getattr(options, key)]
-        if odd:
-            yield Mix(
-                ("compare", *odd),
-                f"the bare relay is compared under a steady load alone; leave out {', '.join(odd)}",
-            )
-        if options.qos == 0:
-            yield Mix(("compare", "qos"), "a bare relay may lose QoS 0 messages; set qos: 1")
-
-
-def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
-    """What a running site needs, and what only one that is started here allows."""
-    if options.broker is not None and options.site is not None:
+        text = "without rounds there is nothing to measure but held connections; set hold_s"
+        yield Mix(("rounds", "hold_s"), text)
+    if options.cells > 1 and options.devices < MIN_BATCH * options.cells:
+        text = f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells"
+        yield Mix(("cells", "devices"), text)
+    unlike = {"cells": options.cells > 1, "qos": options.qos == 0}
+    unlike |= {key: bool(getattr(options, key)) for key in ("drop", "reconnect_storm")}
+    if options.compare is not None and (odd := [key for key, there in unlike.items() if there]):
+        text = "the bare relay has one cell, a steady load and QoS 1, which loses no message; leave"
+        yield Mix(("compare", *odd), f"{text} out {', '.join(odd)}")
+    if {"broker", "site"} <= given:
         yield Mix(("broker", "site"), "both name the site to load; leave one out")
     missing = [name for name in _RUNNING if getattr(options, name) is None]
-    if options.broker is not None and missing:
-        yield Mix(
-            ("broker", *missing),
-            f"a running site also needs {', '.join(missing)}; or name its folder with site",
-        )
+    if "broker" in given and missing:
+        text = f"a running site also needs {', '.join(missing)}; or name its folder with site"
+        yield Mix(("broker", *missing), text)
     if options.broker is not None and options.broker.startswith("ws"):
         yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
-    if options.user is not None and options.starts_site:
-        yield Mix(
-            ("user", "broker", "site"),
-            "a broker that is started here gives each device its account; leave user out",
-        )
-    if options.password_file is not None and options.user is None:
+    if "user" in given and options.starts_site:
+        text = "a broker that is started here gives each device its account; leave user out"
+        yield Mix(("user", "broker", "site"), text)
+    if options.password_file is not None and "user" not in given:
         yield Mix(("password_file", "user"), "is the password of no user; set user")
 
 

@@ -51,7 +51,7 @@ class LoadSession:
             self._watch.add_read("proxy", partial(page, target.first.proxy_http))
         self._samples = SampleSeries(self._leader, self._watch)
         self._run_log = LoadRunLog()
-        self._phase, self._loaded = "start", False
+        self._phase = "start"
         broker = site.broker_name if site else target.first.broker
         self.measured = RunMeasurements(options, broker)
 
@@ -147,7 +147,6 @@ class LoadSession:
         options, client = self._options, self._cloud
         self._phase = "announcing the job"
         await self._mark()
-        self._loaded = True
         job_text = job_yaml(options, self.measured.enrolled)
         job = await asyncio.to_thread(client.submit_yaml, job_text)
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
@@ -160,7 +159,6 @@ class LoadSession:
         await asyncio.sleep(2 * _LOOK_S)
         await self._pause(_SETTLE_S, lambda: not self._leader.totals().counts["waiting"])
         await asyncio.sleep(1.0)  # the report after the last commit record
-        self._loaded = False
         if (ended := self._run_log.ended) not in ("", "completed"):
             reason = self._run_log.reason or f"the job {ended}"
             raise JobFailed(reason, where=job, fix="see the logs of cloud and proxy")
@@ -198,24 +196,10 @@ class LoadSession:
         down, done = self._leader.totals().counts["bytes_down"], len(self._run_log.committed)
         self.measured.marks.append((self._watch.cpu_s(), down, done, time.monotonic()))
 
-    def _now(self) -> str:
-        """The phase; of a round, what it waits for."""
-        run_log, rounds = self._run_log, self._leader.totals().rounds
-        if not self._loaded or not run_log.phase.startswith("round") or not rounds:
-            return self._phase
-        number, newest = max(rounds)[0], rounds[max(rounds)]
-        if number <= len(run_log.committed) or not newest["offered"]:
-            return f"{run_log.phase}: broadcasting"
-        if "absorbing" in run_log.phase:
-            return run_log.phase
-        held, wanted = newest["acknowledged"], self._options.asked
-        doing = "handing over" if held >= wanted else f"{held:,} of {wanted:,} acknowledged"
-        return f"{run_log.phase}: {doing}"
-
     async def _sample(self) -> None:
         while True:
             await self._look()
-            self._show(self._samples.take(self._now(), len(self._run_log.committed)))
+            self._show(self._samples.take(self._phase, len(self._run_log.committed)))
             await asyncio.sleep(1.0)
 
     async def _pause(self, seconds: float, done: Callable[[], bool] = lambda: False) -> bool:

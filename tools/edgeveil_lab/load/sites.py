@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import msgspec
 
 from edgeveil.config.addresses import place
 from edgeveil.config.cloud import CloudSite
+from edgeveil.config.data import DataSource
 from edgeveil.config.proxy import ProxySite
-from edgeveil.crypto.authorities import make_certificates
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import BrokerError, JobFailed, UsageError
@@ -25,7 +25,7 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink, read_password
-from edgeveil.transport.process import make_signing_key, peer_key
+from edgeveil.transport.process import peer_key
 from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
@@ -34,7 +34,15 @@ from edgeveil_tools.local.children import Children
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports, write_private
-from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, broker_processes, write_file
+from edgeveil_tools.site.provision import (
+    CellPorts,
+    Ports,
+    Site,
+    SitePlan,
+    broker_processes,
+    provision,
+    write_file,
+)
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 
@@ -168,6 +176,7 @@ class TargetSite:
 # --- brokers, a cloud and proxies that know the fleet ---
 
 _DEVICES = 100_000
+_NO_RECORDS = DataSource(name="load", source="npz", path=Path("none.npz"))
 _CONNECTIONS = 20_000
 _SPARE_CONNECTIONS = 100
 
@@ -203,39 +212,31 @@ class LocalSite:
     def start(self) -> TargetSite:
         """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
         plan, folder = self._plan, self.folder
-        for name in ("keys", "passwords", "state"):
-            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        keys = {}
-        proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
-        for name in ("cloud", *proxies.values()):
-            key = make_signing_key(folder / "state" / name, side_of(name)).public()
-            key.save(folder / "keys" / f"{name}.pub")
-            keys[name] = key.to_bytes()
-        self._admit()
-        if plan.tls:
-            make_certificates(folder / "tls", ["localhost", plan.host], plan.domains)
+        # The files of no device are written: all devices are admitted here, many at a time.
+        site = provision(replace(plan, devices=0, source=_NO_RECORDS), force=True)
+        self._admit(site)
         connections = max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS)
         for domain in plan.domains:
             self._write(f"broker-{domain}", plan.broker(domain), max_connections=connections)
         self._brokers = broker_processes(plan)
         for broker in self._brokers.values():
             broker.start()
+        proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
         for cell, name in proxies.items():
             self._write(name, plan.proxy(cell), devices=max(_DEVICES, plan.devices))
         self._write("cloud", {**plan.cloud(), "test_data": None})
         for name in (*proxies.values(), "cloud"):
             self.children.start(name, [side_of(name), "--config", str(plan.file(name))])
         cells = {}
-        for cell, name in proxies.items():
+        for cell in plan.cell_names:
             domain, page = of_cell("edge", cell), plan.ports_of(cell).proxy_http
             cells[cell] = TargetCell(
                 self._brokers[domain].url,
-                keys["cloud"],
-                keys[name],
+                *_keys(folder / "keys", of_cell("proxy", cell)),
                 f"http://{place(plan.host, page)}",
                 folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
             )
-        return TargetSite(plan.url, folder / "state" / "cloud" / "http.token", cells)
+        return TargetSite(plan.url, site.token_file, cells)
 
     def _write(self, name: str, settings: dict[str, Any], **limits: int) -> None:
         settings["limits"] |= {"packet_bytes": self._options.packet_bytes, **limits}
@@ -262,28 +263,18 @@ class LocalSite:
                 raw = (self.folder / f"broker-{domain}" / "broker.log").read_bytes()
                 (self._logs / f"broker-{domain}.log").write_bytes(raw)
 
-    def _admit(self) -> None:
-        """Each proxy's registry has its cell's devices, and each broker its users."""
+    def _admit(self, site: Site) -> None:
+        """Each proxy's registry has its cell's devices, and each edge broker its users."""
         cells = self._plan.cell_names
-        cloud = {"cloud": self._password("cloud")}
         for number, cell in enumerate(cells):
-            fleet, name = self._fleet.dealt(number, len(cells)), of_cell("proxy", cell)
+            fleet, domain = self._fleet.dealt(number, len(cells)), of_cell("edge", cell)
             enrolments = fleet.enrolments()
-            limit = max(_DEVICES, len(enrolments))
-            admit(self.folder / "state" / name / REGISTRY_FILE, enrolments, limit)
+            registry = self.folder / "state" / of_cell("proxy", cell) / REGISTRY_FILE
+            admit(registry, enrolments, max(_DEVICES, len(enrolments)))
             accounts = fleet.users(enrolments)
             self.accounts |= accounts
-            cloud[name] = self._password(f"{name}-cloud")
-            self._users(of_cell("edge", cell), {**accounts, name: self._password(f"{name}-edge")})
-        self._users("cloud", cloud)
-
-    def _users(self, domain: str, users: Mapping[str, str]) -> None:
-        write_private(self.folder / "passwords" / f"{domain}-broker.users", users_text(users))
-
-    def _password(self, name: str) -> str:
-        word = secrets.token_urlsafe(24)
-        write_private(self.folder / "passwords" / name, word + "\n")
-        return word
+            users = users_text(site.passwords[domain] | accounts)
+            write_private(self.folder / "passwords" / f"{domain}-broker.users", users)
 
 
 # --- a site that runs already: its addresses and keys, and the fleet that its proxy admitted ---
@@ -319,10 +310,10 @@ def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
     return target, LoadFleet(fleet.members[: options.devices])
 
 
-def _keys(folder: Path) -> tuple[bytes, bytes]:
-    names = {"cloud.pub": "the cloud", "proxy.pub": "the proxy"}
-    cloud, proxy = (peer_key(folder / file, who).to_bytes() for file, who in names.items())
-    return cloud, proxy
+def _keys(folder: Path, proxy: str = "proxy") -> tuple[bytes, bytes]:
+    """The public keys of the cloud and of a proxy, from a site's folder of these."""
+    cloud = peer_key(folder / "cloud.pub", "the cloud")
+    return cloud.to_bytes(), peer_key(folder / f"{proxy}.pub", "the proxy").to_bytes()
 
 
 def _proxy_page(url: str | None) -> str | None:

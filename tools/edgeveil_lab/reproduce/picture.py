@@ -29,16 +29,14 @@ def picture(content: Mapping[str, Any], kind: str) -> bytes:
     height = 1.1 + 0.4 * len(rows) if drawn == "rows" else 4.4
     figure = Figure(figsize=(7.2, height), layout="constrained")
     if drawn == "scores":
-        axes = _draw_scores(figure, rows)
+        axes = _draw_rounds(figure, rows, "scores", ("cluster score", "test loss"))
+    elif drawn == "rounds":
+        axes = _draw_rounds(figure, rows, "curve", (content["figure"],))
     else:
         axes = figure.add_subplot()
-        if drawn == "rows":
-            _draw_rows(axes, rows)
-            axes.set_xlabel(content["figure"])
-        else:
-            (_draw_lines if drawn == "lines" else _draw_rounds)(axes, rows)
-            axes.set_ylabel(content["figure"])
-            axes.set_xlabel("round" if drawn == "rounds" else content["x_label"])
+        (_draw_rows if drawn == "rows" else _draw_lines)(axes, rows)
+        axes.set_xlabel(content["figure"] if drawn == "rows" else content["x_label"])
+        axes.set_ylabel("" if drawn == "rows" else content["figure"])
         axes.grid(axis="x" if drawn == "rows" else "both")
         if content["x_log"]:
             axes.set_xscale("log")
@@ -78,30 +76,23 @@ def _draw_lines(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot([r["x"] for r in text], [r["claimed"] for r in text], "D:", **_hollow(colour))
 
 
-def _draw_rounds(axes: Axes, rows: Sequence[Row]) -> None:
-    for colour, (row, *_) in zip(_COLOURS, rows_by(rows, "trial").values(), strict=False):
-        if row["curve"]:
-            axes.plot(*zip(*row["curve"], strict=True), color=colour, label=row["label"])
-            if row["claimed"] is not None:
-                axes.plot(row["full_rounds"], row["claimed"], "D", **_hollow(colour))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _draw_scores(figure: Figure, rows: Sequence[Row]) -> Axes:
-    """Score and loss of each trial's first seed over the rounds; the upper axes."""
-    upper, lower = figure.subplots(2, 1, sharex=True)
+def _draw_rounds(figure: Figure, rows: Sequence[Row], key: str, panels: Sequence[str]) -> Axes:
+    """What each trial's first seed has at `key`, over the rounds; the upper axes."""
+    every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     trials = rows_by(rows, "trial").values()
     for colour, style, (row, *_) in zip(_COLOURS, _STYLES, trials, strict=False):
-        if row["scores"]:
-            rounds, found, losses = zip(*row["scores"], strict=True)
-            upper.plot(rounds, found, style, color=colour, label=row["label"])
-            lower.plot(rounds, losses, style, color=colour)
-    for axes, name in ((upper, "cluster score"), (lower, "test loss")):
+        if row[key]:
+            rounds, *columns = zip(*row[key], strict=True)
+            for axes, found in zip(every, columns, strict=True):
+                axes.plot(rounds, found, style, color=colour, label=row["label"])
+            if key == "curve" and row["claimed"] is not None:
+                every[0].plot(row["full_rounds"], row["claimed"], "D", **_hollow(colour))
+    for axes, name in zip(every, panels, strict=True):
         axes.set_ylabel(name)
         axes.grid()
-    lower.set_xlabel("round")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-    made: Axes = upper
+    every[-1].set_xlabel("round")
+    every[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    made: Axes = every[0]
     return made
 
 

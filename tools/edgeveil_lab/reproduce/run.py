@@ -9,7 +9,6 @@ job is `job`, its `parts` and its own `job`, merged in this order; `null` remove
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,15 +195,6 @@ class ReproductionOptions:
     json: bool = False
     ray: str | None = None
 
-    def command(self, name: str) -> str:
-        """The command of this run, without a path of the machine or the name of a row."""
-        parts = ["edgeveil", "reproduce", name]
-        parts += ["--data", "DIR"] if self.data is not None else []
-        parts += ["--quick"] if self.quick else []
-        parts += ["--seeds", str(self.seeds)]
-        parts += [] if self.rounds is None else ["--rounds", str(self.rounds)]
-        return shlex.join(parts)
-
 
 def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C. Rows
@@ -244,8 +234,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
         if run_one(run, stream, failures, reference=False) == INTERRUPTED:
             print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
             return INTERRUPTED
-    command = wanted.command(name)
-    made = {one[0].name: rows_of(experiment, *one, command) for one in played}
+    made = {one[0].name: rows_of(experiment, *one) for one in played}
     kept = kept_rows(wanted.out, name, wanted.quick)
     rows = [
         row
@@ -317,7 +306,7 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
 
 
 def rows_of(
-    experiment: Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int, command: str
+    experiment: Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int
 ) -> list[Row]:
     """One row for each point of the trial; curve and scores are the first seed's."""
     results = [found.content for run in runs if (found := run.done)]
@@ -327,7 +316,6 @@ def rows_of(
     shared: Row = {
         "rounds": runs[0].job.rounds,
         "full_rounds": full_rounds,
-        "command": command,
         "values": values,
         "ours": statistics.median(values) if values else None,
     }
@@ -348,7 +336,7 @@ def rows_of(
 
 def _unmeasured(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
     """A row for each point, with the text's figures alone."""
-    empty = ("ours", "rounds", "full_rounds", "seconds", "command")
+    empty = ("ours", "rounds", "full_rounds", "seconds")
     why = f"not run: no files of {trial.source}" if trial.source in lacking else None
     several = len(trial.points) > 1
     return [
@@ -387,7 +375,7 @@ def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
     try:
         found = json.loads((out / KEPT).read_bytes())
         same = (found["experiment"], found["quick"]) == (name, quick)
-        rows = [row for row in found["rows"] if row["command"]] if same else []
+        rows = [row for row in found["rows"] if row["rounds"]] if same else []
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return rows_by(rows, "trial")
@@ -398,13 +386,7 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += [content["remark"], ""]
     if content["quick"]:
         lines += ["Quick: digits, few rounds. It shows that all runs; not to be compared.", ""]
-    commands = rows_by([row for row in content["rows"] if row["command"]], "command")
-    every = all(row["command"] for row in content["rows"]) and len(commands) == 1
-    lines.append("```sh")
-    for command, rows in commands.items():
-        lines.append(command if every else f"{command} --only {' '.join(rows_by(rows, 'trial'))}")
-    what = f"Figure: {content['figure']}. Of several seeds the median, and the range."
-    lines += ["```", "", what]
+    lines += [f"Figure: {content['figure']}. Of several seeds the median, and the range."]
     lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
     if content.get("chosen"):

@@ -21,7 +21,6 @@ from edgeveil_lab.audit.timing import (
     crafted,
     not_flushing,
     records,
-    subnormal_case,
     tells,
 )
 
@@ -85,9 +84,7 @@ def test_every_batch_is_found_to_hold_the_record_or_not():
     [(2.0, 1.0, True), (math.inf, 1.0, True), (1.0, 1.0, False), (math.inf, math.inf, False)],
 )
 def test_a_device_that_tells_by_its_time_is_found(with_it, without, broke):
-    case = subnormal_case()
-    found = attacked(lambda graph, x: with_it if x is case.present else without, case, 12)
-    assert found.broke == broke
+    assert attacked(lambda: with_it, lambda: without, 12).broke == broke
 
 
 def test_the_flaw_is_undone():

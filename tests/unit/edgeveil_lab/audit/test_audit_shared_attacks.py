@@ -17,11 +17,11 @@ from edgeveil_lab.audit.shared_attacks import (
     AskedProxy,
     SharedNoiseJob,
     TurnedUpdate,
-    TurnedVotes,
     mixed_totals_attack,
     part_attack,
     sum_attack,
     turned_attack,
+    turned_votes,
 )
 
 WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
@@ -95,18 +95,18 @@ def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
 
 def test_shared_noise_of_votes_holds_in_sums_and_alone():
     for alone in (False, True):
-        assert verdicts(turned_attack(200, TurnedVotes(), alone=alone))[PAST] == "holds"
+        assert verdicts(turned_attack(200, turned_votes(), alone=alone))[PAST] == "holds"
 
 
 @pytest.mark.slow
 def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
-    found = verdicts(turned_attack(3000, TurnedVotes(), alone=True))
+    found = verdicts(turned_attack(3000, turned_votes(), alone=True))
     assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
 
 
 @pytest.mark.slow
 def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
-    attack = turned_attack(1500, TurnedVotes(), alone=False, honest=1)
+    attack = turned_attack(1500, turned_votes(), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 

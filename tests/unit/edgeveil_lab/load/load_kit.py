@@ -63,11 +63,14 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
         "duplicated": 0,
         "refused": {"late": 3, "rate": 12},
         "processes": {
-            name: {"cpu_s": 4.2, "cpu_percent": 38.0, "peak_rss_bytes": SIZES_MIB[name] << 20}
+            name: {
+                "cpu_s": 4.2,
+                "cpu_percent": 38.0,
+                "cpu_ms_per_upload": COSTS_MS.get(name),
+                "peak_rss_bytes": SIZES_MIB[name] << 20,
+            }
             for name in NAMES
         },
-        "peak_rss_bytes": {name: SIZES_MIB[name] << 20 for name in NAMES},
-        "cpu_ms_per_upload": dict.fromkeys(NAMES) | COSTS_MS,
         "idle": None,
         "raw": None,
         "raw_ratio": None,

@@ -32,16 +32,6 @@ def test_a_generator_at_its_limits_is_said_aloud(cpu_s, waited_s, bottleneck):
     assert found["busy_percent"] == pytest.approx(10 * (cpu_s + waited_s))
 
 
-def test_only_the_time_of_uploads_counts():
-    load = GeneratorLoad()
-    load.look(counts=False)
-    assert load.wall_s == load.cpu_s == load.waited_s == 0
-    sum(range(200_000))
-    load.look(counts=True)
-    assert load.wall_s > 0
-    assert load.cpu_s > 0
-
-
 def test_uploads_are_under_way_from_the_first_offer_to_the_last_answer():
     counters = UploadCounters()
     counters.round(AT)

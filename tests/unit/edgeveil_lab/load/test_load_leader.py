@@ -51,21 +51,6 @@ def until(done):
         time.sleep(0.05)
 
 
-def test_generators_report_until_they_are_told_to_stop():
-    leader = Leader(LoadOptions(devices=2, processes=2), LoadFleet.make(2), WHERE)
-    leader.start()
-    try:
-        until(lambda: leader.all_in("ready"))
-        leader.command("connect")  # to a port where nobody listens
-        until(lambda: leader.totals().counts["failed"] > 0)
-        assert any("nothing listens" in reason for reason in leader.totals().refused)
-        leader.command("stop")
-        until(lambda: leader.all_in("done"))
-        leader.check()
-    finally:
-        leader.stop()
-
-
 def test_a_generator_that_ends_by_itself_is_named():
     leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), WHERE)
     leader.start()

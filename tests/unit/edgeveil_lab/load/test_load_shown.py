@@ -7,7 +7,6 @@ import pytest
 from load_kit import IDLE, NAMES, RAW, result, sample
 from rich.console import Console
 
-from edgeveil_lab.load.counters import DurationHistogram
 from edgeveil_lab.load.display import LoadView, show_result, warnings
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import drifts
@@ -33,27 +32,13 @@ def test_what_was_reached_and_what_it_took(tmp_path):
             "2,000 connected at 840 a second",
             "625 a second, 6,000 counted in 3 rounds",
             "41.2 up, 3.40 down",
-            "acknowledged after",
-            "counted after",
             "rate 12, late 3",
-            "of a bare relay",
             "52%",
             "0.61 ms",
             "180 MiB",
             "1.20 %",
         ):
             assert text in said
-
-
-def test_what_is_not_known_is_a_dash(tmp_path):
-    found = {**result(), "latency_s": DurationHistogram().summary()}
-    found["cpu_ms_per_upload"] = dict.fromkeys(NAMES)
-    found["mb_per_s"]["down"] = None
-    for used in found["processes"].values():
-        used["cpu_percent"] = None
-    printed, page = shown(found, tmp_path)
-    assert "p50 –, p95 –, p99 –, max –" in printed
-    assert "<td>–</td>" in page
 
 
 def test_losses_and_a_busy_generator_are_said_aloud():
@@ -65,34 +50,26 @@ def test_losses_and_a_busy_generator_are_said_aloud():
     assert list(warnings(result())) == []
 
 
-def test_a_test_that_ended_at_once(tmp_path):
-    found = {**result(), "series": [], "rounds": [], "status": "failed", "reason": "<broker> gone"}
-    assert "&lt;broker&gt; gone" in shown(found, tmp_path)[1]
+def test_of_a_test_that_ended_at_once_what_is_not_known_is_a_dash_and_nothing_is_markup(tmp_path):
+    found = {**result(), "series": [], "rounds": [], "status": "failed", "reason": "<broker> [b]"}
+    printed, page = shown(found, tmp_path)
+    assert " – " in printed and "&lt;broker&gt; [b]" in page
 
 
 def test_the_page_needs_nothing_else_and_has_each_picture(tmp_path):
-    found = result(drop=0.1, reconnect_storm=True, interval_s=10.0)
-    _, page = shown(found, tmp_path)
+    _, page = shown(result(drop=0.1, reconnect_storm=True), tmp_path)
     assert not re.search(r'(src|href)="(?!#)', page)
     assert page.count("<svg") == 2  # over time, phases
-    assert "10% of the devices go away" in page and "all connections cut" in page
+    assert "drop 0.1" in page and "reconnect_storm True" in page
 
 
 def test_each_cell_has_a_line(tmp_path):
-    latency = {"p50": 0.4, "p95": 0.5, "p99": 0.6, "max": 0.7}
-    north = {
-        "cell": "north", "connected": 1000, "connects": 1000, "reconnects": 0,
-        "acknowledged": 3000, "counted": 3000, "rounds": 3, "rounds_without": 0,
-        "left_out": 0, "lost": 0, "unanswered": 0, "acknowledged_s": latency, "latency_s": latency,
-    }  # fmt: skip
-    south = {**north, "cell": "south", "reconnects": 1000, "rounds": 2, "rounds_without": 1}
-    printed, page = shown({**result(), "cells": [north, {**south, "left_out": 7}]}, tmp_path)
-    for line in (
-        r"north +1,000 +0 +3,000 +0 +0 +3 of 3 +400 ms, 600 ms +400 ms, 600 ms",
-        r"south +1,000 +1,000 +3,000 +0 +7 +2 of 3 +400 ms, 600 ms",
-    ):
-        assert any(re.match(line, one) for one in printed.splitlines()), line
-    assert "<h2>Cells</h2>" in page
+    latency = {"p50": 0.4, "p99": 0.6}
+    counts = {"connected": 1000, "reconnects": 0, "acknowledged": 3000, "lost": 0, "left_out": 7}
+    counts |= {"rounds": 2, "rounds_without": 1, "acknowledged_s": latency, "latency_s": latency}
+    printed, _ = shown({**result(), "cells": [{"cell": "south", **counts}]}, tmp_path)
+    line = r"south +1,000 +0 +3,000 +0 +7 +2 of 3 +400 ms, 600 ms +400 ms, 600 ms"
+    assert any(re.match(line, one) for one in printed.splitlines())
 
 
 # --- live ---
@@ -110,25 +87,14 @@ def test_without_a_terminal_lines_come_with_each_phase_and_now_and_then():
     with LoadView(LoadOptions(devices=500), out, lambda: next(clock)) as view:
         view.update(live(1, "connecting"))
         view.update(live(2, "connecting"))
-        view.update(live(3, "round 1", p50=0.5))
+        view.update(live(3, "round 1", p50=0.5, refused={"late": 7}))
         view.update(live(4, "round 2: broadcasting", 1))
         view.update(live(30, "round 2: absorbing", 1))
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "1.0 s  connecting: 200 of 500 connected" in lines[0]
-    assert "latency p50 500 ms, p99 2 s" in lines[1]
+    assert "latency p50 500 ms, p99 2 s · refused: late 7" in lines[1]
     assert "1 round · 3,000 uploads" in lines[2]
-
-
-def test_a_terminal_sees_processes_and_refusals():
-    out = console(terminal=True)
-    with LoadView(LoadOptions(devices=500), out) as view:
-        out.print(view.picture())
-        view.update(live(5, "round 1", refused={"late": 7}))
-        out.print(view.picture())
-    shown = out.file.getvalue()
-    assert "starting" in shown and "refused: late 7" in shown
-    assert all(name in shown for name in NAMES)
 
 
 # --- memory over time ---
@@ -164,5 +130,4 @@ def test_a_short_time_tells_nothing():
 
 def test_a_soak_has_a_verdict_for_each_process(tmp_path):
     _, page = shown(result(seconds=1800, minutes=30, growth_mib_per_s=0.05), tmp_path)
-    assert page.count(", flat</td>") == len(NAMES) - 1
-    assert page.count(", grows</td>") == 1
+    assert (page.count(", flat"), page.count(", grows")) == (len(NAMES) - 1, 1)
