@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 node = helper.make_node
 
 
-def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8) -> bytes:
+def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8):
     """An ONNX model; inputs and outputs are {name: shape}, all float32."""
     values = [
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in part.items()]
@@ -19,7 +19,7 @@ def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8) -> byt
     return whole.SerializeToString()
 
 
-def small_backbone(side=8, features=6, seed=0, batch="N", opset=17) -> bytes:
+def small_backbone(side=8, features=6, seed=0, batch="N", opset=17):
     """Convolution, batch normalisation by fixed statistics, ReLU, pooling, a linear layer."""
     rng = np.random.default_rng(seed)
 
@@ -48,7 +48,7 @@ def small_backbone(side=8, features=6, seed=0, batch="N", opset=17) -> bytes:
     return model(nodes, inputs, outputs, constants, opset)
 
 
-def centring_backbone(values, batch="N") -> bytes:
+def centring_backbone(values, batch="N"):
     """The record less its mean: what it computes first is a sum over all values of the record."""
     nodes = [
         node("ReduceMean", ["record"], ["mean"], axes=[1], keepdims=1),

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.brokers import free_ports
@@ -24,52 +22,52 @@ _ACCEPTED = bytes([0x20, 2, 0, 0])  # CONNACK of MQTT 3.1.1
 class BrokerCluster(ABC):
     """Nodes 0 to 2, whose files lie in `folder`. `users`: side -> user -> password."""
 
-    def __init__(self, folder: Path, users: Mapping[str, Mapping[str, str]], ports: int) -> None:
+    def __init__(self, folder, users, ports):
         """`ports`: how many each node needs, MQTT's first."""
         self.folder, self.users = folder, users
         every = free_ports(NODES * ports)
         self.ports = [every[node * ports : (node + 1) * ports] for node in range(NODES)]
-        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._nodes = {}
 
     @abstractmethod
-    def user_name(self, side: str, user: str) -> str:
+    def user_name(self, side, user):
         """What the user of a side logs in as."""
 
     @abstractmethod
-    def command(self, node: int) -> Sequence[str | Path]:
+    def command(self, node):
         """What runs the node, whose files are written by then."""
 
-    def environment(self, _node: int) -> Mapping[str, str]:
+    def environment(self, _node):
         """What the command needs beside this process's own."""
         return {}
 
     @property
-    def urls(self) -> list[str]:
+    def urls(self):
         """Of all nodes, for MQTT clients."""
         return [f"mqtt://127.0.0.1:{ports[0]}" for ports in self.ports]
 
-    def start(self) -> None:
+    def start(self):
         """All nodes; returns once every one of them takes clients of both sides."""
         self.folder.mkdir(parents=True)
         for node in range(NODES):
             self.start_node(node)
         self.wait_ready()
 
-    def start_node(self, node: int) -> None:
+    def start_node(self, node):
         """Start it, again with what it kept on the disk; it may take a while to take clients."""
         command = self.command(node)
         self._nodes[node] = self.spawn(f"{node}.log", command, self.environment(node))
 
-    def kill(self, node: int) -> None:
+    def kill(self, node):
         """`kill -9`."""
         end(self._nodes.pop(node))
 
-    def stop(self) -> None:
+    def stop(self):
         """All nodes that still run."""
         for node in list(self._nodes):
             self.kill(node)
 
-    def wait_ready(self) -> None:
+    def wait_ready(self):
         """Until each node that runs has taken a client of each side."""
         end_s = time.monotonic() + _READY_S
         waiting = {(node, side) for node in self._nodes for side in self.users}
@@ -78,9 +76,7 @@ class BrokerCluster(ABC):
                 raise AssertionError(f"the cluster does not take clients: {sorted(waiting)}")
             time.sleep(0.2)
 
-    def spawn(
-        self, log: str, command: Sequence[str | Path], environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def spawn(self, log, command, environment):
         """A process that ends with the tests."""
         with (self.folder / log).open("ab") as out:
             return subprocess.Popen(
@@ -91,7 +87,7 @@ class BrokerCluster(ABC):
                 env={**os.environ, **environment},
             )
 
-    def _takes(self, node: int, side: str) -> bool:
+    def _takes(self, node, side):
         user, password = next(iter(self.users[side].items()))
         connect = _connect(f"probe-{side}-{node}", self.user_name(side, user), password)
         try:
@@ -103,7 +99,7 @@ class BrokerCluster(ABC):
             return False
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process):
     """`kill -9` of what `spawn` started."""
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -111,7 +107,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _connect(client_id: str, user: str, password: str) -> bytes:
+def _connect(client_id, user, password):
     """CONNECT of MQTT 3.1.1: a clean session with user name and password."""
     texts = [text.encode() for text in (client_id, user, password)]
     body = b"\x00\x04MQTT\x04\xc2\x00\x3c"

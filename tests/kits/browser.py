@@ -13,16 +13,11 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from selenium.webdriver.chrome.webdriver import WebDriver
 
 PHONE, DESK = (390, 844), (1280, 900)
 AXE = "axe-core@4.14.1"
@@ -67,40 +62,40 @@ return found.slice(0, 5);
 class Browser:
     """One Chromium window; `driver` is selenium's, for all that is not asked of here."""
 
-    def __init__(self, driver: WebDriver) -> None:
+    def __init__(self, driver):
         self.driver = driver
 
-    def open(self, url: str, size: tuple[int, int] = DESK, *, dark: bool = False) -> None:
+    def open(self, url, size=DESK, *, dark=False):
         """Load a page at a width and height in CSS pixels, as a phone's or a desk's screen."""
         self.resize(size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.driver.get(url)
 
-    def resize(self, size: tuple[int, int]) -> None:
+    def resize(self, size):
         """Change the window that a page lies in."""
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
 
-    def run(self, script: str, *arguments: Any) -> Any:
+    def run(self, script, *arguments):
         """What a function body of JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, condition: str, timeout_s: float = 20.0) -> Any:
+    def wait(self, condition, timeout_s=20.0):
         """What a JavaScript expression comes to, once it is true. Raises selenium's timeout."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        def look(_driver: WebDriver) -> Any:
+        def look(_driver):
             return self.run(f"return {condition}")
 
         return WebDriverWait(self.driver, timeout_s, 0.05).until(look, condition)
 
     @property
-    def text(self) -> str:
+    def text(self):
         """All text that is shown, in one line."""
         return " ".join(str(self.run("return document.body.innerText")).split())
 
-    def wrong(self) -> list[str]:
+    def wrong(self):
         """Script errors, refused promises and breaches of the content policy since it opened, and
         errors of the console, but for what the page before asked of a server that is gone."""
         console = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
@@ -109,7 +104,7 @@ class Browser:
         own = [one for one in errors if one.startswith(here) or "CONNECTION_REFUSED" not in one]
         return [*self.run("return window.__wrong || []"), *own]
 
-    def barriers(self) -> list[str]:
+    def barriers(self):
         """What axe-core finds that keeps people from using the page, one line a rule."""
         self._devtools("Runtime.evaluate", {"expression": axe_source()})
         found = self.driver.execute_async_script(
@@ -117,27 +112,27 @@ class Browser:
         )
         return [f"{one['id']}: {one['nodes'][0]['html'][:160]}" for one in found]
 
-    def small_text(self, least_px: float = 12.0) -> list[str]:
+    def small_text(self, least_px=12.0):
         """Text that is smaller on the screen, that of drawings included."""
         return list(self.run(_NARROW_TEXT, least_px))
 
-    def cut_off(self) -> list[str]:
+    def cut_off(self):
         """What reaches past the right edge of the window and cannot be scrolled to in its box."""
         return list(self.run(_CUT_OFF))
 
-    def picture(self, path: Path) -> None:
+    def picture(self, path):
         """The whole page as a PNG file."""
         height = self.run("return document.documentElement.scrollHeight")
         width = self.run("return innerWidth")
         self.resize((width, height))
         self.driver.save_screenshot(str(path))
 
-    def _devtools(self, command: str, values: dict[str, Any]) -> Any:
+    def _devtools(self, command, values):
         return self.driver.execute_cdp_cmd(command, values)
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
+def browser():
     """A browser of its own, without a window; skips the test where there is none."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
@@ -159,7 +154,7 @@ def browser() -> Iterator[Browser]:
 
 
 @cache
-def axe_source() -> str:
+def axe_source():
     """axe-core's script, from a cache or by npm; skips the test where it cannot be had."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeveil-tests"
     kept = folder / f"{AXE}.js"
@@ -173,7 +168,7 @@ def axe_source() -> str:
     return raw.decode()
 
 
-def _packed_axe() -> bytes:
+def _packed_axe():
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip(f"{AXE} is not in the cache, and npm is not installed")

@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -50,18 +49,18 @@ def issue(folder, name, *, issuer=None, hosts=(), begins=-HOUR, ends=HOUR):
 class Authority:
     """A certificate authority in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.cert_file = folder, folder / "ca.crt"
         self._issuer = issue(folder, "ca")
 
-    def issue(self, name: str) -> tuple[Path, Path]:
+    def issue(self, name):
         """Certificate and key of `name`, which is also the host that it is good for."""
         issue(self.folder, name, issuer=self._issuer, hosts=[name])
         return self.folder / f"{name}.crt", self.folder / f"{name}.key"
 
     @staticmethod
-    def encrypt(key_file: Path, password: bytes) -> None:
+    def encrypt(key_file, password):
         """Put a key that wants a password in the file's place."""
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         form = serialization.PrivateFormat.PKCS8

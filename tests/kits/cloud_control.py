@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
-from edgeveil.transport.listener import ListenAt
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_guard import Scope, TokenFolder
+from edgeveil_cloud.http_guard import TokenFolder
 from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 
 
-def idle_control(store: Store, *, python_models: bool = False) -> Control:
+def idle_control(store, *, python_models=False):
     """A control that queues jobs and runs none."""
     host = CloudHost(store, None, BroadcastLimits(4096))
     return Control(store, host, None, None, python_models=python_models)  # type: ignore[arg-type]
@@ -30,50 +26,48 @@ def idle_control(store: Store, *, python_models: bool = False) -> Control:
 class StoreControl:
     """What a control does of a store alone."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store):
         self.store, self.cancel, self.resume = store, store.cancel, store.resume
 
-    def check(self, job_yaml: str) -> None:
+    def check(self, job_yaml):
         parse_job(job_yaml, "submitted.yaml")
 
-    def submit(self, job_yaml: str) -> str:
+    def submit(self, job_yaml):
         job = parse_job(job_yaml, "submitted.yaml")
         return self.store.submit_job(job.job, job.canonical(), job.digest()).id
 
-    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
+    def releases(self, job=None):
         return [shown_rollout(one) for one in self.store.rollouts.all() if job in (None, one.job)]
 
-    def withdraw(self, job: str) -> None:
+    def withdraw(self, job):
         self.store.rollouts.move(self.store.job(job).id, "withdrawn", "withdrawn by the operator")
 
-    def promote(self, job: str) -> None:
+    def promote(self, job):
         self.store.rollouts.move(self.store.job(job).id, "all", "promoted by the operator")
 
-    def status(self) -> dict[str, int]:
+    def status(self):
         return {"enrolled": 3}
 
 
 class PlainControl(StoreControl):
     """Queues any text that begins with `job:`, and runs nothing."""
 
-    def check(self, job_yaml: str) -> None:
+    def check(self, job_yaml):
         if not job_yaml.startswith("job:"):
             raise ConfigError(["job.yaml:1 job: missing", "job.yaml:2 x: unknown key"])
 
-    def submit(self, job_yaml: str) -> str:
+    def submit(self, job_yaml):
         self.check(job_yaml)
         return self.store.submit_job("quickstart", b"{}", bytes(32)).id
 
 
 @contextmanager
-def served(
-    state_dir: Path, at: ListenAt | None = None, clients: Mapping[str, Scope] | None = None
-) -> Iterator[tuple[str, Store]]:
+def served(state_dir, at=None, clients=None):
     """(url, store) of a control that a thread serves there; its tokens lie in `state_dir`."""
     store, ready = Store(), threading.Event()
-    found: dict[str, Any] = {}
+    found = {}
 
-    async def run() -> None:
+    async def run():
         app = make_app(store, StoreControl(store), TokenFolder(state_dir), clients=clients)  # type: ignore[arg-type]
         server = await (app.start(at) if at else app.start())
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())

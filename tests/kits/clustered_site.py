@@ -17,9 +17,7 @@ Start = Callable[[Path, Mapping[str, Mapping[str, str]]], BrokerCluster]
 class ClusteredSite(LiveSite):
     """Cloud, proxy and devices; each link has the addresses of all nodes, its own first."""
 
-    def __init__(
-        self, folder: Path, devices: int = 5, cluster: Start = NatsCluster, silence_s: float = 600
-    ) -> None:
+    def __init__(self, folder, devices=5, cluster=NatsCluster, silence_s=600):
         super().__init__(folder, devices=devices)
         self._silence_s = silence_s
         self.cluster = cluster(folder / "cluster", self.site.passwords)
@@ -27,15 +25,15 @@ class ClusteredSite(LiveSite):
         for number, path in enumerate((self.site.cloud, self.site.proxy, *self.site.edges)):
             self._address_cluster(path, number)
 
-    def __enter__(self) -> ClusteredSite:
+    def __enter__(self):
         self.cluster.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         super().__exit__(*error)
         self.cluster.stop()
 
-    def begin(self) -> None:
+    def begin(self):
         """Every device in a process of its own; returns when all have said hello."""
         self.start("cloud", self.site.cloud)
         self.start("proxy", self.site.proxy)
@@ -43,12 +41,12 @@ class ClusteredSite(LiveSite):
             self.start(f"edge-{number}", edge)
         self.wait_ready()
 
-    def clients(self) -> list[str]:
+    def clients(self):
         """One for each link, as `node_of` takes them."""
         edges = [name for name in self.processes if name.startswith("edge")]
         return ["cloud", "proxy edge", "proxy cloud", *edges]
 
-    def node_of(self, client: str) -> int:
+    def node_of(self, client):
         """The node that a client connected to last: `cloud`, `edge-1`, `proxy edge`, …"""
         name, _, hop = client.partition(" ")
         lines = [line for line in self.log(name).splitlines() if "broker_connected" in line]
@@ -56,22 +54,22 @@ class ClusteredSite(LiveSite):
         (node,) = [n for n, url in enumerate(self.cluster.urls) if url.split("//")[1] in at]
         return node
 
-    def committed(self, job: str) -> int:
+    def committed(self, job):
         """How many of the job's rounds are."""
         return len(self.client.job(job)["exchanges"])
 
-    def wait_released(self) -> None:
+    def wait_released(self):
         """Until every device has the final model."""
         said = "final model is in use"
         edges = [name for name in self.processes if name.startswith("edge")]
         wait_for(lambda: all(said in self.log(name) for name in edges), "the release everywhere")
 
-    def stop_all(self) -> None:
+    def stop_all(self):
         """End every process as its operator would."""
         for name in list(self.processes):
             self.stop(name)
 
-    def _address_cluster(self, path: Path, number: int) -> None:
+    def _address_cluster(self, path, number):
         """So that the links of different processes begin at different nodes."""
         settings = yaml.safe_load(path.read_text())
         ((role, block),) = settings.items()

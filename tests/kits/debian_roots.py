@@ -17,7 +17,7 @@ SUITE = "bookworm"
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 
 
-def need(*programs: str) -> None:
+def need(*programs):
     """Skip where one of them is not installed (`make rootfs` installs them), or without root."""
     for program in programs:
         if shutil.which(program) is None:
@@ -26,14 +26,14 @@ def need(*programs: str) -> None:
         pytest.skip("making a system's root takes root")
 
 
-def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+def run(*command, **options):
     """It must succeed; what it said is shown where it does not."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done
 
 
-def build_wheel(folder: Path, project: str = ".") -> Path:
+def build_wheel(folder, project="."):
     """Build the distribution of this checkout's folder `project` in `folder`."""
     source = folder / "source"
     made = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
@@ -48,14 +48,14 @@ def build_wheel(folder: Path, project: str = ".") -> Path:
     return found.rename(folder / found.name)
 
 
-def debian_root(folder: Path, *packages: str) -> Path:
+def debian_root(folder, *packages):
     """A Debian of nothing but what Python needs."""
     include = ",".join(("python3", *packages))
     run("debootstrap", "--variant=minbase", f"--include={include}", SUITE, folder)
     return folder
 
 
-def foreign_files(folder: Path, processor: str) -> Path:
+def foreign_files(folder, processor):
     """The files of such a Debian for another processor; nothing in it is set up."""
     got = folder.with_name(folder.name + "-packages")
     command = ("debootstrap", f"--arch={processor}", "--variant=minbase", "--include=python3")
@@ -67,7 +67,7 @@ def foreign_files(folder: Path, processor: str) -> Path:
     return folder
 
 
-def write_records(path: Path, seed: int, records: int = 120) -> None:
+def write_records(path, seed, records=120):
     """A device's own records, in the form of the digits."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 10, records)

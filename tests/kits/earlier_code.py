@@ -19,7 +19,7 @@ BEFORE_HALF = "4bc41794"
 SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 
 
-def earlier_code(folder: Path, commit: str = EARLIER) -> dict[str, str]:
+def earlier_code(folder, commit=EARLIER):
     """The environment of a process that runs it; skips where the history is not there."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *SOURCES]
     made = subprocess.run(command, capture_output=True)

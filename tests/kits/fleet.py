@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from edgeveil.config.data import Partition
-from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.testing import DIGITS, MemoryFleet, PlainSealing, device_sites
-from edgeveil_tools.local.job import Overrides, local_job, site_of
+from edgeveil_tools.local.job import local_job, site_of
 
 PACKET_BYTES = 16384
 LOOK_S = 0.1  # between two looks at a store, each of which takes milliseconds
@@ -24,17 +21,7 @@ LOOK_S = 0.1  # between two looks at a store, each of which takes milliseconds
 class Fleet(MemoryFleet):
     """`devices` boxes on digits, one proxy, one cloud; names of boxes begin with `secret-`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        devices: int,
-        *,
-        policy: Policy | None = None,
-        infer_only: int = 0,
-        floor: int = 3,
-        seed: int = 7,
-        **options: object,
-    ) -> None:
+    def __init__(self, folder, devices, *, policy=None, infer_only=0, floor=3, seed=7, **options):
         sites = device_sites(
             devices,
             infer_only=infer_only,
@@ -54,7 +41,7 @@ class Fleet(MemoryFleet):
         )
 
 
-def small_job(**changes: object) -> Job:
+def small_job(**changes):
     """A short job over digits."""
     plain = {
         "job": "small",
@@ -75,15 +62,13 @@ def small_job(**changes: object) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
-def committed(fleet: MemoryFleet, job: str) -> list[dict[str, Any]]:
+def committed(fleet, job):
     """What was told of each committed round of a job."""
     events = fleet.store.events_after(0, job)
     return [dict(event.data) for event in events if event.type == "exchange_committed"]
 
 
-def played_by_all_parties(
-    path: Path, folder: Path, overrides: Overrides
-) -> tuple[str, bytes, bytes, list[dict[str, Any]], list[str]]:
+def played_by_all_parties(path, folder, overrides):
     """A job file's local run, played by the parties themselves in memory, not encrypted: the job's
     status, its model as ONNX and safetensors, its events, and what the owners are told."""
     job, run = local_job(path, overrides)
@@ -97,7 +82,7 @@ def played_by_all_parties(
         policy=site.policy,
         seed=site.seed,
     )
-    told: list[str] = []
+    told = []
     fleet = MemoryFleet(
         folder,
         devices,
@@ -109,7 +94,7 @@ def played_by_all_parties(
     )
     looked_s = 0.0
 
-    def settled() -> bool:
+    def settled():
         nonlocal looked_s
         if time.monotonic() < looked_s + LOOK_S:
             return False

@@ -1,7 +1,6 @@
 """A made-up table whose label is a number, and a job that learns to tell it."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -18,7 +17,7 @@ SCHEMA = {
 }
 
 
-def homes(count: int = 400) -> list[list[str]]:
+def homes(count=400):
     """Rows: more rooms cost more, and the town more than the country."""
     rng = np.random.default_rng(5)
     rows = []
@@ -29,14 +28,14 @@ def homes(count: int = 400) -> list[list[str]]:
     return rows
 
 
-def write_homes(path: Path, rows: list[list[str]] | None = None) -> Path:
+def write_homes(path, rows=None):
     """A CSV file of them."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([NAMES, *(homes() if rows is None else rows)])
     return path
 
 
-def homes_job(folder: Path, **changes: object) -> Path:
+def homes_job(folder, **changes):
     """The job's file, beside `homes.csv`. Blocks in `changes` stand in place of those here."""
     plain = {
         "job": "homes",

@@ -23,7 +23,7 @@ _MEAN_WORDS = (12, 24)  # of an ordinary and of an unwanted message
 _TELLING_SHARE = (0.02, 0.40)  # of their words
 
 
-def messages(seed: int, count: int = MESSAGES) -> tuple[np.ndarray, np.ndarray]:
+def messages(seed, count=MESSAGES):
     """Counts (count, PLACES) int64, and labels (count,): 1 unwanted."""
     random = np.random.default_rng(seed)
     labels = (random.random(count) < UNWANTED_SHARE).astype(np.int64)
@@ -39,16 +39,16 @@ def messages(seed: int, count: int = MESSAGES) -> tuple[np.ndarray, np.ndarray]:
     return found, labels
 
 
-def _place(word: str) -> int:
+def _place(word):
     return hashlib.sha256(word.encode()).digest()[0]
 
 
-def _zipf(words: int) -> np.ndarray:
+def _zipf(words):
     chances = 1.0 / np.arange(1, words + 1)
     return chances / chances.sum()
 
 
-def main(path: Path, seed: int = 0) -> None:
+def main(path, seed=0):
     """Write the table, with a line of names."""
     found, labels = messages(seed)
     with path.open("w", newline="") as file:

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import tempfile
 import time
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ RECORD, CLASSES = 64, 10
 START_S = ANSWER_S = 60.0
 
 
-def digits_model() -> bytes:
+def digits_model():
     """A release of the digits' form, with made-up weights."""
     chance = np.random.default_rng(0)
     weights = {
@@ -34,7 +33,7 @@ def digits_model() -> bytes:
     return bake(build_graph(Identity(IdentityParameters()), (RECORD,), CLASSES), weights)
 
 
-def latencies_s(requests: int) -> list[float]:
+def latencies_s(requests):
     """Seconds of each request, from the connection to the whole answer."""
     with tempfile.TemporaryDirectory() as folder:
         ReleaseStore(Path(folder) / "releases").install("digits", digits_model(), {})
@@ -51,8 +50,8 @@ def latencies_s(requests: int) -> list[float]:
             server.join()
 
 
-def _serve(folder: Path, ready: Event, stop: Event) -> None:
-    async def run() -> None:
+def _serve(folder, ready, stop):
+    async def run():
         settings = Inference(socket=folder / "predict.sock")
         service = InferenceService(settings, ReleaseStore(folder / "releases"))
         await service.start()
@@ -63,7 +62,7 @@ def _serve(folder: Path, ready: Event, stop: Event) -> None:
     asyncio.run(run())
 
 
-def _ask(path: Path) -> float:
+def _ask(path):
     content = json.dumps({"record": [0.5] * RECORD}).encode()
     head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     head += "Connection: close\r\n"

@@ -8,7 +8,7 @@ import subprocess
 import psutil
 
 
-def interrupted(command: list[str], *, after: str, processes: int) -> None:
+def interrupted(command, *, after, processes):
     """Ctrl-C after a line with `after`: 130, a word, and all its `processes` or more ended."""
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None

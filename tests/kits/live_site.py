@@ -9,19 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 from edgeveil.config.broker import BrokerSite
-from edgeveil.config.broker_profiles import ProfileName
 from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerProcess, free_ports, plan_of
-from edgeveil_tools.site.provision import CellPorts, Ports, Site, SitePlan, provision
+from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
 WAIT_S = 60.0
@@ -31,9 +29,7 @@ for name in ("torch", "onnx", "sqlalchemy", "aiohttp"):
 """
 
 
-def wait_for(
-    condition: Callable[[], object], what: str, limit_s: float = WAIT_S, every_s: float = 0.05
-) -> None:
+def wait_for(condition, what, limit_s=WAIT_S, every_s=0.05):
     """Poll until it holds; the failure names what never came."""
     end = time.monotonic() + limit_s
     while not condition():
@@ -45,14 +41,7 @@ def wait_for(
 _JOB = Path(__file__).with_name("site_job.yaml")
 
 
-def site_job(
-    devices: int,
-    *,
-    rounds: int,
-    every: int = 0,
-    min_batch: int | None = None,
-    nominal_records: int = 100,
-) -> str:
+def site_job(devices, *, rounds, every=0, min_batch=None, nominal_records=100):
     """The text of a job over so many digit boxes, with noise on each device and no masks, of which
     five suffice for a round; it evaluates `every` so many rounds (0: never)."""
     text = _JOB.read_text("utf-8").format(
@@ -67,19 +56,19 @@ class LiveSite:
 
     def __init__(
         self,
-        folder: Path,
-        devices: int = 5,
-        engine: str = "mosquitto",
+        folder,
+        devices=5,
+        engine="mosquitto",
         *,
-        infer_only: int = 0,
-        policy: Policy | None = None,
-        protocol: int = 5,
-        tls: bool = False,
-        websockets: bool = False,
-        profile: ProfileName = "default",
-        enforced: ProfileName | None = None,
-        cells: int = 0,
-    ) -> None:
+        infer_only=0,
+        policy=None,
+        protocol=5,
+        tls=False,
+        websockets=False,
+        profile="default",
+        enforced=None,
+        cells=0,
+    ):
         """`enforced` by the brokers; without it they enforce the links' own `profile`. So many
         `cells`, named `cell-1` and on, each with an edge broker and a proxy; 0: one without name.
         """
@@ -102,7 +91,7 @@ class LiveSite:
         self.site = self.provisioned()
         self.logs = folder / "logs"
         self.logs.mkdir()
-        self.brokers: dict[str, BrokerProcess] = {}
+        self.brokers = {}
         for domain in self.plan.domains:
             broker = plan_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
             users = {**self.site.passwords[domain], "wiretap": "tap-word"}
@@ -112,18 +101,18 @@ class LiveSite:
                 if limits == "default"
                 else ProfiledBroker(broker, folder / domain, limits, users=users)
             )
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes = {}
 
-    def provisioned(self) -> Site:
+    def provisioned(self):
         """Write the site's files."""
         return provision(self.plan)
 
-    def __enter__(self) -> LiveSite:
+    def __enter__(self):
         for broker in self.brokers.values():
             broker.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
@@ -131,14 +120,7 @@ class LiveSite:
         for broker in self.brokers.values():
             broker.stop()
 
-    def start(
-        self,
-        name: str,
-        *configs: Path,
-        blocked: Path | None = None,
-        files: tuple[int, int] | None = None,
-        begins_with: str = BLOCK_TORCH,
-    ) -> subprocess.Popen:
+    def start(self, name, *configs, blocked=None, files=None, begins_with=BLOCK_TORCH):
         """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
 
         `files` are soft and hard limit of what it may open; `blocked` is a folder for what its
@@ -157,7 +139,7 @@ class LiveSite:
             resource.prlimit(self.processes[name].pid, resource.RLIMIT_NOFILE, files)
         return self.processes[name]
 
-    def start_all(self) -> None:
+    def start_all(self):
         """Everything, the devices in one process, and wait until they are there."""
         self.start("cloud", self.site.cloud)
         for cell in self.plan.cell_names:
@@ -165,21 +147,21 @@ class LiveSite:
         self.start("edge", *self.site.edges)
         self.wait_ready()
 
-    def start_proxy(self, cell: str = "") -> None:
+    def start_proxy(self, cell=""):
         """That of a cell."""
         self.start(f"proxy-{cell}" if cell else "proxy", self.site.proxies[cell])
 
-    def wait_ready(self) -> None:
+    def wait_ready(self):
         """The cloud's control answers and every device has said hello."""
         wait_for(self.answers, "the cloud's start")
         wait_for(lambda: self.online() == self.plan.devices, "all hellos")
 
-    def online(self, *cells: str) -> int:
+    def online(self, *cells):
         """Devices online in these cells; in all of them where none is named."""
         of_it = cells or self.plan.cell_names
         return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
-    def answers(self) -> bool:
+    def answers(self):
         """Whether the cloud's control takes requests."""
         try:
             self.client.list()
@@ -187,7 +169,7 @@ class LiveSite:
             return False
         return True
 
-    def proxy_status(self, cell: str = "") -> dict:
+    def proxy_status(self, cell=""):
         """The status page of a cell's proxy; empty while it does not answer."""
         import json
         from urllib.error import URLError
@@ -201,11 +183,11 @@ class LiveSite:
             return {}
 
     @property
-    def client(self) -> Cloud:
+    def client(self):
         """The cloud's HTTP control."""
         return Cloud(self.plan.url, self.site.token_file)
 
-    def submit(self, rounds: int = 3, every: int = 2, **numbers: int) -> str:
+    def submit(self, rounds=3, every=2, **numbers):
         """Queue a job over the site's devices with so many rounds, evaluating `every` so many (0:
         never), and other `numbers` of the file changed by their keys.
         """
@@ -221,16 +203,16 @@ class LiveSite:
             text = re.sub(rf"\b{key}: \d+", f"{key}: {number}", text)
         return self.client.submit_yaml(text.encode())
 
-    def finish(self, job: str) -> dict:
+    def finish(self, job):
         """Wait for the job's end; the job with its rounds."""
         wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
         return self.client.job(job)
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         """What a process wrote so far."""
         return (self.logs / name).read_text(errors="replace")
 
-    def stop(self, name: str, number: signal.Signals = signal.SIGINT) -> int:
+    def stop(self, name, number=signal.SIGINT):
         """Signal a process and wait for its exit code."""
         process = self.processes.pop(name)
         process.send_signal(number)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
+def peak_bytes(work):
     """The most that was held at once beside what was there before; what `work` returns counts."""
     gc.collect()
     tracemalloc.start()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.method_context import MethodContext
 
 
-def context(**changes: Any) -> MethodContext:
-    plain: dict[str, Any] = {
+def context(**changes):
+    plain = {
         "epsilon": 4.0,
         "delta": 1e-5,
         "max_participations": 2,

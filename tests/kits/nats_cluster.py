@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -20,21 +18,21 @@ from tests.kits.broker_cluster import BrokerCluster
 class NatsCluster(BrokerCluster):
     """A server's user names are of one list, so each begins with its side."""
 
-    def __init__(self, folder: Path, users: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, folder, users):
         if shutil.which("nats-server") is None:
             pytest.skip("nats-server is not installed")
         super().__init__(folder, users, ports=3)  # MQTT, NATS's own, the other nodes
 
-    def user_name(self, side: str, user: str) -> str:
+    def user_name(self, side, user):
         return f"{side}-{user}"
 
-    def command(self, node: int) -> Sequence[str | Path]:
+    def command(self, node):
         config = self.folder / f"{node}.conf"
         config.write_text(json.dumps(self._config(node), indent=1))  # JSON is NATS's syntax too
         return ["nats-server", "-c", config]
 
-    def _config(self, node: int) -> dict[str, object]:
-        accounts: dict[str, object] = {
+    def _config(self, node):
+        accounts = {
             side: {
                 "jetstream": "enabled",
                 "users": [

@@ -11,17 +11,16 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 
-def run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def run_cells(notebook):
     """The outputs of each code cell, run one after the other in one namespace."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [_outputs("".join(cell["source"]), names, n) for n, cell in enumerate(cells, start=1)]
 
 
-def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
+def _outputs(source, names, number):
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     said, value = io.StringIO(), None
@@ -29,7 +28,7 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
         exec(compile(tree, f"cell {number}", "exec"), names)
         if last is not None:
             value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
-    found: list[dict[str, Any]] = []
+    found = []
     if said.getvalue():
         found.append({"name": "stdout", "output_type": "stream", "text": _lines(said.getvalue())})
     if value is not None:
@@ -48,11 +47,11 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
     return found
 
 
-def _lines(text: str) -> list[str]:
+def _lines(text):
     return text.splitlines(keepends=True)
 
 
-def write(path: Path) -> None:
+def write(path):
     """Run a notebook where it lies, and keep its outputs in it."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     with contextlib.chdir(path.parent):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 SHAPE = (1, 16, 64, 64)
 OPSET, IR_VERSION = 20, 9
@@ -31,12 +30,12 @@ class OperatorVariant:
     """Whether the operator gets x with its last axis and all others as one."""
 
     @property
-    def name(self) -> str:
+    def name(self):
         wide = "double" * (self.kind == _DOUBLE)
         about = ", ".join(filter(None, (self.about, wide)))
         return f"{self.operator} ({about})" if about else self.operator
 
-    def graph(self) -> bytes:
+    def graph(self):
         """An ONNX model y = operator(x, …) for x float32 of any shape of four axes."""
         from onnx import helper, numpy_helper
 
@@ -67,15 +66,14 @@ class OperatorVariant:
         made = helper.make_graph(nodes, "g", [x], [y], constants)
         opset = [helper.make_opsetid("", OPSET)]
         whole = helper.make_model(made, opset_imports=opset, ir_version=IR_VERSION)
-        found: bytes = whole.SerializeToString()
-        return found
+        return whole.SerializeToString()
 
 
-def _number(*values: float) -> NDArray[np.float32]:
+def _number(*values):
     return np.array(values, np.float32)
 
 
-def _whole(*values: int) -> NDArray[np.int64]:
+def _whole(*values):
     return np.array(values, np.int64)
 
 
@@ -87,7 +85,7 @@ _DOUBLE_TOO = "Abs Exp Log Neg Reciprocal Relu Sigmoid Sqrt Tanh".split()  # noq
 _PAIRS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
-def variants() -> Iterator[OperatorVariant]:
+def variants():
     """Every allowed operator, and what stands beside it in doubt."""
     yield from (OperatorVariant(name) for name in _ELEMENTWISE)
     yield from (OperatorVariant(name, kind=_DOUBLE) for name in _DOUBLE_TOO)
@@ -96,7 +94,7 @@ def variants() -> Iterator[OperatorVariant]:
     yield from _of_shape()
 
 
-def _of_pairs() -> Iterator[OperatorVariant]:
+def _of_pairs():
     third = (_number(1 / 3),)
     for kind in (_FLOAT, _DOUBLE):
         yield from (OperatorVariant(name, "x, ⅓", third, kind=kind) for name in _PAIRS)
@@ -120,7 +118,7 @@ def _of_pairs() -> Iterator[OperatorVariant]:
         yield OperatorVariant("Cast", f"to {name}", attributes={"to": kind})
 
 
-def _over_axes() -> Iterator[OperatorVariant]:
+def _over_axes():
     channels, width = SHAPE[1], SHAPE[3]
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     for name in ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"):
@@ -146,7 +144,7 @@ def _over_axes() -> Iterator[OperatorVariant]:
     yield OperatorVariant("LayerNormalization", "", (wide, wide))
 
 
-def _of_shape() -> Iterator[OperatorVariant]:
+def _of_shape():
     yield OperatorVariant("Concat", "x, x", (...,), {"axis": 1})
     yield OperatorVariant("Constant", attributes={"value_floats": [0.0] * 4096})
     yield OperatorVariant("Flatten")
@@ -161,7 +159,7 @@ def _of_shape() -> Iterator[OperatorVariant]:
     yield OperatorVariant("Unsqueeze", "", (_whole(0),))
 
 
-def families(shape: tuple[int, ...] = SHAPE) -> dict[str, NDArray[np.float32]]:
+def families(shape=SHAPE):
     """Values of one shape, by what is special about them."""
     chance, one = np.random.default_rng(0), np.ones(shape, np.float32)
     info = np.finfo(np.float32)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import io
 import time
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from edgeveil_cloud.http_guard import Scope
-from tests.kits.browser import Browser, browser
+from tests.kits.browser import browser
 from tests.kits.paged_cloud import TOKENS, PagedCloud
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -33,17 +32,17 @@ class MadeUpFacts:
 
     cells = 2
 
-    def links(self) -> list[dict[str, Any]]:
+    def links(self):
         """Both are up."""
         up = {"up": True, "connections": 1, "waiting": 0}
         moved = {"bytes_in": 48_211_200, "bytes_out": 9_120_300}
         return [{"cell": cell, **up, **moved} for cell in ("north", "south")]
 
-    def disk(self) -> dict[str, Any]:
+    def disk(self):
         """With room."""
         return {"free": 62 << 30, "total": 100 << 30, "own": 212 << 20}
 
-    def endings(self) -> list[dict[str, Any]]:
+    def endings(self):
         """One is near."""
         day_s, now_s = 86400.0, time.time()
         return [
@@ -53,7 +52,7 @@ class MadeUpFacts:
         ]
 
 
-def filled(cloud: PagedCloud) -> dict[str, str]:
+def filled(cloud):
     """Jobs in every state; by name the views that are drawn."""
     for cell, count in (("north", 12), ("south", 8)):
         keys = {bytes([ord(cell[0]), k]) * 16 for k in range(count)}
@@ -68,7 +67,7 @@ def filled(cloud: PagedCloud) -> dict[str, str]:
     return {"jobs": "jobs", "job": f"job/{running}", "fleet": "fleet"}
 
 
-def draw(window: Browser, path: Path, tallest: int) -> int:
+def draw(window, path, tallest):
     """The page as it stands, in few colours; its bytes."""
     height = min(tallest, int(window.run("return document.documentElement.scrollHeight")))
     width = int(window.run("return innerWidth"))
@@ -79,7 +78,7 @@ def draw(window: Browser, path: Path, tallest: int) -> int:
     return path.stat().st_size
 
 
-def main() -> None:
+def main():
     """Draw all of them."""
     with browser() as window, PagedCloud(MadeUpFacts()) as cloud:  # type: ignore[arg-type]
         views = filled(cloud)

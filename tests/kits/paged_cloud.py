@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from edgeveil.jobs import parse_plan
-from edgeveil.jobs.plan import Plan
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_guard import Scope
-from edgeveil_cloud.pages.fleet import CloudFacts
 from edgeveil_cloud.round_report import round_event, summary_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.cloud_control import idle_control
 
-TOKENS: Mapping[Scope, str] = {scope: scope.label[0] * 43 for scope in Scope}
+TOKENS = {scope: scope.label[0] * 43 for scope in Scope}
 _TIMELINE = {"seal_s": 0.02, "broadcast_s": 0.05, "wait_s": 0.6, "absorb_s": 0.03}
 HOSTILE = "<img src=x onerror=alert(1)>"
 _PLAN = parse_plan(Path(__file__).with_name("example.yaml").read_text("utf-8"))
 _ROUNDS = {"queued": 0, "running": 9, "paused": 5, "failed": 7}
 
 
-def played(store: Store, name: str, plan: Plan, rounds: int, *, end: bool = False) -> str:
+def played(store, name, plan, rounds, *, end=False):
     """Store a job with so many committed rounds as a cloud does; returns its id."""
     entry = store.submit_job(name, plan.job.canonical(), plan.job.digest(), queue_limit=10**6)
     store.set_status(entry.id, "running")
@@ -38,7 +34,7 @@ def played(store: Store, name: str, plan: Plan, rounds: int, *, end: bool = Fals
     return entry.id
 
 
-def commit(store: Store, job: str, plan: Plan, index: int) -> None:
+def commit(store, job, plan, index):
     """Store one round with its three events; past the job's last one as many as wanted."""
     round, whole = plan.round(1 + (index - 1) % len(plan.all_rounds)), len(plan.all_rounds)
     phase, number = (round.phase, round.number) if index <= whole else ("train", index)
@@ -57,14 +53,14 @@ def commit(store: Store, job: str, plan: Plan, index: int) -> None:
 class PagedCloud:
     """Used as a context; its store may be asked and changed from here."""
 
-    def __init__(self, facts: CloudFacts | None = None) -> None:
+    def __init__(self, facts=None):
         self.store, self._facts = Store(), facts
         self._loop, self._http = asyncio.new_event_loop(), HttpThread()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> PagedCloud:
+    def __enter__(self):
         self._thread.start()
-        control: Any = idle_control(self.store)
+        control = idle_control(self.store)
         control.status = self._status
         control.cancel = self.store.cancel  # there is no machine to be told of it
         app = make_app(
@@ -77,22 +73,22 @@ class PagedCloud:
         self._there(self._http.start(app, "127.0.0.1", 0))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._there(self._http.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self.store.close()
 
-    def _there(self, what: Any) -> None:
+    def _there(self, what):
         asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
     @property
-    def url(self) -> str:
+    def url(self):
         """Where the pages are."""
         return self._http.url
 
-    def job(self, name: str, status: str, reason: str = "") -> str:
+    def job(self, name, status, reason=""):
         """A job that came to this; its id."""
         if status == "completed":
             return played(self.store, name, _PLAN, 17, end=True)
@@ -106,16 +102,16 @@ class PagedCloud:
             self.store.set_status(job, status, reason)  # type: ignore[arg-type]
         return job
 
-    def goes_on(self, job: str) -> None:
+    def goes_on(self, job):
         """One more round of a job that runs."""
         commit(self.store, job, _PLAN, len(self.store.rounds(job)) + 1)
 
     @staticmethod
-    def quoted(job: str) -> str:
+    def quoted(job):
         """As it stands in the page's address."""
         return quote(job, safe="")
 
-    def _status(self) -> Mapping[str, Any]:
+    def _status(self):
         running = [{"job": one.id} for one in self.store.jobs() if one.status == "running"]
         counts = self.store.counts()
         return {

@@ -1,7 +1,6 @@
 """A made-up table of people with names, and a job that learns from it."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -19,7 +18,7 @@ SCHEMA = {
 }
 
 
-def people(count: int = 400) -> list[list[str]]:
+def people(count=400):
     """Rows: who is older and works for the state has a high income, mostly."""
     rng = np.random.default_rng(5)
     rows = []
@@ -32,14 +31,14 @@ def people(count: int = 400) -> list[list[str]]:
     return rows
 
 
-def write_people(path: Path, rows: list[list[str]] | None = None, names: bool = True) -> Path:
+def write_people(path, rows=None, names=True):
     """A CSV file of them."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([NAMES] * names + (people() if rows is None else rows))
     return path
 
 
-def people_job(folder: Path, file: Path, *, schema: object = None, **run: object) -> Path:
+def people_job(folder, file, *, schema=None, **run):
     """The job's file."""
     plain = {
         "job": "people",

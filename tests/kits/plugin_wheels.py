@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.M | re.S)
 
 
-def files_of(page: Path) -> dict[str, str]:
+def files_of(page):
     """The files that a page shows, by the name beside their language."""
     return dict(BLOCK.findall(page.read_text("utf-8")))
 
 
-def written(files: dict[str, str], folder: Path) -> Path:
+def written(files, folder):
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def written(files: dict[str, str], folder: Path) -> Path:
     return folder
 
 
-def laid_out(folder: Path, name: str, points: dict[str, str], files: dict[str, str]) -> Path:
+def laid_out(folder, name, points, files):
     """A distribution as an installer leaves it in `folder`, without building a wheel."""
     lines = "\n".join(f"{point} = {target}" for point, target in points.items())
     info = f"{name.replace('-', '_')}-1.0.dist-info"
@@ -36,7 +36,7 @@ def laid_out(folder: Path, name: str, points: dict[str, str], files: dict[str, s
     return written({**files, **metadata, f"{info}/RECORD": record}, folder)
 
 
-def install(source: Path, target: Path) -> Path:
+def install(source, target):
     """Build the wheel of a source folder and install it into `target`."""
     wheels = target.parent / f"{target.name}-wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -50,9 +50,7 @@ def install(source: Path, target: Path) -> Path:
     return target
 
 
-def edgeveil(
-    *arguments: str, plugins: Path, cwd: Path, code: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def edgeveil(*arguments, plugins, cwd, code=None):
     """The command in a process that has the folder's plug-ins; `code`: that code in its place."""
     path = os.pathsep.join([str(plugins), *filter(None, sys.path)])
     command = ["-c", code, *arguments] if code else ["-m", "edgeveil_tools.cli", *arguments]

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,35 +21,35 @@ _START_S = 60
 class PostgresServer:
     """Starts and stops one server; `url` is for `Store`."""
 
-    def __init__(self, folder: Path, programs: Path, user: str | None) -> None:
+    def __init__(self, folder, programs, user):
         self._folder, self._programs, self._user = folder, programs, user
         self.url = f"postgresql://edgeveil@/postgres?host={folder}"
 
-    def make(self) -> None:
+    def make(self):
         wanted = ["-A", "trust", "-U", "edgeveil", "-E", "UTF8", "--no-sync"]
         self._run("initdb", "-D", str(self._folder / "data"), *wanted)
 
-    def start(self) -> None:
+    def start(self):
         options = f"-k {self._folder} -c listen_addresses='' -c fsync=off -c shared_buffers=16MB"
         self._ctl("start", "-w", "-o", options, "-l", str(self._folder / "log"))
 
-    def stop(self) -> None:
+    def stop(self):
         """As a crash would: connections are cut."""
         self._ctl("stop", "-w", "-m", "immediate")
 
-    def restart(self) -> None:
+    def restart(self):
         """The same, and at once again."""
         self._ctl("restart", "-w", "-m", "immediate", "-l", str(self._folder / "log"))
 
-    def kill(self) -> None:
+    def kill(self):
         """`kill -9` of the process above all others, which end when they see it."""
         pid = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
 
-    def _ctl(self, what: str, *more: str) -> None:
+    def _ctl(self, what, *more):
         self._run("pg_ctl", what, "-D", str(self._folder / "data"), *more)
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, program, *arguments):
         subprocess.run(
             [self._programs / program, *arguments],
             check=True,
@@ -64,7 +63,7 @@ class PostgresServer:
         )
 
 
-def _programs() -> Path | None:
+def _programs():
     found = shutil.which("initdb")
     if found:
         return Path(found).parent
@@ -72,7 +71,7 @@ def _programs() -> Path | None:
     return newest[-1].parent if newest else None
 
 
-def _other_user() -> str | None:
+def _other_user():
     """The server refuses to run as root; None for anybody else."""
     if os.geteuid() != 0:
         return None
@@ -81,7 +80,7 @@ def _other_user() -> str | None:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server():
     """A running server, removed afterwards; skips the test where PostgreSQL is not installed."""
     pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
     programs = _programs()
@@ -102,7 +101,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def empty(url: str) -> None:
+def empty(url):
     """Drop all tables."""
     metadata = sa.MetaData()
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))

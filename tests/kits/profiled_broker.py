@@ -11,14 +11,11 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from amqtt.adapters import ReaderAdapter, WriterAdapter
 from websockets.exceptions import ConnectionClosed
 
-from edgeveil.config.broker_profiles import PROFILES, BrokerProfile, ProfileName
+from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import ProtocolError
 from edgeveil.transport.mqtt_packets import (
     CONNECT,
@@ -28,8 +25,8 @@ from edgeveil.transport.mqtt_packets import (
     packet,
     read_publish,
 )
-from edgeveil_tools.site.broker_amqtt import BoundedBroker, BoundedReader, main
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.broker_amqtt import BoundedBroker, main
+from edgeveil_tools.site.brokers import BrokerProcess
 
 _MQTT_3_1_1 = 4
 _SUBSCRIBE, _UNSUBSCRIBE = 8, 10
@@ -44,19 +41,19 @@ class ProfileGuard:
     A message of QoS 0 is never in flight, since nobody acknowledges it.
     """
 
-    def __init__(self, profile: BrokerProfile, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, profile, clock=time.monotonic):
         self._profile, self._clock = profile, clock
         self._cutter = PacketCutter()
-        self._recent: deque[tuple[float, int]] = deque()
+        self._recent = deque()
         self._recent_bytes = 0
-        self._topics: set[bytes] = set()
-        self._in_flight: dict[int, int] = {}  # packet id, bytes
+        self._topics = set()
+        self._in_flight = {}  # packet id, bytes
 
-    def acknowledged(self, packet_id: int) -> None:
+    def acknowledged(self, packet_id):
         """The broker sends the acknowledgement of this message now."""
         self._in_flight.pop(packet_id, None)
 
-    def received(self, data: bytes) -> str | None:
+    def received(self, data):
         """The limit that these bytes of the client break, in words; None: none."""
         try:
             for first, body in self._cutter.feed(data):
@@ -66,7 +63,7 @@ class ProfileGuard:
             return "a malformed packet"
         return None
 
-    def _judge(self, first: int, body: bytes) -> str | None:
+    def _judge(self, first, body):
         kind, size = first >> 4, len(packet(first, body))
         if _above(size, self._profile.packet_bytes):
             return f"a packet of {size} bytes"
@@ -80,7 +77,7 @@ class ProfileGuard:
             self._topics.difference_update(_texts(body[2:], 0))
         return None
 
-    def _connects(self, body: bytes) -> str | None:
+    def _connects(self, body):
         at = 2 + int.from_bytes(body[:2], "big") + 2  # name, version, flags
         keepalive_s = int.from_bytes(body[at : at + 2], "big")
         id_bytes = int.from_bytes(body[at + 2 : at + 4], "big")
@@ -91,7 +88,7 @@ class ProfileGuard:
             return f"a client id of {id_bytes} bytes"
         return None
 
-    def _publishes(self, first: int, body: bytes, size: int) -> str | None:
+    def _publishes(self, first, body, size):
         if (broken := self._topic(body[2 : 2 + int.from_bytes(body[:2], "big")])) is not None:
             return broken
         if packet_id := read_publish(first, body, _MQTT_3_1_1)[0]:
@@ -111,7 +108,7 @@ class ProfileGuard:
             return f"{self._recent_bytes} bytes in a second"
         return None
 
-    def _subscribes(self, body: bytes) -> str | None:
+    def _subscribes(self, body):
         topics = _texts(body[2:], 1)
         for topic in topics:
             if (broken := self._topic(topic)) is not None:
@@ -123,7 +120,7 @@ class ProfileGuard:
             return f"{len(self._topics)} subscriptions"
         return None
 
-    def _topic(self, topic: bytes) -> str | None:
+    def _topic(self, topic):
         if _above(len(topic), self._profile.topic_bytes):
             return f"a topic of {len(topic)} bytes"
         if _above(topic.count(b"/") + 1, self._profile.topic_levels):
@@ -131,11 +128,11 @@ class ProfileGuard:
         return None
 
 
-def _above(value: int, limit: int | None) -> bool:
+def _above(value, limit):
     return limit is not None and value > limit
 
 
-def _texts(body: bytes, after: int) -> list[bytes]:
+def _texts(body, after):
     """The sized texts that follow one another, each with `after` bytes behind it."""
     found, at = [], 0
     while at < len(body):
@@ -149,11 +146,11 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
     """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
     the guard then."""
 
-    def __init__(self, writer: WriterAdapter, guard: ProfileGuard) -> None:
+    def __init__(self, writer, guard):
         self._writer, self._guard = writer, guard
-        self._late: set[asyncio.Task[None]] = set()
+        self._late = set()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         """Write one packet, or begin to wait with it."""
         if data[0] >> 4 != PUBACK:
             self._writer.write(data)
@@ -162,26 +159,26 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
-    async def _acknowledge(self, puback: bytes) -> None:
+    async def _acknowledge(self, puback):
         await asyncio.sleep(_ACKNOWLEDGE_S)
         self._guard.acknowledged(int.from_bytes(puback[2:4], "big"))
         with contextlib.suppress(OSError, ConnectionClosed):  # the client is gone
             self._writer.write(puback)
             await self._writer.drain()
 
-    async def drain(self) -> None:
+    async def drain(self):
         """Wait until the writer takes more."""
         await self._writer.drain()
 
-    def get_peer_info(self) -> tuple[str, int] | None:
+    def get_peer_info(self):
         """Address and port of the client."""
         return self._writer.get_peer_info()  # type: ignore[no-any-return]
 
-    def get_ssl_info(self) -> Any:
+    def get_ssl_info(self):
         """The client's TLS session."""
         return self._writer.get_ssl_info()
 
-    async def close(self) -> None:
+    async def close(self):
         """Close the connection."""
         for task in self._late:
             task.cancel()
@@ -191,10 +188,10 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
 class GuardedReader(ReaderAdapter):  # type: ignore[misc]
     """Reads as `reader` does, and ends the connection beyond the profile."""
 
-    def __init__(self, reader: BoundedReader, guard: ProfileGuard) -> None:
+    def __init__(self, reader, guard):
         self._reader, self._guard = reader, guard
 
-    async def read(self, n: int = -1) -> bytes:
+    async def read(self, n=-1):
         """Exactly `n` bytes."""
         data = await self._reader.read(n)
         if (broken := self._guard.received(data)) is not None:
@@ -204,7 +201,7 @@ class GuardedReader(ReaderAdapter):  # type: ignore[misc]
             raise asyncio.IncompleteReadError(b"", n)
         return data
 
-    def feed_eof(self) -> None:
+    def feed_eof(self):
         """End the stream."""
         self._reader.feed_eof()
 
@@ -212,9 +209,7 @@ class GuardedReader(ReaderAdapter):  # type: ignore[misc]
 class GuardedBroker(BoundedBroker):
     """Enforces the profile that its process was started with."""
 
-    async def external_connected(
-        self, reader: BoundedReader, writer: WriterAdapter, listener_name: str
-    ) -> None:
+    async def external_connected(self, reader, writer, listener_name):
         """Take a connection whose first bytes were looked at."""
         guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])
         late = LateAcknowledgements(writer, guard)
@@ -224,13 +219,11 @@ class GuardedBroker(BoundedBroker):
 class ProfiledBroker(BrokerProcess):
     """amqtt that enforces a profile."""
 
-    def __init__(
-        self, plan: BrokerPlan, directory: Path, profile: ProfileName, *, users: dict[str, str]
-    ) -> None:
+    def __init__(self, plan, directory, profile, *, users):
         super().__init__(plan, directory, users=users)
         self._profile = profile
 
-    def _amqtt(self) -> list[str]:
+    def _amqtt(self):
         *_, config = super()._amqtt()
         return ["env", f"PROFILE={self._profile}", sys.executable, __file__, config]
 

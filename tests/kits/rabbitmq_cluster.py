@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,17 +29,17 @@ _CLIENT = r"[.0-9a-z-]*"  # what stands behind a user's name in its client ids
 class RabbitCluster(BrokerCluster):
     """Users of both sides are of one list, so each begins with its side, and its host with it."""
 
-    def __init__(self, folder: Path, users: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, folder, users):
         if not (PROGRAMS / "rabbitmq-server").exists():
             pytest.skip("rabbitmq-server is not installed")
         super().__init__(folder, users, ports=2)  # MQTT, the other nodes
         self._mapper_port = free_ports(1)[0]
-        self._mapper: subprocess.Popen[bytes] | None = None
+        self._mapper = None
 
-    def user_name(self, side: str, user: str) -> str:
+    def user_name(self, side, user):
         return f"{side}:{side}-{user}"
 
-    def start(self) -> None:
+    def start(self):
         self.folder.mkdir(parents=True)
         definitions = json.dumps(self._definitions(), indent=1)
         (self.folder / "definitions.json").write_text(definitions)
@@ -55,17 +53,17 @@ class RabbitCluster(BrokerCluster):
             self.start_node(node)
             self.wait_ready()
 
-    def stop(self) -> None:
+    def stop(self):
         super().stop()
         if self._mapper is not None:
             end(self._mapper)
 
-    def command(self, node: int) -> Sequence[str | Path]:
+    def command(self, node):
         config = self.folder / f"{node}.conf"
         config.write_text("\n".join([*self._config(node), ""]))
         return [PROGRAMS / "rabbitmq-server"]
 
-    def environment(self, node: int) -> Mapping[str, str]:
+    def environment(self, node):
         return {
             "HOME": str(self.folder),  # of the cookie
             "ERL_EPMD_PORT": str(self._mapper_port),
@@ -84,7 +82,7 @@ class RabbitCluster(BrokerCluster):
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
 
-    def _config(self, node: int) -> Iterator[str]:
+    def _config(self, node):
         yield "listeners.tcp = none"
         yield f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.ports[node][0]}"
         yield "mqtt.allow_anonymous = false"
@@ -95,8 +93,8 @@ class RabbitCluster(BrokerCluster):
             yield f"cluster_formation.classic_config.nodes.{other + 1} = {_name(other)}"
         yield "cluster_partition_handling = pause_minority"
 
-    def _definitions(self) -> dict[str, object]:
-        found: dict[str, list[object]] = {
+    def _definitions(self):
+        found = {
             "users": [],
             "vhosts": [{"name": side} for side in self.users],
             "policies": [
@@ -134,11 +132,11 @@ class RabbitCluster(BrokerCluster):
         return found
 
 
-def _name(node: int) -> str:
+def _name(node):
     return f"node-{node}@localhost"
 
 
-def _allowed(side: str, user: str, access: str) -> str:
+def _allowed(side, user, access):
     """The routing keys of the topics that the side's access list gives this user."""
     topics = [
         rule.topic.replace("%u", user)
@@ -149,6 +147,6 @@ def _allowed(side: str, user: str, access: str) -> str:
     return f"^({'|'.join(keys)})$" if keys else "^$"
 
 
-def _hashed(password: str) -> str:
+def _hashed(password):
     salt = os.urandom(_SALT_BYTES)
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import yaml
 from cryptography import x509
 
@@ -27,7 +24,7 @@ def shown(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def plan(folder: Path, **changes: Any) -> None:
+def plan(folder, **changes):
     """Change blocks of the plan by their keys, other values as a whole."""
     said = yaml.safe_load((folder / PLAN_FILE).read_text())
     for key, value in changes.items():
@@ -36,7 +33,7 @@ def plan(folder: Path, **changes: Any) -> None:
     (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Every file by its path in the folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import numpy as np
@@ -24,12 +23,12 @@ LARGEST = 1 << 28  # in whole steps
 ROUNDS = range(1, len(PLAN.all_rounds) + 1)
 
 
-def segments(device: int, index: int) -> tuple[bytes, ...]:
+def segments(device, index):
     groups = PLAN.groups(PLAN.round(index))
     return tuple(sha256(f"{device} {index} {k}".encode()).digest() for k in range(len(groups)))
 
 
-def sound(cells: Sequence[str] = ("",)) -> Evidence:
+def sound(cells=("",)):
     """Of `DEVICES` devices in each cell, which take turns."""
     numbers = range(DEVICES * len(cells))
     commits = tuple(
@@ -50,14 +49,14 @@ def sound(cells: Sequence[str] = ("",)) -> Evidence:
     return Evidence((job,), devices, logs, cells=tuple(cells))
 
 
-def tensors(device: int, index: int) -> dict[str, np.ndarray]:
+def tensors(device, index):
     random = np.random.default_rng((device, index))
     specs = PLAN.segments(PLAN.round(index))
     spread = {True: float(LARGEST), False: 1.0}  # of what is summed under masks, and of the rest
     return {s.name: random.normal(0, spread[s.bits > 0], s.shape).astype(s.dtype) for s in specs}
 
 
-def state_of(counted: Iterable[int], only: int | None = None, devices: int = DEVICES) -> bytes:
+def state_of(counted, only=None, devices=DEVICES):
     """As the cloud itself makes it; `only`: all `devices` count but in this round."""
     state = PLAN.cloud.initial_state()
     for index in ROUNDS:
@@ -68,7 +67,7 @@ def state_of(counted: Iterable[int], only: int | None = None, devices: int = DEV
     return pack_tensors(state)
 
 
-def device_of(job: JobFacts, number: int, cell: str = "") -> DeviceFacts:
+def device_of(job, number, cell=""):
     wire = job.wire.hex()
     priced = {
         index: (

@@ -24,7 +24,7 @@ from tests.kits.live_site import LiveSite, wait_for
 DEVICES = 5
 
 
-def make(folder: Path, scratch: Path) -> None:
+def make(folder, scratch):
     """Write `cloud.backup.gz`, `proxy.backup.gz`, `edge.backup.gz` and `facts.json`."""
     with LiveSite(scratch, devices=DEVICES) as live:
         live.start_all()
@@ -59,7 +59,7 @@ def make(folder: Path, scratch: Path) -> None:
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def _has_release(device: Path) -> bool:
+def _has_release(device):
     with closing(DeviceStore(device)) as kept:
         return kept.load().release_sequence > 0
 

@@ -1,13 +1,10 @@
 """Windows of eight readings that lie on a line and noise, some of them out of order, as a table."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import yaml
 
 NAMES = [f"r{k}" for k in range(8)]
-SCHEMA: dict[str, Any] = {
+SCHEMA = {
     "origin": "public",
     "label": {"column": "state", "normal": ["ok"], "anomalous": ["leak", "stall"]},
     "columns": [{"name": NAMES, "number": [-2, 2]}],
@@ -16,7 +13,7 @@ SCHEMA: dict[str, Any] = {
 KINDS = ("ok", "leak", "stall")
 
 
-def windows(count: int = 1500, seed: int = 0) -> tuple[np.ndarray, list[str]]:
+def windows(count=1500, seed=0):
     """(readings (n, 8), labels): nine in ten `ok`, a third of all without a label."""
     chance = np.random.default_rng(seed)
     t = np.linspace(-1, 1, 8)
@@ -27,14 +24,14 @@ def windows(count: int = 1500, seed: int = 0) -> tuple[np.ndarray, list[str]]:
     return x, labels
 
 
-def write_windows(path: Path, count: int = 1500) -> None:
+def write_windows(path, count=1500):
     """As a CSV file."""
     x, labels = windows(count)
     rows = [",".join([*(f"{v:.4f}" for v in row), one]) for row, one in zip(x, labels, strict=True)]
     path.write_text("\n".join([",".join([*NAMES, "state"]), *rows, ""]))
 
 
-def windows_job(folder: Path, **changes: Any) -> Path:
+def windows_job(folder, **changes):
     """A job that learns what is normal of `windows.csv` in the folder; no box plays it for real."""
     given = {
         "job": "windows",

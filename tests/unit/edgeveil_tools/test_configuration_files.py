@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
 pytestmark = pytest.mark.usefixtures("encoders")
 
 
-def described(schema: dict) -> dict[str, bool]:
+def described(schema):
     """Every key of a schema and its inner blocks, and whether it or its block is described."""
     inner = schema.get("$defs", {})
     top = {name: block for name, block in schema["properties"].items() if "properties" in block}
@@ -34,12 +33,12 @@ def described(schema: dict) -> dict[str, bool]:
     return found
 
 
-def blocks(kind: type[Block] = Block) -> list[type[Block]]:
+def blocks(kind=Block):
     found = kind.__subclasses__()
     return found + [inner for block in found for inner in blocks(block)]
 
 
-def keys_of(walk: SchemaWalk, node: dict) -> Iterator[str]:
+def keys_of(walk, node):
     for key in walk.keys(node):
         yield key
         yield from keys_of(walk, walk.property(node, key) or {})
@@ -98,7 +97,7 @@ def test_configuration_is_read_without_torch_and_scikit_learn():
     assert ran.stdout == "infer\n", ran.stderr
 
 
-def check(path: Path, text: str) -> None:
+def check(path, text):
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         load(path)
@@ -156,7 +155,7 @@ VALUES = st.recursive(
 )
 
 
-def swap(node: object, value: object, pick: list[int]) -> object:
+def swap(node, value, pick):
     """The tree with one value replaced: `pick` chooses the way down."""
     if not pick or not isinstance(node, (dict, list)) or not node:
         return value
@@ -179,8 +178,8 @@ def test_a_file_with_another_value_loads_or_is_explained(tmp_path_factory, name,
 
 @pytest.mark.parametrize(("engine", "problems"), [("auto", 0), ("ray", 1)])
 def test_the_engine_that_earlier_job_files_name_is_dropped_where_it_is_the_usual_one(
-    tmp_path: Path, engine: str, problems: int
-) -> None:
+    tmp_path, engine, problems
+):
     path = tmp_path / "job.yaml"
     text = Path("configs/jobs/quickstart.yaml").read_text()
     path.write_text(text.replace("\nlocal_run:", f"\nlocal_run:\n  engine: {engine}  #"))

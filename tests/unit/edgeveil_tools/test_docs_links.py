@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,11 @@ PAGES = [
 ]
 
 
-def prose(page: Path) -> str:
+def prose(page):
     return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """As GitHub makes them of the headings."""
     words = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     shown = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line).strip().lower() for line in words)
@@ -29,7 +28,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_lead_somewhere(name):
     page = ROOT / name
     for link, picture in LINK.findall(prose(page)):
         path, _, anchor = (link or picture).partition("#")

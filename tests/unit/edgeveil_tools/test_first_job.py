@@ -7,15 +7,9 @@ import pytest
 import edgeveil
 from edgeveil.evaluation.clustering import SILHOUETTE
 from edgeveil.jobs import compile_job, load_job
-from edgeveil.privacy.guarantee import guarantee_lines
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 FIRST = JOBS / "quickstart.yaml"
-
-
-def guarantees(path):
-    quote = compile_job(load_job(path)).quote()
-    return {"training": quote.training.plain, "inference": quote.inference.plain}
 
 
 def test_it_shows_the_whole_mission_at_guarantees_that_protect():
@@ -29,18 +23,6 @@ def test_it_shows_the_whole_mission_at_guarantees_that_protect():
         assert 0 < one.record_epsilon <= 2
     assert quote.training.unit == "record"
     assert quote.inference.unit == "device"
-
-
-@pytest.mark.parametrize("name", ["quickstart", "digits_shared", "digits_clustered"])
-def test_the_guarantees_of_a_job_are_few_short_lines(name):
-    privacy = guarantees(JOBS / f"{name}.yaml")
-    rows = guarantee_lines(privacy)
-    assert len(rows) <= 5
-    assert all(len(name) + len(words) <= 80 for name, words in rows)
-    told = "\n".join(words for _, words in rows)
-    assert "protects nothing" not in told
-    assert "per record" in told
-    assert f"{privacy['training']['collusion_epsilon']:.3g}"[:3] in told
 
 
 @pytest.mark.parametrize("seed", [7, 8])

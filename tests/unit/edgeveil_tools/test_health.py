@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgeveil.config.site_files import load_site
 from edgeveil.transport.health import HEALTH_SOCKET, Health, HealthSocket
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_tools import probe
@@ -52,17 +53,21 @@ def test_a_broker_is_well_while_it_listens(host):
     assert probe.problem_of("", host, port) == f"nobody listens on port {port}: Connection refused"
 
 
-def test_a_process_is_as_well_as_its_parts(tmp_path):
-    down = {"broker": lambda: "link_down", "machine": lambda: True}
-    assert asked(tmp_path, {"broker": lambda: True}) is None
-    assert asked(tmp_path, down) == "not well: broker (link_down)"
+DOWN = {"broker": lambda: "link_down", "machine": lambda: True}
+STUCK = {"broker": lambda: True, "machine": lambda: "stuck"}
 
 
-def test_a_lost_link_makes_no_process_that_is_to_be_started_anew(tmp_path):
-    down = {"broker": lambda: "link_down", "machine": lambda: True}
-    assert asked(tmp_path, down, live=True) is None
-    stuck = {"broker": lambda: True, "machine": lambda: "stuck"}
-    assert asked(tmp_path, stuck, live=True) == "not well: machine (stuck)"
+@pytest.mark.parametrize(
+    ("checks", "live", "told"),
+    [
+        ({"broker": lambda: True}, False, None),
+        (DOWN, False, "not well: broker (link_down)"),
+        (DOWN, True, None),  # a new start would mend nothing
+        (STUCK, True, "not well: machine (stuck)"),
+    ],
+)
+def test_a_process_is_as_well_as_its_parts(tmp_path, checks, live, told):
+    assert asked(tmp_path, checks, live=live) == told
 
 
 def test_a_folder_with_a_long_name_is_asked_too(tmp_path):
@@ -87,47 +92,31 @@ def test_a_loop_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
         assert "does not answer" in probe.problem_of(str(tmp_path), "", 0, live=True)
 
 
-@pytest.mark.parametrize("name", ["cloud.yaml", "proxy.yaml", "edge.yaml", "broker-edge.yaml"])
-def test_site_files_are_read_as_their_loader_reads_them(name):
-    from edgeveil.config.site_files import load_site
-
-    path = CONFIGS / name
+@pytest.mark.parametrize("name", ["cloud", "proxy", "edge", "broker-edge"])
+def test_site_files_are_read_as_their_loader_reads_them(tmp_path, name):
+    path = CONFIGS / f"{name}.yaml"
     state, host, port = probe.site_values(str(path))
     loaded = load_site(path)
     if name.startswith("broker"):
         assert (host, port) == (loaded.host, loaded.port)
-    else:
-        assert os.path.normpath(state) == os.path.normpath(loaded.state_dir)
+        return
+    assert os.path.normpath(state) == os.path.normpath(loaded.state_dir)
+    found = yaml.safe_load(path.read_text())
+    del found[name]["state_dir"]  # its loader's default is asked
+    found[name].pop("policy_file", None)
+    bare = tmp_path / "site.yaml"
+    bare.write_text(yaml.safe_dump(found, width=1000))
+    assert probe.site_values(str(bare)) == (str(load_site(bare).state_dir), "", 0)
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "edge:\n  state_dir: 7\n",
-        "other:\n  a: 1\n",
-        "",
-        "edge: [",
-        "broker: {port: x}",
-        "a: 1\nb: 2",
-    ],
+    ["edge:\n  state_dir: 7\n", "a: {b: 1}", "", "edge: [", "broker: {port: x}", "a: 1\nb: 2"],
 )
 def test_another_form_is_left_to_the_loader(tmp_path, text):
     path = tmp_path / "edge.yaml"
     path.write_text(text)
     assert probe.site_values(str(path)) is None
-
-
-@pytest.mark.parametrize("party", ["cloud", "proxy", "edge"])
-def test_without_a_state_folder_its_loaders_default_is_asked(tmp_path, party):
-    from edgeveil.config.site_files import load_site
-
-    found = yaml.safe_load((CONFIGS / f"{party}.yaml").read_text())
-    del found[party]["state_dir"]
-    found[party].pop("policy_file", None)
-    path = tmp_path / "site.yaml"
-    path.write_text(yaml.safe_dump(found, width=1000))
-    wanted = str(load_site(path).state_dir)
-    assert probe.site_values(str(path)) == (wanted, "", 0)
 
 
 def test_the_command_answers_by_its_exit_code(site, capsys):

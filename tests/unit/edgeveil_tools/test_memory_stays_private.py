@@ -11,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ import pytest
 
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
 from tests.kits.live_site import wait_for
 
 # Each interpreter answers SIGUSR2 with whether it is dumpable (PR_GET_DUMPABLE is 3).
@@ -38,16 +37,16 @@ ROLES = ("broker", "cloud", "proxy", "edge")
 class Started:
     """Processes of a site, started with umask 000 where cores may have any size."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.answers, self.cores, begins = (folder / one for one in ("said", "cores", "begins"))
         for made in (self.answers, self.cores, begins):
             made.mkdir()
         (begins / "sitecustomize.py").write_text(_ANSWERS)
         path = os.pathsep.join([str(begins), *sys.path])
         self._env = {**os.environ, "PYTHONPATH": path, "ANSWERS": str(self.answers)}
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._all = []
 
-    def __call__(self, *words: object) -> subprocess.Popen[bytes]:
+    def __call__(self, *words):
         process = subprocess.Popen(
             [sys.executable, "-m", "edgeveil_tools.cli", *map(str, words)],
             env=self._env,
@@ -59,27 +58,27 @@ class Started:
         self._all.append(process)
         return process
 
-    def dumpable(self, pid: int) -> str:
+    def dumpable(self, pid):
         answer = self.answers / str(pid)
         answer.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
         wait_for(lambda: answer.exists() and answer.read_text(), f"the answer of process {pid}")
         return answer.read_text()
 
-    def end(self) -> None:
+    def end(self):
         for process in self._all:
             if process.poll() is None:
                 process.kill()
                 process.wait()
 
 
-def _any_core() -> None:
+def _any_core():
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(tmp_path_factory):
     found = Started(tmp_path_factory.mktemp("started"))
     try:
         yield found
@@ -88,7 +87,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(tmp_path_factory):
     before = os.umask(0)
     try:
         folder = tmp_path_factory.mktemp("umask") / "site"
@@ -100,19 +99,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         os.umask(before)
 
 
-def _core_limit(pid: int) -> list[str]:
+def _core_limit(pid):
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     (line,) = (one for one in lines if one.startswith("Max core file size"))
     return line.removeprefix("Max core file size").split()[:2]
 
 
-def _listens(place: tuple[str, int]) -> bool:
+def _listens(place):
     with socket.socket() as asked:
         return asked.connect_ex(place) == 0
 
 
 @pytest.fixture(scope="module")
-def running(site: Site, started: Started) -> dict[str, subprocess.Popen[bytes]]:
+def running(site, started):
     found = {"broker": started("broker", "--config", site.brokers["edge"])}
     found["broker-cloud"] = started("broker", "--config", site.brokers["cloud"])
     for domain in ("edge", "cloud"):
@@ -130,8 +129,8 @@ def running(site: Site, started: Started) -> dict[str, subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_process_with_keys_writes_no_core_and_others_read_none_of_its_memory(
-    running: dict[str, subprocess.Popen[bytes]], started: Started, role: str
-) -> None:
+    running, started, role
+):
     own = psutil.Process(running[role].pid)
     for process in (own, *own.children(recursive=True)):
         assert _core_limit(process.pid) == ["0", "0"], process.cmdline()
@@ -147,14 +146,14 @@ sys.exit(said)
 """
 
 
-def test_a_command_is_as_private() -> None:
+def test_a_command_is_as_private():
     script = "import ctypes, resource, sys; from edgeveil_tools.cli.program import main"
     script += f"\nmain(['check', '--schema', 'job']){_PRIVATE}"
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("part", ["hands on", "opens"])
-def test_what_hands_slices_to_ray_and_what_opens_them_there_are_as_private(part: str) -> None:
+def test_what_hands_slices_to_ray_and_what_opens_them_there_are_as_private(part):
     """Without Ray: what stands there in its place looks at its own process."""
     script = f"""
 import ctypes, resource, socket, sys
@@ -169,7 +168,7 @@ on_ray.opened({{}}, b"", b"")
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_program_that_a_device_runs_in_is_as_private(tmp_path: Path, site: Site) -> None:
+def test_a_program_that_a_device_runs_in_is_as_private(tmp_path, site):
     DeviceIdentity.load_or_create(tmp_path / "state")
     config = site.plan.folder / "embedded.yaml"
     config.write_text(site.edges[0].read_text().replace("state/edge-1", str(tmp_path / "state")))
@@ -182,9 +181,7 @@ with Device({str(config)!r}, records=lambda: (numpy.zeros((4, 64)), numpy.arange
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-def test_state_is_its_users_alone_under_any_umask(
-    running: dict[str, subprocess.Popen[bytes]], site: Site
-) -> None:
+def test_state_is_its_users_alone_under_any_umask(running, site):
     state = site.plan.folder / "state"
     found = [state, *state.rglob("*")]
     assert len(found) > 20
@@ -199,9 +196,7 @@ def test_state_is_its_users_alone_under_any_umask(
         assert "Umask:\t0077" in told.splitlines(), role
 
 
-def test_a_process_that_is_aborted_leaves_no_core(
-    running: dict[str, subprocess.Popen[bytes]], started: Started
-) -> None:
+def test_a_process_that_is_aborted_leaves_no_core(running, started):
     for process in running.values():
         os.kill(process.pid, signal.SIGABRT)
         _, status = os.waitpid(process.pid, 0)

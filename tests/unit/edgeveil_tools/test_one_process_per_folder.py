@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,20 +13,20 @@ from edgeveil.config.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli.common import load_as
-from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     return provision(SitePlan(folder / "site", devices=2, ports=Ports(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("role", ["cloud", "proxy", "edge"])
-def test_the_second_process_names_the_folder_and_ends(site: Site, role: str) -> None:
+def test_the_second_process_names_the_folder_and_ends(site, role):
     kind = {"cloud": CloudSite, "proxy": ProxySite, "edge": EdgeSite}[role]
     config = {"cloud": site.cloud, "proxy": site.proxy, "edge": site.edges[0]}[role]
-    state_dir: Path = load_as(kind, config).state_dir
+    state_dir = load_as(kind, config).state_dir
     with OwnFolder(state_dir):
         before = sorted(state_dir.rglob("*"))
         command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
@@ -38,7 +37,7 @@ def test_the_second_process_names_the_folder_and_ends(site: Site, role: str) -> 
         assert sorted(state_dir.rglob("*")) == before
 
 
-def test_keys_are_shown_beside_a_running_device(site: Site) -> None:
+def test_keys_are_shown_beside_a_running_device(site):
     state_dir = load_as(EdgeSite, site.edges[1]).state_dir
     with OwnFolder(state_dir):
         assert DeviceIdentity.load_or_create(state_dir).enrolment().device_id

@@ -11,7 +11,6 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.prospect import (
     MADE_UP_ACCURACY,
-    Prospect,
     prospect,
     stand_in,
 )
@@ -19,7 +18,7 @@ from edgeveil_tools.prospect import (
 QUICK = Path("tests/kits/quickstart.yaml")
 
 
-def job_file(folder: Path, **changes: object) -> Path:
+def job_file(folder, **changes):
     """The quickstart's job with other values, each named by its path `block.key`."""
     plain = yaml.safe_load(QUICK.read_text())
     for key, value in changes.items():
@@ -30,11 +29,11 @@ def job_file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def looked_at(path: Path, **options: object) -> Prospect:
+def looked_at(path, **options):
     return prospect(path, lambda _line: None, **{"seeds": 1, **options})
 
 
-def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(tmp_path: Path) -> None:
+def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(tmp_path):
     found = looked_at(job_file(tmp_path, privacy__epsilon=0.2, data__nominal_records=22))
     assert "% of what there is to learn" in found.verdict[0]
     assert "20 devices of 22 records at ε = 0.2" in found.verdict[0]
@@ -42,7 +41,7 @@ def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(tmp_pa
     assert found.without_noise > found.mean + 0.4
 
 
-def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_is_of_use_needs_no_advice(capsys):
     assert main(["check", str(QUICK), "--seeds", "1", "--estimate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
     assert found["gain"] > 0.8
@@ -52,16 +51,14 @@ def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]
     assert found["round"]["upload_bytes"] > 0
 
 
-def test_own_records_are_never_read() -> None:
+def test_own_records_are_never_read():
     found = looked_at(Path("configs/jobs/own_data.yaml"))  # its file does not exist
     assert "made-up records" in found.measured_on
     assert found.accuracies
 
 
 @pytest.mark.parametrize("shape", [[64], [28, 28], [3, 8, 8]])
-def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(
-    shape: list[int], tmp_path: Path
-) -> None:
+def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(shape, tmp_path):
     plain = yaml.safe_load(Path("configs/jobs/own_data.yaml").read_text())
     plain["data"]["input_shape"] = shape
     path = tmp_path / "job.yaml"
@@ -78,7 +75,7 @@ def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(
     assert abs(right - MADE_UP_ACCURACY) < 0.05
 
 
-def test_made_up_rows_are_what_the_schema_makes(tmp_path: Path) -> None:
+def test_made_up_rows_are_what_the_schema_makes(tmp_path):
     plain = yaml.safe_load(Path("configs/jobs/diabetes.yaml").read_text())
     plain["data"]["schema"]["label"] = {"column": "kind", "classes": ["a", "b"]}
     plain["data"]["schema"]["columns"] = [

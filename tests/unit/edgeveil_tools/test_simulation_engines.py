@@ -12,14 +12,10 @@ import yaml
 
 from edgeveil.errors import JobFailed
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.jobs import compile_job
-from edgeveil.jobs.round_context import RoundContext
-from edgeveil_cloud.broadcasts import round_package
 from edgeveil_tools.cli import main
-from edgeveil_tools.local.job import Overrides, local_job, site_of
+from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.simulation import workers as pool
-from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 from tests.kits.fleet import played_by_all_parties
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -183,21 +179,3 @@ def test_two_ray_nodes_give_the_same_bits(tmp_path):
         cluster.shutdown()
     assert there[:2] == here[:2]
     assert there[2]["engine"] == {"name": "ray", "workers": 2}
-
-
-# --- what lies in a worker ---
-
-
-def test_devices_keep_their_chance_apart(tmp_path):
-    """What one device draws moves no other, in whatever order they are asked."""
-    job, run = local_job(KIT, Overrides(simulate=True))
-    fleet = SimulatedFleet(site_of(job, run, tmp_path), job.canonical(), ())
-    plan, found = compile_job(job), []
-    for order in ([1, 2, 3], [3, 1]):
-        devices = SimulatedDevices(fleet)
-        package = round_package(RoundContext.of(plan, 1), plan.cloud.initial_state())
-        devices.begin(1, package, 20)
-        devices.answer(order)
-        found.append(devices.arrays(0, [1, 3]))
-    assert all((a == b).all() for a, b in zip(*found, strict=True))
-    assert (found[0][0] != found[0][1]).any()

@@ -13,20 +13,20 @@ from edgeveil.parts.round import TRAIN
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
-from edgeveil_tools.methods import TABLES, entries
+from edgeveil_tools.methods import entries
 from tests.drawn import redrawn
 from tests.drawn.readme import PAGE, drawing
 
 ENTRIES = entries()
 
 
-def status(events) -> str | None:
+def status(events):
     if any(isinstance(event, UnprotectedEvent) for event in events):
         return "none"
     return "claimed" if any(isinstance(event, ClaimedEvent) for event in events) else "proven"
 
 
-def context() -> MethodContext:
+def context():
     return MethodContext(
         epsilon=8.0,
         delta=1e-5,
@@ -57,12 +57,6 @@ def test_a_stage_has_a_status_where_it_protects(name):
     events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].made(), context()).plan()[0])
     expected = status(events) if stage.protects else None
     assert STAGES[name].privacy == expected
-
-
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.family)
-def test_the_example_of_a_part_names_it(table):
-    for name in table:
-        assert name in table[name].example
 
 
 def test_the_command_lists_all_and_one(capsys):

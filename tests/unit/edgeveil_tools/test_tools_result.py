@@ -2,7 +2,7 @@ import json
 import math
 from dataclasses import replace
 
-from edgeveil.privacy.guarantee import Guarantee, guarantee_text
+from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
 from tests.kits.job_events import broadcast, committed
@@ -36,34 +36,17 @@ def course():
     return record
 
 
-def test_noise_that_hides_a_device_from_none_is_told_for_a_record_too():
-    device = Guarantee(8.0, 1e-5, "device", "proven", among_others=19.15)
-    told = privacy_of(replace(QUOTE, training=device), 20.0)
-    assert told["training"]["record_epsilon"] == 19.15
-    assert guarantee_text(told, "training") == (
-        "(ε = 8, δ = 1e-05) per device, whole job, proven; per record ε = 19.15"
-    )
-    assert "record_epsilon" not in privacy_of(QUOTE, 20.0)["training"]
-    told["training"]["record_epsilon"] = None  # infinite
-    assert guarantee_text(told, "training").endswith("whole job, proven; per record none")
-
-
-def test_the_result_has_every_key_that_scripts_read():
+def test_the_result_has_what_scripts_read():
     found = build(course(), **FACTS)
-    assert set(found) >= {
-        "job", "status", "reason", "rounds", "phases", "final", "reference", "privacy",
-        "broker", "devices", "seconds", "memory_peak_bytes", "versions", "bytes",
-    }  # fmt: skip
     assert found["final"] == {
-            "accuracy": 0.625, "figures": None, "federated": None,
-            "measured_on": "the published set's test records",
-        }  # fmt: skip
+        "accuracy": 0.625,
+        "figures": None,
+        "federated": None,
+        "measured_on": "the published set's test records",
+    }
     assert found["reference"] == {"accuracy": 0.75, "rounds": [0.5, 0.75], "note": ""}
     assert [row["round"] for row in found["rounds"]] == [1, 2]
     assert [row["phase"] for row in found["phases"]] == ["centre"]
-    for row in found["rounds"]:
-        wanted = {"round", "accuracy", "uploads", "declined", "cluster_scores", "seconds", "bytes"}
-        assert set(row) >= wanted | {"loss"}
 
 
 def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():

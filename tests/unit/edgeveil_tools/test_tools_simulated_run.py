@@ -105,8 +105,12 @@ def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
 # --- MNIST --------------------------------------------------------------------------------------
 
 
-def test_the_usual_places_are_looked_at(tmp_path, nowhere):
+def test_the_usual_places_are_looked_at_and_named(tmp_path, nowhere):
     job, run = local_job(mnist_job(tmp_path), Overrides())
+    with pytest.raises(UsageError) as caught:
+        check_data(job, run)
+    assert "--data DIR" in str(caught.value)
+    assert all(name in str(caught.value) for name in MNIST_FILES.names)
     for place in run_data.PLACES:
         here = nowhere / place / "mnist"
         here.mkdir(parents=True)
@@ -114,13 +118,6 @@ def test_the_usual_places_are_looked_at(tmp_path, nowhere):
             (here / name).touch()
         assert source(job, run).path.resolve() == here.resolve()
         shutil.rmtree(here)
-
-
-def test_mnist_that_is_nowhere_names_the_option_and_the_files(tmp_path, nowhere):
-    with pytest.raises(UsageError) as caught:
-        check_data(*local_job(mnist_job(tmp_path), Overrides()))
-    assert "--data DIR" in str(caught.value)
-    assert all(name in str(caught.value) for name in MNIST_FILES.names)
 
 
 # --- grids ---

@@ -40,23 +40,29 @@ def closed_port():
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, store_uri, closed_port):
     """A run that is logged to both, and to a server that is away: folder, console, result."""
-    base = tmp_path_factory.mktemp("run")
+    base, lines = tmp_path_factory.mktemp("run"), []
     text = QUICKSTART.read_text().replace("rounds: 15", f"rounds: {ROUNDS}")
     (base / "job.yaml").write_text(text.replace("every_rounds: 5", "every_rounds: 3"))
     away = f"mlflow:http://user:hidden-word@127.0.0.1:{closed_port}"
-    lines = []
-
-    def hear(view):
-        if view.kind == "note":
-            lines.append(view.line)
-
+    track = [f"mlflow:{store_uri}", f"tensorboard:{base}/board", away]
+    options = {"devices": 6, "out": base / "out", "reference": False, "track": track}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "CLOSE_S", 200.0)  # the machine may be busy with other tests
-        result = edgeveil.simulate(
-            base / "job.yaml", devices=6, out=base / "out", reference=False, progress=hear,
-            track=[f"mlflow:{store_uri}", f"tensorboard:{base}/board", away],
-        )  # fmt: skip
+        hear = lambda view: lines.append(view.line) if view.kind == "note" else None  # noqa: E731
+        result = edgeveil.simulate(base / "job.yaml", progress=hear, **options)
     return base, lines, result
+
+
+def board(folder):
+    """The one run of a board: its folder, and a reader."""
+    (found,) = (folder / "board").iterdir()
+    read = EventAccumulator(str(found))
+    read.Reload()
+    return found, read
+
+
+def text_of(read, tag):
+    return read.Tensors(tag)[0].tensor_proto.string_val[0].decode()
 
 
 def test_a_server_that_is_away_is_told_once_and_stops_nothing(ran, closed_port):
@@ -79,20 +85,19 @@ def test_mlflow_has_parameters_guarantees_rounds_and_files(ran, store_uri):
     assert params["local_run.devices"] == "6"
     assert params["planned.training.status"] == "proven"
     assert params["planned.inference.unit"] == "device"
+
+    def history(name):
+        return [(one.step, one.value) for one in client.get_metric_history(number, name)]
+
     for name in ("accuracy", "figures_balanced_accuracy", "figures_macro_f1", "figures_auc"):
-        history = client.get_metric_history(number, name.removeprefix("figures_"))
         by_round = [(row["round"], row[name]) for row in result.rounds]
-        assert [(one.step, one.value) for one in history] == by_round
-        final = found.data.metrics[f"final.{name.removeprefix('figures_')}"]
-        assert final == by_round[-1][1]
-    history = client.get_metric_history(number, "calibration_error")
-    assert [one.value for one in history] == [
-        row["figures"]["calibration"]["error"] for row in result.content["rounds"]
-    ]
-    spent = client.get_metric_history(number, "epsilon.training")
-    assert [one.value for one in spent if one.step] == [
-        row["training"] for row in result.epsilon if row["round"]
-    ]
+        told = name.removeprefix("figures_")
+        assert history(told) == by_round
+        assert found.data.metrics[f"final.{told}"] == by_round[-1][1]
+    errors = [row["figures"]["calibration"]["error"] for row in result.content["rounds"]]
+    assert [value for _, value in history("calibration_error")] == errors
+    spent = [row["training"] for row in result.epsilon if row["round"]]
+    assert [value for step, value in history("epsilon.training") if step] == spent
     assert float(found.data.tags["privacy.training.epsilon"]) == pytest.approx(8, rel=1e-6)
     assert float(found.data.tags["privacy.training.delta"]) == 1e-5
     assert "protects nobody" in found.data.tags["privacy.note"]
@@ -102,17 +107,13 @@ def test_mlflow_has_parameters_guarantees_rounds_and_files(ran, store_uri):
 
 def test_tensorboard_reads_the_same(ran):
     base, _, result = ran
-    (folder,) = (base / "board").iterdir()
-    read = EventAccumulator(str(folder))
-    read.Reload()
+    folder, read = board(base)
     assert [(one.step, one.value) for one in read.Scalars("loss")] == [
         (row["round"], pytest.approx(row["loss"])) for row in result.rounds
     ]
     assert read.Scalars("final.accuracy")[0].value == pytest.approx(result.accuracy)
-    told = {tag: read.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-            for tag in ("parameters", "outcome")}  # fmt: skip
-    assert "| train.method | fm |" in told["parameters"]
-    assert "| privacy.inference.unit | device |" in told["outcome"]
+    assert "| train.method | fm |" in text_of(read, "parameters")
+    assert "| privacy.inference.unit | device |" in text_of(read, "outcome")
     assert (folder / "model.onnx").read_bytes() == result.model.read_bytes()
 
 
@@ -177,13 +178,10 @@ def test_a_job_of_a_cloud_is_logged_while_it_is_watched(tmp_path, capsys):
     targets = [f"tensorboard:{tmp_path}/board"]
     assert list(tracked(StoredCloud(), "quick-1", targets, events)) == events
     assert capsys.readouterr().err == ""
-    (folder,) = (tmp_path / "board").iterdir()
+    folder, read = board(tmp_path)
     assert folder.name.startswith("quick-1-")
-    read = EventAccumulator(str(folder))
-    read.Reload()
     assert [(one.step, one.value) for one in read.Scalars("accuracy")] == [(1, 0.5), (2, 0.75)]
     assert read.Scalars("final.accuracy")[0].value == 0.75
-    outcome = read.Tensors("outcome")[0].tensor_proto.string_val[0].decode()
-    assert "| status | completed |" in outcome
-    assert "| privacy.training.status | proven |" in outcome
+    assert "| status | completed |" in text_of(read, "outcome")
+    assert "| privacy.training.status | proven |" in text_of(read, "outcome")
     assert {one.name for one in folder.iterdir()} > {"job.yaml", "model.onnx"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ class Net(torch.nn.Module):
 """
 
 
-def written(folder: Path, **lines: str) -> Path:
+def written(folder, **lines):
     text = NET
     for place in ("IMPORT", "INIT", "FORWARD"):
         text = text.replace(place, lines.get(place.lower(), "pass"))
@@ -40,7 +39,7 @@ def written(folder: Path, **lines: str) -> Path:
     return folder / "job.yaml"
 
 
-def validated(job: Path) -> subprocess.CompletedProcess[str]:
+def validated(job):
     path = os.pathsep.join([str(job.parent), *sys.path])
     command = [sys.executable, "-m", "edgeveil_tools.cli", "check", str(job)]
     env = {**os.environ, "PYTHONPATH": path}
@@ -57,9 +56,7 @@ def validated(job: Path) -> subprocess.CompletedProcess[str]:
         ("forward", "os._exit(0)", "ended the process"),
     ],
 )
-def test_the_command_says_so_with_the_files_line_and_ends_itself(
-    tmp_path: Path, place: str, line: str, said: str
-) -> None:
+def test_the_command_says_so_with_the_files_line_and_ends_itself(tmp_path, place, line, said):
     done = validated(written(tmp_path, **{place: line}))
     assert done.returncode not in (0, -6), done.stderr
     told = done.stdout + done.stderr
@@ -67,9 +64,7 @@ def test_the_command_says_so_with_the_files_line_and_ends_itself(
     assert "Traceback" not in told
 
 
-def test_sound_code_is_sound_and_code_that_waits_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sound_code_is_sound_and_code_that_waits_is_ended(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     job = written(tmp_path)
     assert validate(job) == []
