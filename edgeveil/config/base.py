@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -97,18 +97,28 @@ SitePath = Annotated[
 """A path; a relative one counts from the folder of the file that holds it."""
 
 
-def named_in(family: str, names: Iterable[str]) -> Callable[[str], str]:
-    """A validator that takes only the names of one table."""
-    known = list(names)
+def named_in(what: str, family: str, usual: str = "") -> Callable[[str], str]:
+    """A validator that takes only the names of one family; who names the `usual` one loads none."""
 
     def check(name: str) -> str:
-        if name not in known:
-            from edgeveil.registry import nearest
+        from edgeveil.registry import known_names, nearest
 
-            raise ValueError(f"unknown {family} '{name[:64]}', {nearest(name[:64], known)}")
+        if name != usual and name not in (known := list(known_names(family))):
+            raise ValueError(f"unknown {what} '{name[:64]}', {nearest(name[:64], known)}")
         return name
 
     return check
+
+
+def every_name(family: str) -> Callable[[dict[str, Any]], None]:
+    """Adds the names of a family to a JSON schema."""
+
+    def add(schema: dict[str, Any]) -> None:
+        from edgeveil.registry import known_names
+
+        schema["enum"] = list(known_names(family))
+
+    return add
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]

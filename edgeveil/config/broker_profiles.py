@@ -80,7 +80,5 @@ PROFILES: dict[ProfileName, BrokerProfile] = {
         topic_levels=10,
         client_id_bytes=1024,
     ),
-    "hivemq_cloud": BrokerProfile(
-        in_flight_messages=10,
-    ),
+    "hivemq_cloud": BrokerProfile(in_flight_messages=10),
 }

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from edgeveil.config.base import Block, Mix, SitePath, named_in
+from edgeveil.config.base import Block, Mix, SitePath, every_name, named_in
 from edgeveil.registry import known_names, part_named
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -23,7 +23,7 @@ def source_name(name: str) -> str:
         return name
     if name == "python":
         raise ValueError("names no function; write `python: module:function`")
-    return named_in("data source", known_names("sources"))(name)
+    return named_in("data source", "sources")(name)
 
 
 SourceName = Annotated[str, AfterValidator(source_name)]
@@ -64,21 +64,13 @@ class DataFiles(Block):
 DEFAULT_PARTITION = "iid"
 
 
-def _partition_name(name: str) -> str:
-    if name == DEFAULT_PARTITION:
-        return name
-    return named_in("partition", known_names("partitions"))(name)
-
-
-def _every_partition(schema: dict[str, Any]) -> None:
-    schema["enum"] = known_names("partitions")
-
-
 class Partition(Block):
     """How the records of one data set are dealt to simulated devices."""
 
     kind: Annotated[
-        str, AfterValidator(_partition_name), Field(json_schema_extra=_every_partition)
+        str,
+        AfterValidator(named_in("partition", "partitions", DEFAULT_PARTITION)),
+        Field(json_schema_extra=every_name("partitions")),
     ] = DEFAULT_PARTITION
     """`iid`, `n_class` (few classes), `dirichlet` (uneven classes), `quantity_skew` (sizes)."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)
@@ -161,11 +153,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
     published, at = _published(data.source), f"{at}.shard"
     if shard.classes is not None and published:
-        text = f"is for files of your own, and the source is {data.source}; drop it"
-        yield Mix((f"{at}.classes", source), text)
+        yield Mix((f"{at}.classes", source), f"is for own files, not for {data.source}; drop it")
     if shard.classes is None and not published and _by_class(shard.partition):
-        text = "deals or disturbs by class, and your own records may not say which there are;"
-        text += f" add classes: 10 to {at}, as the job has it"
+        text = f"deals or disturbs by class; add classes: 10 to {at}, as the job has it"
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
     if shard.index >= shard.devices:
         text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
@@ -222,8 +212,7 @@ def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Ite
     yield from partition_mixes(rule, at)
     published = _published(source)
     if published and rule.lq_range is not None:
-        text = f"is for files of your own, {source} has a range of its own; drop it"
-        yield Mix((f"{at}.lq_range", source_key), text)
+        yield Mix((f"{at}.lq_range", source_key), f"is for own files, not for {source}; drop it")
     if rule.lq_data and rule.lq_range is None and not published:
         text = "is noise in a range that your own records may not say; add lq_range: [0, 255]"
         yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)

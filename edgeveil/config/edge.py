@@ -184,5 +184,4 @@ class EdgeSite(Block):
                 yield Mix(("data.source", "policy.allowed_plugins"), text)
         http, page = self.inference.http, self.page
         if http is not None and page is not None and http.port == page.port:
-            text = f"both listen on port {page.port}; set another page.port"
-            yield Mix(("page.port", "inference.http"), text)
+            yield Mix(("page.port", "inference.http"), f"both listen on {page.port}; set another")

@@ -54,8 +54,9 @@ class Explainer:
         skip, found = len(self.prefix), []
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
         for mix in _mixes(error):
-            paths = [_steps(path) for path in mix.paths]
-            if not any(_touch(path, bad) for path in paths for bad in spoiled):
+            paths = [tuple(int(s) if s.isdecimal() else s for s in p.split(".")) for p in mix.paths]
+            pairs = [(path, bad, min(len(path), len(bad))) for path in paths for bad in spoiled]
+            if not any(path[:shared] == bad[:shared] for path, bad, shared in pairs):
                 given = [path for path in paths if self.prefix + path in self.tree.lines]
                 found.append(self._problem((given or paths)[0], mix.text))
         return found
@@ -147,24 +148,13 @@ def _mixes(error: ValidationError | ImpossibleMixError) -> list[Mix]:
     return [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
 
 
-def _steps(dotted: str) -> Path:
-    return tuple(int(step) if step.isdecimal() else step for step in dotted.split("."))
-
-
-def _touch(one: Path, other: Path) -> bool:
-    shared = min(len(one), len(other))
-    return one[:shared] == other[:shared]
-
-
 def _example(schema: Schema) -> str:
     """The fix: an example where the schema has one, else what the key is for."""
     for value in [*schema.get("examples", []), schema.get("default")]:
-        if isinstance(value, (bool, int, float)):
-            return f"; set for example {shown(value)}"
-        if isinstance(value, str) and value:
-            return f"; set for example {value}"
-        if isinstance(value, (list, dict)) and value:
-            return f"; set for example {json.dumps(value)}"
+        if value not in (None, "", [], {}):
+            plain = value if isinstance(value, str) else shown(value)
+            said = json.dumps(value) if isinstance(value, (list, dict)) else plain
+            return f"; set for example {said}"
     if schema.get("required"):
         return f"; give it the keys it needs: {', '.join(schema['required'])}"
     purpose = str(schema.get("description", "")).splitlines()

@@ -214,15 +214,13 @@ def broker_mixes(
     files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
     for key, path in files.items():
         if path is not None and not any(BrokerAddress.parse(url).tls for url in link.urls):
-            text = "is read for TLS alone; write mqtts:// or wss://, or drop it"
-            yield Mix((f"{at}.{key}", f"{at}.url"), text)
+            yield Mix((f"{at}.{key}", f"{at}.url"), "is of TLS alone; write mqtts:// or wss://")
     if (link.cert_file is None) != (link.key_file is None):
         given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
         text = f"a certificate and its private key come together; add {other}"
         yield Mix((f"{at}.{given}", f"{at}.{other}"), text)
     if link.password_file is not None and link.username is None:
-        text = "a password needs a user name; add username"
-        yield Mix((f"{at}.password_file", f"{at}.username"), text)
+        yield Mix((f"{at}.password_file", f"{at}.username"), "needs a user name; add username")
     if link.http_proxy_password_file is not None:
         proxy = HttpProxy.parse(link.http_proxy) if link.http_proxy is not None else None
         keys = (f"{at}.http_proxy_password_file", f"{at}.http_proxy")

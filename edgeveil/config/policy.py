@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from edgeveil.config.base import Block, named_in
+from edgeveil.config.base import Block, every_name, named_in
 from edgeveil.config.explain import SHA256_HEX
-from edgeveil.registry import known_names
-
-
-def _method_name(name: str) -> str:
-    if name == DEFAULT_METHOD:  # who names no other, as a device that only infers, loads none
-        return name
-    return named_in("method", known_names("methods"))(name)
-
-
-def _every_method(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(known_names("methods"))
-
 
 DEFAULT_METHOD = "fm"
 USUAL_RECORDS = 20_000  # that a box holds at most
@@ -28,7 +16,11 @@ USUAL_ROOM = 4  # times the nominal count of its data set: what the tools write 
 _NAME = r"[A-Za-z_]\w{0,63}"
 FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
 ColumnPattern = Annotated[str, Field(min_length=1, max_length=128)]
-MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
+MethodName = Annotated[
+    str,
+    AfterValidator(named_in("method", "methods", DEFAULT_METHOD)),
+    Field(json_schema_extra=every_name("methods")),
+]
 
 
 def _named_alone(any_function: bool) -> bool:

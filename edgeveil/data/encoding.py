@@ -216,34 +216,29 @@ class _ColumnReader:
         self.width, category = column.width, column.category or ()
         self._unknown = len(category)
         self._number = {text: at for at, text in enumerate(category)}
-        self._codes, self._values = array("i"), array("d")
+        self._cells = array("d")  # numbers, or places in the list of categories
         self._gaps = self._unreadable = 0
 
     def add(self, cell: str) -> None:
         gap = cell in self._missing
         self._gaps += gap
         if self._column.category is not None:
-            self._codes.append(self._unknown if gap else self._number.get(cell, self._unknown))
-            return
-        value = math.nan if gap else number_in(cell)
-        self._unreadable += not gap and math.isnan(value)
-        self._values.append(value)
+            value = float(self._unknown if gap else self._number.get(cell, self._unknown))
+        else:
+            value = math.nan if gap else number_in(cell)
+            self._unreadable += not gap and math.isnan(value)
+        self._cells.append(value)
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
-        if self._column.category is not None:
-            self._codes = _chosen(self._codes, chosen)
-        else:
-            self._values = _chosen(self._values, chosen)
+        self._cells = _chosen(self._cells, chosen)
 
     def fill(self, x: NDArray[np.float32]) -> None:
         """Write the column's values to x (n, width), which holds zeros."""
-        column = self._column
+        column, values = self._column, np.frombuffer(self._cells)
         if column.number is None:
-            codes = np.frombuffer(self._codes, np.int32)
-            x[np.arange(len(x)), codes] = 1
+            x[np.arange(len(x)), values.astype(np.int64)] = 1
             return
         low, high = column.number
-        values = np.frombuffer(self._values)
         known = ~np.isnan(values)
         within = np.clip(np.where(known, values, low), low, high)
         if column.bins:
@@ -256,12 +251,11 @@ class _ColumnReader:
     def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
         """What was found, rows that are broken as a whole left out."""
         rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
-        clipped = unknown = 0
+        clipped, unknown, values = 0, 0, np.frombuffer(self._cells)
         if self._column.number is None:
-            unknown = int((np.frombuffer(self._codes, np.int32) == self._unknown).sum())
-            unknown -= self._gaps
+            unknown = int((values == self._unknown).sum()) - self._gaps
         else:
-            values, (low, high) = np.frombuffer(self._values), self._column.number
+            low, high = self._column.number
             clipped = int(((values < low) | (values > high)).sum())
         return ColumnTally(self._name, rows, gaps, self._unreadable, clipped, unknown)
 
@@ -288,11 +282,8 @@ def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[
     """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records. DataError."""
     image = schema.image
     if image is None:
-        what, fix = (
-            "the job's schema names columns, and an NPZ file has none",
-            "store CSV or Parquet",
-        )
-        raise DataError(what, where=where, fix=fix)
+        what = "the job's schema names columns, and an NPZ file has none"
+        raise DataError(what, where=where, fix="store CSV or Parquet")
     shape, (low, high) = schema.input_shape, image.values
     if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
         x = np.moveaxis(x, -1, 1)
@@ -302,7 +293,6 @@ def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[
         raise DataError(what, where=where, fix=fix)
     x = x.reshape(len(x), *shape)
     if image.values == PIXEL_RANGE:
-        within: NDArray[np.float32] = np.clip(x, np.float32(low), np.float32(high))
-        return within
+        return np.asarray(np.clip(x, np.float32(low), np.float32(high)))
     wide = (np.clip(x.astype(np.float64), low, high) - low) / (high - low) * PIXEL_RANGE[1]
     return np.ascontiguousarray(wide, np.float32)

@@ -72,7 +72,7 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
     if x.dtype.kind == "V" or y.dtype.kind == "V":
-        what = f"x has type {x.dtype} and y {y.dtype}"
+        what = f"x has type {x.dtype}, y {y.dtype}"
         raise DataError(what, where=where, fix="store plain numbers")
     x, y = plain_numbers(x), plain_numbers(y)
     if x.ndim < 2:

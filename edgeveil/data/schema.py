@@ -49,11 +49,7 @@ class Column(Block):
     )
     """Of a number: public inner edges of bins, each a place of its own, one more for missing."""
     category: tuple[Text, ...] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=4096,
-        examples=[["red", "green"]],
-        exclude_if=_empty,
+        default=None, min_length=1, max_length=4096, examples=[["red", "green"]], exclude_if=_empty
     )
     """A text, and the public list of what it may be, each a place, one more for all else."""
 
@@ -222,8 +218,7 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
                 yield Mix((f"{at}.{key}",), "is for tables, not for pictures; leave it out")
         for key in ("column", "number", "normal"):
             if getattr(schema.label, key) not in (None, ()):
-                text = "is for tables: pictures lie in a folder for each class; name classes"
-                yield Mix((f"{at}.label.{key}",), text)
+                yield Mix((f"{at}.label.{key}",), "is for tables, not for pictures; name classes")
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 

@@ -56,11 +56,8 @@ class HeldOutTest:
         target: TargetRange | None = None,
     ) -> None:
         if len(y) == 0 or len(x) != len(y):
-            raise DataError(
-                f"{len(x)} records and {len(y)} labels",
-                where="test data",
-                fix="pass one label each",
-            )
+            what = f"{len(x)} records and {len(y)} labels"
+            raise DataError(what, where="test data", fix="pass one label each")
         before, after, self._joint = cut(graph)
         self._y, self._target, self._head = y, target, open_session(after)
         outputs = {one.name for one in self._head.get_outputs()}
@@ -159,8 +156,6 @@ def _run(session: Any, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray
     try:
         return run_session(session, output, feed)
     except Exception as error:  # ONNX Runtime's own exceptions have no common root
-        raise DataError(
-            f"cannot be run: {type(error).__name__}: {error}",
-            where="ONNX graph",
-            fix="check data.input_shape of the job",
-        ) from error
+        what = f"cannot be run: {type(error).__name__}: {error}"
+        fix = "check data.input_shape of the job"
+        raise DataError(what, where="ONNX graph", fix=fix) from error

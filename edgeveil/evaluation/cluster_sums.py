@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -170,21 +170,15 @@ class _Sums:
     records: float
 
     def plus(self, noise: _Sums) -> _Sums:
-        return _Sums(
-            self.counts + noise.counts,
-            self.vectors + noise.vectors,
-            self.distances + noise.distances,
-            self.centroids,
-            self.squares + noise.squares,
-            self.silhouettes + noise.silhouettes,
-            self.records + noise.records,
-        )
+        both = {
+            one.name: getattr(self, one.name) + getattr(noise, one.name) for one in fields(self)
+        }
+        return _Sums(**both | {"centroids": self.centroids})
 
 
 def _there(sums: _Sums, noise: float) -> NDArray[np.bool_]:
     """Which clusters have more records than noise."""
-    found: NDArray[np.bool_] = sums.counts > max(0.5, LEAST_SIGNAL * noise)
-    return found
+    return np.asarray(sums.counts > max(0.5, LEAST_SIGNAL * noise))
 
 
 def _likely(sums: _Sums, noise: float) -> _Sums:

@@ -47,11 +47,9 @@ def cluster_scores(
     for a wrong shape."""
     scored = EVALUATIONS[eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
-        raise DataError(
-            f"cannot cluster shape {uploads.shape}, {wanted} wanted",
-            where="unsupervised",
-            fix="pass vectors of shape (uploads, classes) and want at least one",
-        )
+        what = f"cannot cluster shape {uploads.shape}, {wanted} wanted"
+        fix = "pass vectors of shape (uploads, classes) and want at least one"
+        raise DataError(what, where="unsupervised", fix=fix)
     values = uploads.astype(np.float64)
     values = values[:, None, :] if values.ndim == 2 else values
     chosen = np.asarray(np.isfinite(values).all(axis=(1, 2)))
@@ -110,9 +108,8 @@ def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     loading positive; rows that are not finite are NaN. Raises DataError unless `vectors` has two
     axes."""
     if vectors.ndim != 2:
-        raise DataError(
-            f"has shape {vectors.shape}", where="vectors", fix="pass shape (uploads, classes)"
-        )
+        what = f"has shape {vectors.shape}"
+        raise DataError(what, where="vectors", fix="pass shape (uploads, classes)")
     values = vectors.astype(np.float64)
     finite = np.isfinite(values).all(axis=1)
     result = np.full((len(values), 2), np.nan)

@@ -146,7 +146,9 @@ def anomaly_figures(
         "histogram": _by_score(scores[sound], bad[sound]),
         "unusable": int(len(sound) - np.count_nonzero(sound)),
     }
-    return {**found, **alarm_figures(*_alarms(ranked > 1, bad))} if alarms else found
+    flagged = ranked > 1
+    masks = flagged & bad, ~flagged & bad, flagged & ~bad, ~flagged & ~bad
+    return {**found, **alarm_figures(*(float(mask.sum()) for mask in masks))} if alarms else found
 
 
 def alarm_figures(caught: float, missed: float, false: float, silent: float) -> dict[str, Any]:
@@ -221,12 +223,6 @@ def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | No
         return "unknown"
     beside = beside_text(name, value, figures)
     return (f"{value:.4g}" if name == RMSE else f"{value:.3f}") + (f" ({beside})" if beside else "")
-
-
-def _alarms(flagged: NDArray[np.bool_], bad: NDArray[np.bool_]) -> tuple[int, int, int, int]:
-    masks = flagged & bad, ~flagged & bad, flagged & ~bad, ~flagged & ~bad
-    caught, missed, false, silent = (int(np.count_nonzero(mask)) for mask in masks)
-    return caught, missed, false, silent
 
 
 def _part(some: float, whole: float) -> float | None:
@@ -322,14 +318,12 @@ def cluster_text(found: Mapping[str, Any]) -> str:
 
 
 def score_text(found: Mapping[str, Any], key: str) -> str:
-    value, error = found.get(key), found.get(f"{key}_deviation")
-    return "hidden by the noise" if value is None else error_text(value, error or 0.0)
-
-
-def error_text(value: float, error: float) -> str:
     """`131 ± 12`, in as many digits as the error tells."""
-    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
-    return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
+    value, error = found.get(key), found.get(f"{key}_deviation") or 0.0
+    if value is None:
+        return "hidden by the noise"
+    digits = min(4, max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def to_places(value: float) -> float:

@@ -160,10 +160,8 @@ class GraphNode:
         elif self.operator == "Div":
             self._check_division(constants)
         if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
-            raise _refused(
-                "normalises by the batch, so that records change each other's results",
-                fix="export the model in eval mode",
-            )
+            what = "normalises by the batch, so that records change each other's results"
+            raise _refused(what, fix="export the model in eval mode")
         for place in _CONSTANT_INPUTS.get(self.operator, ()):
             steering = self.inputs[place] if place < len(self.inputs) else ""
             if steering and steering not in constants:
@@ -172,16 +170,13 @@ class GraphNode:
     def _check_values(self, constants: Mapping[str, ConstantTensor]) -> None:
         """What only matters where values are worked on that are no constants."""
         if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
-            what = "turns values into whole numbers or into half precision"
-            raise _refused(what, "use float32 or float64")
+            raise _refused("turns values into whole numbers or halves", "use float32 or float64")
         if self.operator == "Pow":
             exponent = constants.get(self.inputs[1]) if len(self.inputs) == 2 else None
             values = None if exponent is None else exponent.values
             if values is None or values.size != 1 or float(values[0]) not in _EXPONENTS:
-                raise _refused(
-                    "raises values to another power than 2 or 3, whose time follows from them",
-                    "multiply, use Sqrt or Reciprocal, or Exp and Log",
-                )
+                what = "raises values to another power than 2 or 3, whose time follows from them"
+                raise _refused(what, "multiply, use Sqrt or Reciprocal, or Exp and Log")
 
     def _check_division(self, constants: Mapping[str, ConstantTensor]) -> None:
         """The least whole number divided by -1 ends the process that tries."""
@@ -189,9 +184,8 @@ class GraphNode:
             return
         divisor = constants[self.inputs[1]].values if len(self.inputs) == 2 else None
         if divisor is None or not all(int(value) > 0 for value in divisor):
-            raise _refused(
-                "divides whole numbers by what is not plainly above 0", "write the quotient"
-            )
+            what = "divides whole numbers by what is not plainly above 0"
+            raise _refused(what, "write the quotient")
 
     def _cast_to(self) -> int | None:
         wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]

@@ -43,11 +43,9 @@ class InferenceSession:
         for a user's own."""
         found = self._model.probabilities(x, weights)
         if len(_distributions(found, self.classes)) < len(x):
-            raise DataError(
-                f"gives made-up records no probabilities over {self.classes} classes",
-                where="ONNX graph",
-                fix="let the model give finite logits, one a class",
-            )
+            what = f"gives made-up records no probabilities over {self.classes} classes"
+            fix = "let the model give finite logits, one a class"
+            raise DataError(what, where="ONNX graph", fix=fix)
 
     @flushed()
     def summed_softmax(
@@ -57,13 +55,24 @@ class InferenceSession:
         a record adds is a function of itself alone, bit for bit; NaN, a failed run, one longer than
         `row_s` seconds and no distribution add 0. Raises DataError only where a record of zeros
         fails."""
-        rows = np.zeros((len(x), self.classes))
-        finite: NDArray[np.bool_] = np.asarray(np.isfinite(flat_rows(x)).all(axis=1))
-        for index, output in self._single(x, weights, range(len(x)), row_s):
+        return probability_sum(self._softmax(x, weights, np.arange(len(x)), 0.0, row_s))
+
+    def _softmax(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        held: NDArray[np.int64],
+        otherwise: float,
+        row_s: float,
+    ) -> NDArray[np.float64]:
+        """Probabilities of the records that `held` names; `otherwise` where there are none."""
+        rows = np.full((len(held), self.classes), otherwise)
+        finite = np.append(np.isfinite(flat_rows(x)).all(axis=1), False)  # the last one: EMPTY
+        for place, output in self._single(x, weights, held, row_s):
             found = _distributions(output, self.classes)
-            if finite[index] and len(found):
-                rows[index] = found[0]
-        return probability_sum(rows)
+            if finite[held[place]] and len(found):
+                rows[place] = found[0]
+        return rows
 
     def _single(
         self,
@@ -103,12 +112,7 @@ class InferenceSession:
         """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names,
         each by itself as in `_single`; uniform where there is none. Raises DataError as
         `summed_softmax` does."""
-        rows = np.full((len(held), self.classes), 1.0 / self.classes)
-        for slot, output in self._single(x, weights, held, row_s):
-            found = _distributions(output, self.classes)
-            if held[slot] != EMPTY and len(found):
-                rows[slot] = found[0]
-        return rows
+        return self._softmax(x, weights, held, 1.0 / self.classes, row_s)
 
     @flushed()
     def single_outputs(

@@ -135,8 +135,5 @@ def _varint(value: int) -> bytes:
 
 
 def _no_head(what: str) -> DataError:
-    return DataError(
-        f"has no head that could be learned further: {what}",
-        where="the release",
-        fix="use the shared model",
-    )
+    what = f"has no head that could be learned further: {what}"
+    return DataError(what, where="the release", fix="use the shared model")

@@ -91,8 +91,7 @@ class OnnxModel:
     ) -> NDArray[np.float64]:
         """As `answers`, of a classifier. Raises DataError for a model of anything else, too."""
         if self.output != PROBABILITIES:
-            what = f"gives a {self.output}, and classes are asked for"
-            raise DataError(what, where="ONNX graph")
+            raise DataError(f"gives a {self.output}, and classes are asked for", where="ONNX graph")
         return self.answers(x, weights, limit=limit)
 
     def answers(
@@ -110,11 +109,8 @@ class OnnxModel:
             raise DataError(f"needs the weights {sorted(missing)}", where="ONNX graph")
         feed = {name: aligned(np.asarray(weights[name])) for name in self.weight_names}
         if not self.fits(x):
-            raise DataError(
-                f"takes records of shape {self.input_shape}, got {tuple(x.shape[1:])}",
-                where="ONNX graph",
-                fix="check data.input_shape of the job",
-            )
+            what = f"takes records of shape {self.input_shape}, got {tuple(x.shape[1:])}"
+            raise DataError(what, where="ONNX graph", fix="check data.input_shape of the job")
         # Not every graph runs on no records at all: ONNX Runtime refuses to reshape them.
         given = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
         parts = [
@@ -127,9 +123,8 @@ class OnnxModel:
         try:
             found = run_session(self._session, self.output, feed, limit)
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
-            raise DataError(
-                f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
-            ) from error
+            what = f"cannot be run: {type(error).__name__}: {error}"
+            raise DataError(what, where="ONNX graph") from error
         wide = found.ndim == 2 and (self.output == PROBABILITIES or found.shape[1] == 1)
         if not wide or len(found) != len(feed["x"]):
             raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
@@ -220,15 +215,13 @@ def open_session(graph: bytes) -> OrtSession:
     # A tensor stored outside the graph is marked by the key "location"; loading it would let
     # the graph's author choose a file of this machine to read.
     if b"location" in graph:
-        raise DataError(
-            "refers to a file outside itself", where="ONNX graph", fix="embed all tensors"
-        )
+        what = "refers to a file outside itself"
+        raise DataError(what, where="ONNX graph", fix="embed all tensors")
     try:
         import onnxruntime as ort
     except ImportError as error:
-        raise DataError(
-            "ONNX Runtime is not installed", where="ONNX graph", fix="pip install edgeveil[infer]"
-        ) from error
+        what = "ONNX Runtime is not installed"
+        raise DataError(what, where="ONNX graph", fix="pip install edgeveil[infer]") from error
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come back as exceptions
@@ -246,8 +239,5 @@ def open_session(graph: bytes) -> OrtSession:
                 disabled_optimizers=["ConstantFolding"],
             )
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
-            raise DataError(
-                f"cannot be loaded: {type(error).__name__}",
-                where="ONNX graph",
-                fix="export or copy it again",
-            ) from error
+            what = f"cannot be loaded: {type(error).__name__}"
+            raise DataError(what, where="ONNX graph", fix="export or copy it again") from error

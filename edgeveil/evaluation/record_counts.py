@@ -3,6 +3,17 @@
 A record is counted by its own outputs and label alone, in bounded whole numbers, so that sums are
 exact and their noise has a price. Of scores a record adds 1 to one bin, of the normal and
 unlabelled or of the anomalous ones; the threshold follows from these.
+
+Each kind of counts, and `ClusterSums`, has
+
+    outputs, cells       values that the model gives for a record; how many counts there are
+    largest, whole       the most that one record adds to a cell; what it adds where it is counted
+    sensitivity_squared  the most that the squares of what one record adds sum to
+    of                   the counts (cells,) of records: outputs (n, outputs), a row of NaN where
+                         the model fails, and labels (n,). Whatever a record holds, it is counted
+                         within these bounds, or not at all, and no other differently for it
+    figures              what noised counts (cells,) come to, for JSON, by the noise's deviation in
+                         each: `records`, `leading`, `<leading>_deviation`; {} where noise is all
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,47 +43,6 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 LEAST_SIGNAL = 2.0  # deviations of their noise: of fewer records no figure is told
 ERROR_STEPS = 1 << 10  # to half of the range of a number: what a device's errors are rounded to
-
-
-class RecordCounts(Protocol):
-    """One kind of counts. `outputs` (n, outputs) are the model's, a row of NaN where it fails."""
-
-    @property
-    def outputs(self) -> int:
-        """Values that the model gives for a record."""
-
-    @property
-    def cells(self) -> int:
-        """How many counts there are; public, so that it says nothing."""
-
-    @property
-    def largest(self) -> int:
-        """The most that one record adds to a cell; it takes nothing away."""
-
-    @property
-    def whole(self) -> int:
-        """What one record adds where records are counted."""
-
-    @property
-    def sensitivity_squared(self) -> int:
-        """The most that the squares of what one record adds to the cells sum to."""
-
-    def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """The counts (cells,) of all records. Total: whatever a record holds, it is counted within
-        the bounds above, or not at all, and no other is counted differently for it."""
-
-    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """What the noised counts (cells,) of all devices come to, for JSON; `deviation`: of the
-        noise in each. {} where the noise is all there is. Every kind says `records`, `leading` and
-        `<leading>_deviation`."""
-
-
-def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
-    """Of a number its errors, else of few classes all pairs of true and predicted one, of many
-    what each gets right and wrong."""
-    if target is not None:
-        return Errors(target)
-    return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
 
 
 @dataclass(frozen=True)
@@ -161,8 +131,7 @@ class Errors:
         away = np.abs(np.where(np.isfinite(found), found, np.inf) - wanted) / self.target.half
         away = np.minimum(away, 1.0)
         each = np.stack([np.ones_like(away), away, np.square(away)])
-        total: Int64 = np.rint(each * ERROR_STEPS).astype(np.int64).sum(axis=1)
-        return total
+        return np.asarray(np.rint(each * ERROR_STEPS).astype(np.int64).sum(axis=1))
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
         """`rmse` and `mae` in the target's own unit, each with its `_deviation`."""
@@ -233,7 +202,7 @@ class ScoreCounts:
     sensitivity_squared = 1
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """See `RecordCounts.of`: a record without a finite score, or with a label that says
+        """A record without a finite score, or with a label that says
         neither, is not counted."""
         scores, bad = outputs[:, 0], anomalous(labels)
         there = np.isfinite(scores) & (bad | learned_from(labels))
@@ -250,7 +219,9 @@ class ScoreCounts:
         quiet = float(normal.sum())
         if not len(normal) or quiet <= _SURE * noise:
             return {}
-        share, edges = _cumulative(normal, quiet), _edges(kept)
+        share = _cumulative(normal, quiet)
+        # log2 of the scores at which the kept bins begin, and the last one ends
+        edges = _LOW + np.arange(kept.start, kept.stop + 1) * ((_HIGH - _LOW) / _BINS)
         found = _quantile(share, edges, 1 - self.alarm_rate, noise / quiet)
         if found is None:
             return {}
@@ -283,6 +254,17 @@ class ScoreCounts:
         }
 
 
+RecordCounts = Confusion | Hits | Errors | ScoreCounts
+
+
+def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
+    """Of a number its errors, else of few classes all pairs of true and predicted one, of many
+    what each gets right and wrong."""
+    if target is not None:
+        return Errors(target)
+    return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
+
+
 def _above_noise(counts: Float64, deviation: float) -> slice:
     """The bins from the first to the last in which there is more than noise, and one beside each:
     others hold noise alone, which would add up."""
@@ -291,11 +273,6 @@ def _above_noise(counts: Float64, deviation: float) -> slice:
     if not len(there):
         return slice(0, 0)
     return slice(max(0, int(there[0]) - 1), min(_BINS, int(there[-1]) + 2))
-
-
-def _edges(kept: slice) -> Float64:
-    """log2 of the scores at which the kept bins begin, and the last one ends."""
-    return _LOW + np.arange(kept.start, kept.stop + 1) * ((_HIGH - _LOW) / _BINS)
 
 
 def _cumulative(counts: Float64, whole: float) -> Float64:

@@ -92,5 +92,5 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
     needed = job.rounds * buffer
     if trainers is not None and (most := trainers * job.max_participations) < needed:
         text = f"{trainers} devices make {most} updates, and {job.rounds} rounds of {buffer} need"
-        text += f" {needed}; raise max_participations, or lower round.buffer or train.rounds"
+        text += f" {needed}; raise it"
         yield Mix(("privacy.max_participations", "round.buffer", "train.rounds"), text)

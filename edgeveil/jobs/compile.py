@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -169,8 +170,7 @@ def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     """Records that are too large, or of another form than those of the fleet."""
     shape = job.data.input_shape
     if math.prod(shape) > RECORD_VALUES:
-        text = f"one record would hold more than {RECORD_VALUES} values; make it smaller"
-        yield Mix(("data.input_shape",), text)
+        yield Mix(("data.input_shape",), f"has more than {RECORD_VALUES} values; make it smaller")
     elif fleet is not None and fleet.source in SOURCES and (known := SOURCES[fleet.source]).shape:
         if shape != known.shape:
             text = f"is {list(shape)}, of {fleet.source} write input_shape: {list(known.shape)}"
@@ -200,9 +200,7 @@ def _evaluation(job: Job) -> Iterator[Mix]:
     for key in _evaluation_keys(job):
         block = key.partition(".")[0]
         if job.data.evaluation_share == 0:
-            text = (
-                f"devices keep no records apart for it; set for example 0.1, or leave {block} out"
-            )
+            text = f"devices keep no records apart for it; set for example 0.1, or drop {block}"
             yield Mix(("data.evaluation_share", key, "unsupervised.eval_type"), text)
         sums = key == "federated_evaluation" or job.cluster_every
         if sums and METHODS[job.train.method].learns_on == "nothing":
@@ -210,7 +208,7 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             yield Mix((key, "unsupervised.upload", "train.method"), text)
     federated = job.federated_evaluation
     if federated is not None and federated.alarm_rate is not None and not job.anomaly:
-        text = "is of a job that learns what is normal; leave it out"
+        text = "is of jobs that learn what is normal; drop it"
         yield Mix(("federated_evaluation.alarm_rate", "train.method"), text)
     asked = job.unsupervised
     if (job.infer_every or job.cluster_every) and asked.of_all and asked.upload != "mean":
@@ -265,8 +263,7 @@ def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     wanted, least = job.selection.devices, job.round.min_batch
     selected = None if wanted == "all" else rounded_up(wanted, job.selection.over_select)
     if selected is not None and least > selected:
-        text = f"a batch needs {least} uploads but only {selected} devices are selected; raise"
-        text += " selection.devices or lower round.min_batch"
+        text = f"a batch needs {least} uploads but only {selected} devices are selected; lower it"
         yield Mix(("round.min_batch", "selection.devices", "selection.over_select"), text)
     limit = job.privacy.max_participations
     if limit is None or limit >= job.rounds or job.round.mode == "buffered":
@@ -274,8 +271,8 @@ def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     if selected is not None and (fleet is None or selected < fleet.devices):
         return
     at = () if fleet is None else (f"{fleet.key}.devices",)
-    text = f"all devices are selected in each round, and the job would fail after round {limit};"
-    text += f" select fewer devices a round, or set at least {job.rounds}"
+    text = f"all devices are selected, so it would fail after round {limit}; set {job.rounds}, or"
+    text += " select fewer devices a round"
     yield Mix(("privacy.max_participations", "selection.devices", "train.rounds", *at), text)
 
 
@@ -306,8 +303,8 @@ def _model(job: Job) -> Iterator[Mix]:
             network.pretrained()  # whether they fit
         wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
         if wrong and not whole:
-            text = f"{wrong[0]} is a name under which no segment travels; use at most 64 small"
-            text += " letters, digits and '.', '_', '-', or set proxy.shuffle to whole"
+            text = f"{wrong[0]} is a name under which no segment travels; use 64 of a-z, 0-9, '.',"
+            text += " '_', '-' at most, or set proxy.shuffle to whole"
             yield Mix(("model.function", "model", "proxy.shuffle"), text)
     except (DataError, UsageError) as error:
         own = (error.where,) if error.where.startswith("model.") else ()
@@ -382,8 +379,8 @@ def _secure(plan: Plan) -> Iterator[Mix]:
         yield Mix(("aggregation.secure", "train.method"), f"{text} secure out")
     elif shared and not (METHODS[method].shares or (stages and stages[-1].shares)):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
-        text = f"the noise of method '{method}' cannot be shared; use {able}, or a method without"
-        text += " noise and the stage gradient_gaussian, or noise: local"
+        text = f"noise of '{method}' cannot be shared; use {able}, the stage gradient_gaussian, or"
+        text += " noise: local"
         yield Mix(("privacy.noise", "train.method", "update"), text)
     for index, (entry, stage) in enumerate(zip(job.update, stages, strict=True)):
         if stage.chooses:
@@ -397,8 +394,7 @@ def _secure(plan: Plan) -> Iterator[Mix]:
         text = "with ldp_pca each device learns in a basis of its own; use ldp_fpca"
         yield Mix(("aggregation.secure", "features"), text)
     if projection is not None and projection.noise == "wishart":
-        text = "Wishart noise has no bound that fits a sum; set noise: gaussian"
-        yield Mix(("aggregation.secure", "features"), text)
+        yield Mix(("aggregation.secure", "features"), "Wishart noise has no bound; use gaussian")
 
 
 def _groups(job: Job) -> Iterator[Mix]:
@@ -414,8 +410,7 @@ def _groups(job: Job) -> Iterator[Mix]:
         keys = ("aggregation.secure", "aggregation.name", "aggregation.groups")
         yield Mix(keys, f"{text} leave secure out")
     if groups > 1 and job.round.min_batch < 2 * groups:
-        text = f"{groups} groups of {job.round.min_batch} uploads would show a single one; set"
-        text += f" round.min_batch to at least {2 * groups}, or fewer groups"
+        text = f"would show a single upload; set round.min_batch to at least {2 * groups}"
         yield Mix(("aggregation.groups", "round.min_batch"), text)
 
 
@@ -459,10 +454,11 @@ def _own_bases(job: Job) -> Iterator[Mix]:
 
 def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
     """Budgets that no noise of this version meets."""
-    job = plan.job
-    if job.privacy.epsilon is None and _adds_noise(plan):
-        text = "is missing and has no default; set for example epsilon: 8"
-        yield Mix(("privacy.epsilon",), text)
+    job, noised = plan.job, True
+    with suppress(PrivacyError):  # of noise that cannot be made without a chosen ε
+        noised = plan.adds_noise
+    if job.privacy.epsilon is None and noised:
+        yield Mix(("privacy.epsilon",), "is missing and has no default; set for example epsilon: 8")
         return
     inferred = list(_evaluation_prices(plan))
     try:
@@ -516,29 +512,17 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
         way = "set proxy.shuffle to whole" if trains_model(method) else "use fedavg"
         text = f"'{name}' compares whole updates, but the proxy shuffles layer by layer; {way}"
         yield Mix(("aggregation.name", "proxy.shuffle"), text)
-    if plan.sets > 1:
-        if rule.least > plan.sets:
-            text = f"'{name}' needs {rule.least} means, and there are {plan.sets} groups; set at"
-            at = ("aggregation.groups", "aggregation.k", "aggregation.malicious")
-            yield Mix(at, f"{text} least {rule.least}, or ask for fewer")
-    elif rule.least > max(job.round.min_batch, most := _most_uploads(job, fleet)):
+    asked, most = job.selection.devices, math.inf if fleet is None else fleet.trainers
+    if asked != "all":
+        most = min(most, rounded_up(asked, job.selection.over_select))
+    if plan.sets > 1 and rule.least > plan.sets:
+        text = f"'{name}' needs {rule.least} means, and there are {plan.sets} groups; set at"
+        at = ("aggregation.groups", "aggregation.k", "aggregation.malicious")
+        yield Mix(at, f"{text} least {rule.least}, or ask for fewer")
+    elif plan.sets == 1 and rule.least > max(job.round.min_batch, most):
         text = f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come"
         keys = ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices")
         yield Mix(keys, f"{text}; ask for fewer, or select more devices")
-
-
-def _most_uploads(job: Job, fleet: KnownFleet | None) -> float:
-    """The most uploads that a round can have; infinite where that is for the site to say."""
-    asked = job.selection.devices
-    selected = math.inf if asked == "all" else rounded_up(asked, job.selection.over_select)
-    return selected if fleet is None else min(selected, fleet.trainers)
-
-
-def _adds_noise(plan: Plan) -> bool:
-    try:
-        return plan.adds_noise
-    except PrivacyError:
-        return True  # noise that cannot be made without a chosen ε
 
 
 def _claims(plan: Plan) -> Iterator[Mix]:

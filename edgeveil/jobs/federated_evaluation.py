@@ -8,7 +8,7 @@ made for all rounds of a phase together.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,43 +20,16 @@ from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.record_counts import RecordCounts
-from edgeveil.parts.round import (
-    EVALUATIONS,
-    TRAIN,
-    Answer,
-    Array,
-    PlannedRound,
-    SegmentSpec,
-    Tensors,
-    summed_spec,
-)
+from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
+Counts = RecordCounts | ClusterSums
 COUNTS = "counts"
 CENTROIDS = "clusters/centroids"  # of the next round: in the cloud's state, and sent out
 ABOUT = "clusters/about"  # in the state: those that the last sums are about
 _ROOM_SIGMAS = 12  # Q(12) < 2^-108: no noise of a job's uploads is ever beyond
-
-
-def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
-    """The training rounds, of `rounds`, whose model is evaluated: each `every`-th, and the last."""
-    yield from (n for n in range(1, rounds + 1) if n == rounds or (every and n % every == 0))
-
-
-def with_evaluations(
-    rounds: Sequence[PlannedRound], after: Mapping[str, Collection[int]]
-) -> tuple[PlannedRound, ...]:
-    """A method's rounds and the evaluations after training rounds (`after`: their numbers by
-    phase)."""
-    result: list[PlannedRound] = []
-    for round in rounds:
-        result.append(replace(round, index=len(result) + 1))
-        for phase in EVALUATIONS if round.phase == TRAIN else ():
-            if round.number in after.get(phase, ()):
-                result.append(PlannedRound(len(result) + 1, phase, round.number))
-    return tuple(result)
 
 
 @dataclass(frozen=True)
@@ -65,7 +38,7 @@ class FederatedEvaluation:
     `nominal_records` times what one record adds; at most `summed` uploads are in a masked sum, 0:
     each is seen."""
 
-    counts: RecordCounts
+    counts: Counts
     event: GaussianEvent | SharedGaussian
     nominal_records: int
     summed: int = 0

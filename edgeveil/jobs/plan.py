@@ -10,16 +10,9 @@ import numpy as np
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
-from edgeveil.evaluation.record_counts import RecordCounts, ScoreCounts, counts_of
+from edgeveil.evaluation.record_counts import ScoreCounts, counts_of
 from edgeveil.jobs import buffered_rounds
-from edgeveil.jobs.federated_evaluation import (
-    ABOUT,
-    CENTROIDS,
-    COUNTS,
-    FederatedEvaluation,
-    evaluation_rounds,
-    with_evaluations,
-)
+from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS, Counts, FederatedEvaluation
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.features import (
@@ -44,6 +37,7 @@ from edgeveil.parts.models.heads import (
 from edgeveil.parts.round import (
     CLUSTER,
     EVALUATE,
+    EVALUATIONS,
     TRAIN,
     Array,
     CloudMethod,
@@ -203,12 +197,23 @@ class Plan:
     @cached_property
     def all_rounds(self) -> tuple[PlannedRound, ...]:
         """The planned rounds and the evaluations that the job asks for."""
-        asked, every = self.job.federated_evaluation, self.job.cluster_every
         last = max((e.number for e in self.planned), default=0)
-        after = {CLUSTER: set(range(every, last + 1, every)) if every else set()}
-        if asked is not None:
-            after[EVALUATE] = set(evaluation_rounds(last, asked.every_rounds))
-        return with_evaluations(self.planned, after)
+        result: list[PlannedRound] = []
+        for round in self.planned:
+            result.append(replace(round, index=len(result) + 1))
+            for phase in EVALUATIONS if round.phase == TRAIN else ():
+                if self._evaluated(phase, round.number, last):
+                    result.append(PlannedRound(len(result) + 1, phase, round.number))
+        return tuple(result)
+
+    def _evaluated(self, phase: str, number: int, last: int) -> bool:
+        """Whether such an evaluation follows a training round; counts always follow the `last`."""
+        every, asked = self.job.cluster_every, self.job.federated_evaluation
+        if phase == CLUSTER:
+            return every > 0 and number % every == 0
+        if asked is None:
+            return False
+        return number == last or (asked.every_rounds > 0 and number % asked.every_rounds == 0)
 
     @property
     def of_method(self) -> tuple[PlannedRound, ...]:
@@ -224,27 +229,29 @@ class Plan:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
-        counts = counts_of(job.data.classes, job.data.target)
-        if job.anomaly:
-            counts = ScoreCounts(asked.wanted_alarm_rate)
-        return self._evaluation("evaluation counts", EVALUATE, counts, asked.epsilon)
+        data, rate = job.data, asked.wanted_alarm_rate
+        counts = ScoreCounts(rate) if job.anomaly else counts_of(data.classes, data.target)
+        return self._evaluation(EVALUATE, counts, asked.epsilon)
 
     @cached_property
     def cluster_sums(self) -> FederatedEvaluation:
-        epsilon = self.job.unsupervised.epsilon
+        epsilon, counts = self.job.unsupervised.epsilon, ClusterSums(self.job.data.classes)
         if epsilon is None or not self.job.cluster_every:
             raise UsageError("the job asks for no sums", where="unsupervised.upload")
-        counts = ClusterSums(self.job.data.classes)
-        return self._evaluation("cluster sums", CLUSTER, counts, epsilon, STEP_BITS)
+        return self._evaluation(CLUSTER, counts, epsilon, STEP_BITS)
 
     def _evaluation(
-        self, what: str, phase: str, counts: RecordCounts, epsilon: float, fine_bits: int = 0
+        self, phase: str, counts: Counts, epsilon: float, fine_bits: int = 0
     ) -> FederatedEvaluation:
-        job, times = self.job, sum(round.phase == phase for round in self.all_rounds)
-        size, delta = (counts.sensitivity_squared, counts.cells), job.privacy.delta
-        honest = honest_devices(job, sets=1)
-        event = counts_event(what, *size, epsilon, delta, max(1, times), honest, fine_bits)
-        return FederatedEvaluation(counts, event, job.data.nominal_records, self.context.summed)
+        size, delta = (counts.sensitivity_squared, counts.cells), self.job.privacy.delta
+        honest, times = honest_devices(self.job, sets=1), max(1, self._times(phase))
+        what = "cluster sums" if phase == CLUSTER else "evaluation counts"
+        event = counts_event(what, *size, epsilon, delta, times, honest, fine_bits)
+        nominal = self.job.data.nominal_records
+        return FederatedEvaluation(counts, event, nominal, self.context.summed)
+
+    def _times(self, phase: str) -> int:
+        return sum(round.phase == phase for round in self.all_rounds)
 
     @property
     def rounds(self) -> int:
@@ -347,7 +354,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the job's ε, for a person to read before it runs."""
+        """Remarks on the job's ε and noise, for a person to read before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
         both = (("training", quote.training), ("inference", quote.inference))
         found = [f"{which}: {guarantee}" for which, guarantee in both if guarantee.notes]
@@ -357,6 +364,16 @@ class Plan:
         if given is not None and not self.adds_noise:
             text = f"privacy.epsilon: {given:g} means nothing here, for training with method"
             found.append(f"{text} '{self.job.train.method}' adds no noise; leave it out")
+        asked, least = self.job.selection.devices, self.job.round.min_batch
+        uploads = asked if isinstance(asked, int) else least
+        records = uploads * self.job.data.nominal_evaluation_records
+        for phase in filter(self._times, EVALUATIONS):
+            noise = self.evaluation_of(phase).deviation(uploads)
+            found.append(
+                f"{phase} on devices, {self._times(phase)} times: in each count of {uploads:,}"
+                f" devices noise of {noise:.3g} records, beside about {records:,} in all, so that"
+                f" shares are told to ± {noise / records:.2g} or so"
+            )
         return tuple(found)
 
     @property
@@ -426,45 +443,18 @@ class Plan:
         return (*training, self.softmax_event()) if round.infer else training
 
     @property
-    def evaluation_note(self) -> str:
-        """How exact the figures on devices' own records will be, in words, or ""."""
-        told = []
-        if self.job.cluster_every:
-            told.append(self._noise_note("unsupervised", CLUSTER, "evaluation by sums"))
-        if self.job.federated_evaluation is not None:
-            told.append(self._noise_note("federated_evaluation", EVALUATE, "evaluation"))
-        return "; ".join(told)
-
-    def _noise_note(self, key: str, phase: str, what: str) -> str:
-        asked = self.job.selection.devices
-        uploads = asked if isinstance(asked, int) else self.job.round.min_batch
-        records = uploads * self.job.data.nominal_evaluation_records
-        noise = self.evaluation_of(phase).deviation(uploads)
-        times = sum(round.phase == phase for round in self.all_rounds)
-        what = what.replace("evaluation", "evaluations") if times != 1 else what
-        return (
-            f"{key}: {times} {what}; in each count of {uploads:,} devices noise of {noise:.3g}"
-            f" records, beside about {records:,} evaluation records in all, so that shares of them"
-            f" are told to ± {noise / records:.2g} or so"
-        )
-
-    @property
     def aggregation_note(self) -> str:
         """The price of a rule that draws uploads, as texts claim it, or ""."""
         rule = self.job.aggregation
         if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
             return ""
         events = (event for round in self.planned for event in self.device.price(round))
-        cost = (
-            "the uploads are noised, so to the records it costs nothing"
-            if all(event.status == "proven" for event in events)
-            else "it protects no record, and the uploads have no proven guarantee either"
-        )
-        each, total = up(rule.epsilon_3), up(rule.epsilon_3 * self.rounds)
-        return (
-            f"aggregation '{self.job.aggregation.name}' draws at ε₃ = {each} a round, {total} in"
-            f" all, as texts claim it, unproven; {cost}"
-        )
+        cost = "it protects no record, and the uploads have no proven guarantee either"
+        if all(event.status == "proven" for event in events):
+            cost = "the uploads are noised, so to the records it costs nothing"
+        text = f"aggregation '{rule.name}' draws at ε₃ = {up(rule.epsilon_3)} a round,"
+        text += f" {up(rule.epsilon_3 * self.rounds)} in all, as texts claim it, unproven;"
+        return f"{text} {cost}"
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))

@@ -140,11 +140,7 @@ class MadeUpDevice:
     """A device that trains on `records` and remembers what it sent and kept, as a real one does."""
 
     def __init__(
-        self,
-        plan: Plan,
-        records: Records,
-        processor: str,
-        random_bytes: RandomBytes = os_random,
+        self, plan: Plan, records: Records, processor: str, random_bytes: RandomBytes = os_random
     ) -> None:
         self._plan, self._records = plan, records
         self._processor, self._random_bytes = processor, random_bytes

@@ -42,13 +42,8 @@ def section(
     before: Sequence[Json | None] = (),
     after: Sequence[Json | None] = (),
 ) -> Json:
-    return {
-        "id": key,
-        "title": title,
-        "said": [one for one in before if one],
-        "parts": [one for one in parts if one],
-        "after": [one for one in after if one],
-    }
+    said, shown, behind = ([one for one in some if one] for some in (before, parts, after))
+    return {"id": key, "title": title, "said": said, "parts": shown, "after": behind}
 
 
 def series(
@@ -83,21 +78,12 @@ def lines(
     """Lines over `x`, thinned to MOST_POINTS; `low` and `high` are the y axis's ends where they are
     not the values' own."""
     picks = thinned(len(x), MOST_POINTS)
-    return {
-        "kind": "lines",
-        "label": label,
-        "x": [x[k] for k in picks],
-        "x_name": x_name,
-        "before": list(before),
-        "series": [_picked(one, picks) for one in shown],
-        "low": low,
-        "high": high,
-    }
-
-
-def _picked(one: Json, picks: Sequence[int]) -> Json:
-    lists = [key for key in ("values", "off") if key in one]
-    return one | {key: [one[key][k] for k in picks] for key in lists}
+    drawn = []
+    for one in shown:
+        lists = [key for key in ("values", "off") if key in one]
+        drawn.append(one | {key: [one[key][k] for k in picks] for key in lists})
+    axes = {"x": [x[k] for k in picks], "x_name": x_name, "low": low, "high": high}
+    return {"kind": "lines", "label": label, "before": list(before), "series": drawn, **axes}
 
 
 def table(

@@ -354,7 +354,9 @@ def _loss_step(
         one = float(e)
         spread += 2 * one * min(count, count * math.tanh(one / 2) + 9 * math.sqrt(count))
     points = SAMPLED_POINTS if sampled and not groups else POINTS
-    spread += sum(2 * _largest_loss(one) for one in sampled)
+    # Of each group a loss that is passed with chance e^-50 at most (Markov, on the moments).
+    moments = [zip(ORDERS, group.moments, strict=True) for group in sampled]
+    spread += sum(2 * min((m + LEAST_CHANCE) / order for order, m in pairs) for pairs in moments)
     # A quarter of about the standard deviation of one step's loss.
     fine = [s.probability * math.sqrt(math.expm1(min(s.mu**2, 50.0))) / 4 for s in sampled]
     step = min([spread / points, *fine])
@@ -364,12 +366,6 @@ def _loss_step(
         first = float(groups[0][0])
         step = max(first / max(1, math.floor(first / step)), step)
     return _short(step, 24)  # so that its multiples are exact in float64
-
-
-def _largest_loss(sampled: SampledSteps) -> float:
-    """A loss that is passed with chance e^-50 at most (Markov, on the moments)."""
-    pairs = zip(ORDERS, sampled.moments, strict=True)
-    return min((moment + LEAST_CHANCE) / order for order, moment in pairs)
 
 
 def _short(value: float, digits: int) -> float:

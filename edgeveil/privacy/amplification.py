@@ -44,10 +44,7 @@ def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
 
 
 def clone_delta(
-    epsilon: float,
-    local_epsilon: float,
-    counts: NDArray[np.int64],
-    chances: NDArray[np.float64],
+    epsilon: float, local_epsilon: float, counts: NDArray[np.int64], chances: NDArray[np.float64]
 ) -> float:
     """δ(ε) of P against Q, rounded up, for C = `counts` with these `chances`."""
     from scipy.special import betainc  # scipy.stats has the same tails, a second and 50 MB later

@@ -55,10 +55,8 @@ def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
     in integers. Raises `PrivacyError` if the squares could overflow."""
     steps = int(bound * 2.0**bits)
     if rows.shape[1] > LARGEST_DIMENSION or steps > 1 << 30:
-        raise PrivacyError(
-            f"{rows.shape[1]} coordinates of norm {steps} steps do not fit exact integers",
-            fix=f"at most {LARGEST_DIMENSION} coordinates and 2^30 steps",
-        )
+        what = f"{rows.shape[1]} coordinates of norm {steps} steps do not fit exact integers"
+        raise PrivacyError(what, fix=f"at most {LARGEST_DIMENSION} coordinates and 2^30 steps")
     with np.errstate(invalid="ignore"):
         whole = np.trunc(clip_rows(rows, bound) * 2.0**bits).astype(np.int64)
     within = squared_norms(whole) <= steps * steps
@@ -94,29 +92,20 @@ def exact_gram(rows: Integers) -> Int64:
 def _piece(count: int, product: int) -> int:
     """How many products, each at most `product`, a float64 holds exactly."""
     if product >= EXACT_LIMIT or count * product >= 1 << 63:
-        raise PrivacyError(
-            f"an exact sum of {count} products up to {product} overflows",
-            fix="use a coarser grid or smaller values",
-        )
+        what = f"an exact sum of {count} products up to {product} overflows"
+        raise PrivacyError(what, fix="use a coarser grid or smaller values")
     return min(EXACT_LIMIT // product - 1, LARGEST_PIECE) or 1
 
 
 def _product(left: Float64, right: Float64) -> Int64:
-    torch = _torch_with_cuda()
-    if torch is None:
+    torch = loaded_torch()  # by training code; a sum alone is no reason to load it
+    if torch is None or not torch.cuda.is_available():
         return (left @ right).astype(np.int64)
     a, b = (torch.from_numpy(np.ascontiguousarray(side)).cuda() for side in (left, right))
-    exact: Int64 = (a @ b).cpu().numpy().astype(np.int64)
-    return exact
+    return np.asarray((a @ b).cpu().numpy().astype(np.int64))
 
 
 def _largest(values: Integers) -> int:
     if not values.size:
         return 0
     return max(int(values.max()), -int(values.min()))  # exact where -128 has no opposite
-
-
-def _torch_with_cuda() -> Any:
-    """torch if some training code has already loaded it and a CUDA device is present."""
-    torch = loaded_torch()
-    return torch if torch is not None and torch.cuda.is_available() else None

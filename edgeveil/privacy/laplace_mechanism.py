@@ -147,8 +147,7 @@ def _noised(
 
 def as_probabilities(steps: Int64) -> Float64:
     """Steps of 2**-20 as float64 on that grid, exactly."""
-    found: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
-    return found
+    return np.asarray(steps.astype(np.float64) * 2.0**-SOFTMAX_BITS)
 
 
 def softmax_laplace(

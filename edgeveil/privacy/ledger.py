@@ -129,7 +129,7 @@ class Ledger:
 
     def noise_key(self) -> NoiseKey:
         """The key of this device's noise, which follows from the chain's alone."""
-        return self._chain.noise_key()
+        return self._chain.key.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
         """The quote of the *whole* job; `PrivacyError` if it does not fit what is left, or differs
@@ -254,13 +254,13 @@ class Ledger:
         """An open job's request or none, sealed for this device: `DEPOSIT_BYTES`."""
         with self._file.guard():
             entry = self._account().get(job_id)
-            return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
+            return sealed_deposit(self._chain.key.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
         """Count all that the `deposit` of a job reserved, which a copy of this device answered;
         where it cannot be read nothing is left."""
         try:
-            request = opened_deposit(self._chain.deposit_key(), deposit)
+            request = opened_deposit(self._chain.key.deposit_key(), deposit)
         except PrivacyError:
             self.count_untold()
             return

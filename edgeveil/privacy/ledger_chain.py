@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.crypto import labels
-from edgeveil.crypto.keys import DepositKey, LedgerKey, NoiseKey, read_key, write_key
+from edgeveil.crypto.keys import LedgerKey, read_key, write_key
 from edgeveil.errors import CryptoError, PrivacyError
 from edgeveil.privacy.accountant import weakest
 from edgeveil.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
@@ -179,7 +179,7 @@ def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> 
 
 
 class LedgerChain:
-    """The links of one open database, and the `accounts` that they add up to, by data set.
+    """The links of one open database, their `key`, and the `accounts` they add up to, by data set.
 
     Reading raises `PrivacyError` at the first link that this device did not write. All but `follow`
     is called inside a transaction of `file`.
@@ -197,11 +197,16 @@ class LedgerChain:
         `PrivacyError` where links have lost key or head, a key stands alone, or a table is gone."""
         self._require_tables()
         if not self._key_path.exists():
-            if self._has_links() or not create or self._begun():
+            with self._file.guard() as db:
+                linked = db.execute("SELECT 1 FROM links LIMIT 1").fetchone() is not None
+            if linked or not create or self._begun():
                 raise broken("its key is gone", self._key_path)
-            self._create()
+            # The head first, the key last: a key without a head was robbed of it by no crash.
+            self.key = LedgerKey.generate()
+            self._start().save(self._head_path)
+            self.key.save(self._key_path)
         try:
-            self._key = LedgerKey.load(self._key_path)
+            self.key = LedgerKey.load(self._key_path)
         except CryptoError as error:
             fix = error.fix if error.fix.startswith("chmod") else _FIX  # the key itself is whole
             what = f"the ledger's key cannot be used, {error.what}"
@@ -211,12 +216,6 @@ class LedgerChain:
 
     def account(self, dataset: str) -> Account:
         return self.accounts.setdefault(dataset, {})
-
-    def noise_key(self) -> NoiseKey:
-        return self._key.noise_key()
-
-    def deposit_key(self) -> DepositKey:
-        return self._key.deposit_key()
 
     def make_tables(self) -> None:
         """Make what a new ledger lacks, before `open` writes the key; beside a key or a head with
@@ -242,12 +241,6 @@ class LedgerChain:
 
     def _begun(self) -> bool:
         return self._head_path.exists() and ChainHead.load(self._head_path).number > 0
-
-    def _create(self) -> None:
-        """The head first, the key last: a key without a head was robbed of it by no crash."""
-        self._key = LedgerKey.generate()
-        self._start().save(self._head_path)
-        self._key.save(self._key_path)
 
     def _start(self) -> ChainHead:
         return ChainHead(0, self._mac(b"", 0, Change("", "opened", "")))
@@ -281,7 +274,7 @@ class LedgerChain:
         if head == self._last:
             return
         if head.number > self._last.number:
-            what = f"it ends at link {self._last.number} of {head.number}, so it is an older copy"
+            what = f"an older copy ends at link {self._last.number} of {head.number}"
             raise broken(what, self._path)
         if head != self._before:
             raise broken(f"its head, link {head.number}, is not one of its links", self._head_path)
@@ -327,11 +320,7 @@ class LedgerChain:
         text = (change.dataset, change.kind, change.job, str(change.round), change.body)
         parts = [previous, number.to_bytes(8, "big"), *(part.encode() for part in text)]
         message = labels.context(labels.LEDGER_LINK, *parts)
-        return hmac.digest(self._key.to_bytes(), message, "sha256")
-
-    def _has_links(self) -> bool:
-        with self._file.guard() as db:
-            return db.execute("SELECT 1 FROM links LIMIT 1").fetchone() is not None
+        return hmac.digest(self.key.to_bytes(), message, "sha256")
 
 
 def require_database(path: Path) -> None:

@@ -152,31 +152,26 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
     training = total([quote.training for quote in quotes])
     inference = total([quote.inference for quote in quotes])
     of_device, of_record = inference_epsilons(quotes)
-    per_job, lifetime, inferred = (
-        limits.max_epsilon_per_job,
-        limits.lifetime_epsilon,
-        limits.max_inference_epsilon,
-    )
-    of_records, record_key = limits.max_inference_record_epsilon, "max_inference_record_epsilon"
-    if of_records is None:
-        of_records, record_key = inferred, "max_inference_epsilon"
+    record_key = "max_inference_record_epsilon"
+    if limits.max_inference_record_epsilon is None:
+        record_key = "max_inference_epsilon"
     colluding, all_colluding = "max_collusion_epsilon_per_job", "lifetime_collusion_epsilon"
-    for name, asked, limit, otherwise in (
-        ("max_epsilon_per_job", priced.training.epsilon, per_job, per_job),
-        (colluding, priced.training.if_colluding, getattr(limits, colluding), per_job),
-        ("lifetime_epsilon", training.epsilon, lifetime, lifetime),
-        (all_colluding, training.if_colluding, getattr(limits, all_colluding), lifetime),
-        ("lifetime_delta", training.delta, limits.lifetime_delta, 0.0),
-        ("max_inference_epsilon", of_device, inferred, inferred),
-        (record_key, of_record, of_records, of_records),
-        (all_colluding, inference.if_colluding, getattr(limits, all_colluding), inferred),
-        ("lifetime_delta", inference.delta, limits.lifetime_delta, 0.0),
+    for name, asked, otherwise in (
+        ("max_epsilon_per_job", priced.training.epsilon, 0.0),
+        (colluding, priced.training.if_colluding, limits.max_epsilon_per_job),
+        ("lifetime_epsilon", training.epsilon, 0.0),
+        (all_colluding, training.if_colluding, limits.lifetime_epsilon),
+        ("lifetime_delta", training.delta, 0.0),
+        ("max_inference_epsilon", of_device, 0.0),
+        (record_key, of_record, 0.0),
+        (all_colluding, inference.if_colluding, limits.max_inference_epsilon),
+        ("lifetime_delta", inference.delta, 0.0),
     ):
+        limit = getattr(limits, name)
         most = otherwise if limit is None else limit
         if asked is not None and not asked <= most:  # None: noise is not shared
             what = f"it would take {up(asked, 6)}, the owner allows {most:.6g}"
-            text = f"job {request.job_id} refused: {what}"
-            raise PrivacyError(text, where=f"policy.{name}")
+            raise PrivacyError(f"job {request.job_id} refused: {what}", where=f"policy.{name}")
     return price(request.events, request.delta)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -71,38 +70,27 @@ def discrete_gaussian(
     _check_source(random_bytes)
 
     def candidates(count: int) -> Int64:
-        noise = _laplace_candidates(law.scale, count, random_bytes)
+        noise = _laplace_candidates(law[1], count, random_bytes)
         accepted: Int64 = noise[_accept(noise, law, random_bytes)]
         return accepted
 
     return _collect(shape, 1.4, candidates)
 
 
-@dataclass(frozen=True)
-class _GaussianLaw:
-    """How a discrete Gaussian is drawn from a discrete Laplace of `scale`: a candidate at `peak` is
-    kept, elsewhere by `fall`·(|x| - peak)² in the logarithm of its chance."""
-
-    variance: Fraction
-    scale: Fraction
-    peak: float
-    fall: float
-
-
 @lru_cache(maxsize=64)  # one variance serves many small draws
-def _gaussian_law(sigma_squared: Fraction | int) -> _GaussianLaw:
+def _gaussian_law(sigma_squared: Fraction | int) -> tuple[Fraction, Fraction, float, float]:
+    """(variance, scale of the Laplace noise that it is drawn from, peak, fall): a candidate at the
+    peak is kept, elsewhere by `fall`·(|x| - peak)² in the logarithm of its chance."""
     variance = Fraction(sigma_squared)
     if not 0 < variance <= LARGEST_SCALE**2:
         raise PrivacyError(f"sigma² must be in (0, 2^80] steps², got {variance}")
     scale = Fraction(math.isqrt(int(variance)) + 1)
-    return _GaussianLaw(variance, scale, float(variance / scale), -0.5 / float(variance))
+    return variance, scale, float(variance / scale), -0.5 / float(variance)
 
 
 def _check_source(random_bytes: RandomBytes) -> None:
     if isinstance(random_bytes, SampleBytes):
-        raise PrivacyError(
-            "derived noise must be bound to the sum it hides", fix="draw it by `derived.bound`"
-        )
+        raise PrivacyError("noise must be bound to the sum", fix="draw it by `derived.bound`")
 
 
 def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64]) -> Int64:
@@ -113,9 +101,7 @@ def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64
         part = draw(min(CHUNK, int(need * surplus) + 16))[:need]
         parts.append(part)
         need -= len(part)
-    if len(parts) == 1:
-        return parts[0].reshape(shape)
-    flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    flat = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
     return flat.reshape(shape)
 
 
@@ -152,16 +138,18 @@ def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
     return result
 
 
-def _accept(noise: Int64, law: _GaussianLaw, random_bytes: RandomBytes) -> NDArray[np.bool_]:
+def _accept(
+    noise: Int64, law: tuple[Fraction, Fraction, float, float], random_bytes: RandomBytes
+) -> NDArray[np.bool_]:
     """Bernoulli(exp(-γ)) for γ = (|x| - σ²/t)² / 2σ²."""
-    words = _words(len(noise), random_bytes)
-    gap = np.abs(noise).astype(np.float64) - law.peak
-    chance = np.exp(gap * gap * law.fall)
+    (variance, scale, peak, fall), words = law, _words(len(noise), random_bytes)
+    gap = np.abs(noise).astype(np.float64) - peak
+    chance = np.exp(gap * gap * fall)
     excess = words.astype(np.float64) * 2.0**-64 - chance
     accepted: NDArray[np.bool_] = excess < 0
     for i in (np.abs(excess) <= ACCEPT_MARGIN).nonzero()[0]:
-        exact_gap = abs(int(noise[i])) - law.variance / law.scale
-        gamma = exact_gap**2 / (2 * law.variance)
+        exact_gap = abs(int(noise[i])) - variance / scale
+        gamma = exact_gap**2 / (2 * variance)
         accepted[i] = LazyUniform(int(words[i]), 64, random_bytes).less_than_exp(gamma)
     return accepted
 
@@ -225,16 +213,12 @@ def exp_bracket(gamma: Fraction, bits: int) -> tuple[int, int]:
     precision = bits + GUARD_BITS
     whole, rest = divmod(gamma, 1)
     low, high = _exp_below_one(rest, precision)
-    low_e, high_e = _power(*_inverse_e(precision), int(whole), precision)
+    low_e, high_e = _power(*_exp_below_one(Fraction(1), precision), int(whole), precision)
     low, high = low * low_e >> precision, -(-high * high_e >> precision)
     return low >> GUARD_BITS, -(-high >> GUARD_BITS)
 
 
-@lru_cache(maxsize=16)
-def _inverse_e(precision: int) -> tuple[int, int]:
-    return _exp_below_one(Fraction(1), precision)
-
-
+@lru_cache(maxsize=16)  # of 1, above all
 def _exp_below_one(r: Fraction, precision: int) -> tuple[int, int]:
     """Bracket of exp(-r)·2**precision for 0 <= r <= 1, by the alternating Taylor series.
 

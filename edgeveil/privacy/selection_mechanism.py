@@ -34,8 +34,7 @@ def selection_event(
     scores in the same direction, so the scale is half. Raises `PrivacyError` for impossible values.
     """
     if not 0 < epsilon < math.inf or sensitivity_steps <= 0:
-        what = f"{what}: needs epsilon > 0 and a sensitivity > 0, got epsilon = {epsilon}"
-        raise PrivacyError(what)
+        raise PrivacyError(f"{what}: needs ε > 0 and a sensitivity > 0, got ε = {epsilon}")
     scale = Fraction(sensitivity_steps * (1 if monotonic else 2)) / Fraction(epsilon)
     return SelectionEvent(
         what=what,
@@ -57,8 +56,7 @@ def exponential_mechanism(
     """An index into `scores` (n,), P(i) ∝ exp(score_i / scale), by rejection, and its event. Raises
     `PrivacyError` if the event prices another number of candidates."""
     if scores.shape != (event.candidates,):
-        what = f"{event.what}: scores of shape {scores.shape}, priced as ({event.candidates},)"
-        raise PrivacyError(what)
+        raise PrivacyError(f"{event.what}: shape {scores.shape}, priced as ({event.candidates},)")
     random_bytes = bound(random_bytes, event, scores)
     exact = [int(score) for score in scores]  # the difference of two int64 may not be one
     best, scale = max(exact), Fraction(event.scale_numerator, event.scale_denominator)

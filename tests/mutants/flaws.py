@@ -438,7 +438,7 @@ MUTANTS = (
         name="evaluations-priced-as-one",
         decides="composition",
         where="edgeveil.jobs.plan:Plan._evaluation",
-        find="max(1, times)",
+        find="max(1, self._times(phase))",
         put="1",
         killed_by="tests/unit/edgeveil/jobs/test_cluster_sums_job.py::test_all_sums_together_cost_what_the_job_says",
     ),

@@ -419,7 +419,7 @@ def plan_of(job: str | Path | Job) -> Plan:
 
 def job_notes(plan: Plan) -> tuple[str, ...]:
     """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
-    found = [*plan.notes, *filter(None, (plan.aggregation_note, plan.evaluation_note))]
+    found = [*plan.notes, *filter(None, (plan.aggregation_note,))]
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
         found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
     return tuple(found)

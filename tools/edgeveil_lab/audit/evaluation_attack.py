@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.cluster_sums import ONE, STEP_BITS, ClusterSums
-from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
-from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits
+from edgeveil.jobs.federated_evaluation import COUNTS, Counts, FederatedEvaluation
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_summed
 from edgeveil.privacy.gaussian_mechanism import counts_event
@@ -26,7 +26,7 @@ EPSILON, DELTA = 8.0, 1e-5
 TIMES = 2  # evaluations of one job, both of which are heard
 HONEST = 4
 _RECORDS = 3  # that the device holds anyway
-_KINDS: tuple[tuple[str, RecordCounts], ...] = (
+_KINDS: tuple[tuple[str, Counts], ...] = (
     ("two classes", Confusion(2)),
     ("by class", Hits(3)),
     ("a number", Errors(TargetRange(0.0, 1.0))),
@@ -34,7 +34,7 @@ _KINDS: tuple[tuple[str, RecordCounts], ...] = (
 )
 
 
-def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _one_more(kind: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     outputs = np.zeros((_RECORDS + 1, kind.outputs))
     outputs[:, -1] = 1.0 if isinstance(kind, ClusterSums) else 1e6
     labels = np.zeros(_RECORDS + 1, np.int64)
@@ -43,7 +43,7 @@ def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return kind.of(outputs[:-1], labels[:-1]), kind.of(outputs, labels)
 
 
-def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0) -> Attack:
+def evaluation_attack(title: str, kind: Counts, runs: int, honest: int = 0) -> Attack:
     """The noised counts of all evaluations along what the record changes: a likelihood ratio."""
     fine_bits = STEP_BITS if isinstance(kind, ClusterSums) else 0
     event = counts_event(

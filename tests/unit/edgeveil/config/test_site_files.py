@@ -24,7 +24,7 @@ SITES = {
 }
 
 
-def changed(tmp_path: Path, kind: str, old: str, new: str) -> Path:
+def changed(tmp_path, kind, old, new):
     text = Path(SITES[kind][0]).read_text()
     assert old in text, old
     path = tmp_path / "site.yaml"
@@ -116,50 +116,31 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
 
 def test_a_python_source_is_two_names(tmp_path):
     path = changed(tmp_path, "edge", "source: digits ", "source: 'python: own.data:read' ")
-    path.write_text(
-        path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
-    )
+    path.write_text(path.read_text().replace("seed: 7\n", "seed: 7\n      classes: 10\n"))
     assert load_site(path).data.source == "python: own.data:read"
 
 
 OWN = "source: 'python: own.data:read' "
 
 
+IID = "partition: {kind: iid, "
+DEALT = "partition: {kind: n_class, classes_per_device: 2}"
+DIGITS = "source: digits "
+SIZED = "source: images\n    path: .\n    images: {size: [9, 9]} "
+FOLD = OWN + "\n    test_share: 0.2\n    test_fold: 5 "
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        (
-            "source: digits ",
-            OWN,
-            r"data\.shard\.partition: deals or disturbs by class.*add classes: 10",
-        ),
-        ("seed: 7\n", "seed: 7\n      classes: 10\n", r"shard\.classes: is for files of your own"),
-        (
-            "source: digits ",
-            OWN + "\n    test_records: 40",
-            r"test_records: .*write test_share: 0\.2",
-        ),
-        ("source: digits ", "source: digits\n    test_share: 0.2 ", r"test_share: is for files of"),
-        (
-            "source: digits ",
-            OWN + "\n    test_share: 0.2\n    test_fold: 5 ",
-            r"test_fold: there is no fold 5 of test_share 0\.2; count from 0",
-        ),
-        (
-            "source: digits ",
-            "source: images\n    path: .\n    images: {size: [9, 9]} ",
-            r"images: .*may not number the classes; add classes: \[cat, dog\]",
-        ),
-        (
-            "partition: {kind: n_class, classes_per_device: 2}",
-            "partition: {kind: iid, lq_user: 0.5, lq_data: 0.5, lq_range: [0, 1]}",
-            r"lq_range: is for files of your own",
-        ),
-        (
-            "partition: {kind: n_class, classes_per_device: 2}",
-            "partition: {kind: iid, lq_range: [1, 0]}",
-            r"lq_range: must be least and greatest value, got \[1\.0, 0\.0\]",
-        ),
+        (DIGITS, OWN, r"data\.shard\.partition: deals or disturbs by class.*add classes: 10"),
+        ("seed: 7\n", "seed: 7\n      classes: 10\n", r"shard\.classes: is for own files"),
+        (DIGITS, OWN + "\n    test_records: 40", r"test_records: .*write test_share: 0\.2"),
+        (DIGITS, "source: digits\n    test_share: 0.2 ", r"test_share: is for files of"),
+        (DIGITS, FOLD, r"test_fold: there is no fold 5 of test_share 0\.2; count from 0"),
+        (DIGITS, SIZED, r"images: .*may not number the classes; add classes: \[cat, dog\]"),
+        (DEALT, IID + "lq_user: 0.5, lq_data: 0.5, lq_range: [0, 1]}", "_range: is for own files"),
+        (DEALT, IID + "lq_range: [1, 0]}", r"lq_range: must be least and greatest.*\[1\.0, 0\.0\]"),
     ],
 )
 def test_what_own_records_need_and_published_ones_do_not(tmp_path, old, new, text):
@@ -227,6 +208,10 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
     assert load_site(path).edge_broker.urls == urls
 
 
+KEEP = "\n    keepalive_s: 10 "
+SECOND = "password_file: ../site/passwords/proxy-cloud\n"
+
+
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key", "what"),
     [
@@ -236,28 +221,10 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
         ("cloud", "# http_proxy: ", "http_proxy: socks5://a:1 #", "broker.http_proxy", "http://"),
         ("cloud", "# http_proxy_password", "http_proxy_password", "broker.http_proxy", "user name"),
         ("cloud", "profile: default ", "profile: aws ", "broker.profile", "aws_iot"),
-        (
-            "proxy",
-            "links: 1 ",
-            "profile: aws_iot\n    keepalive_s: 10 ",
-            "edge_broker.keepalive_s",
-            "set 30 to 1200",
-        ),
+        ("proxy", "links: 1 ", f"profile: aws_iot{KEEP}", "edge_broker.keepalive_s", "30 to 1200"),
         ("proxy", "links: 1 ", "profile: event_grid ", "limits.packet_bytes", "set 64000 or less"),
-        (
-            "proxy",
-            "password_file: ../site/passwords/proxy-cloud\n",
-            "password_file: x\n    links: 3\n",
-            "cloud_broker.links",
-            "set at most 2",
-        ),
-        (
-            "broker",
-            "websockets_port: null ",
-            "websockets_port: 1883 ",
-            "websockets_port",
-            "another",
-        ),
+        ("proxy", SECOND, "password_file: x\n    links: 3\n", "cloud_broker.links", "at most 2"),
+        ("broker", "sockets_port: null ", "sockets_port: 1883 ", "websockets_port", "another"),
     ],
 )
 def test_what_a_link_cannot_do_is_named_with_the_fix(tmp_path, kind, old, new, key, what):

@@ -87,7 +87,7 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
         (TABLE, {"label": {"column": "v", "classes": ["a"]}}, "names one class"),
         (PICTURES, {"missing": ["?"]}, "is for tables"),
         (PICTURES, {"image": {"size": [4, 6], "values": [1, 0]}}, "least and the greatest"),
-        (PICTURES, {"label": LABEL}, "pictures lie in a folder"),
+        (PICTURES, {"label": LABEL}, "not for pictures; name classes"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_place(plain, changes, why):

@@ -2,7 +2,6 @@
 there is some."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from sklearn import metrics
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ONE, SCORES, STEP, ClusterSums
 
-Array = np.ndarray[Any, Any]
 ODD = [np.nan, np.inf, -np.inf, -1e-9, 0.0, 1.5, 1e308]
 NO_LABELS = np.zeros(0, np.int64)
 

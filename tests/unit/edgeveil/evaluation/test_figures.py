@@ -114,22 +114,6 @@ def test_labels_that_are_none_of_the_classes_are_left_out():
     assert classification_figures(found, np.array([-1, 2, 9])) == {}
 
 
-def test_an_accuracy_stands_beside_always_saying_the_largest_class():
-    labels = np.array([0] * 86 + [1] * 14)
-    said = np.zeros((100, 2), np.float64)
-    said[:, 0] = 1.0
-    found = classification_figures(said, labels)
-    assert found["largest_class_rate"] == 0.86
-    assert guessing(found) == {"largest_class_rate": 0.86, "balanced_accuracy": 0.5}
-    assert guessing(guessing(found)) == guessing(found)  # as a store keeps it
-    told = leading_text("accuracy", 0.777, found)
-    assert "0.860" in told
-    assert "0.500" in told
-    better = leading_text("accuracy", 0.96, found)
-    assert "worse" in told
-    assert "worse" not in better
-
-
 def test_an_rmse_stands_beside_always_saying_the_mean():
     target = TargetRange(0.0, 10.0)
     labels = np.array([0, 4096, 8192])  # 0, 5 and 10
@@ -230,29 +214,6 @@ def test_of_one_kind_alone_there_is_no_order():
     found = anomaly_figures(np.array([1.0, 2.0]), np.array([1, 3]), alarms=True)
     assert (found["auc"], found["average_precision"], found["false_alarm_rate"]) == (None,) * 3
     assert found["detection_rate"] == 0.5
-
-
-def neighbours(seed):
-    """Outputs and labels that may hold anything, and the same without one of the records."""
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(1, 30))
-    outputs = np.exp(rng.normal(0, 30, (count, 1)))
-    odd = rng.random(count) < 0.3
-    outputs[odd, 0] = rng.choice([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e308], odd.sum())
-    labels = rng.integers(-3, 4, count)
-    left = np.delete(np.arange(count), rng.integers(count))
-    return (outputs, labels), (outputs[left], labels[left])
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_one_record_adds_one_to_one_count_at_most(seed):
-    kind = ScoreCounts(0.05)
-    (outputs, labels), fewer = neighbours(seed)
-    change = kind.of(outputs, labels) - kind.of(*fewer)
-    assert change.shape == (kind.cells,)
-    assert change.min() >= 0
-    assert change.max(initial=0) <= kind.largest
-    assert int(np.square(change).sum()) <= kind.sensitivity_squared
 
 
 def test_a_record_counts_by_its_score_and_its_label():

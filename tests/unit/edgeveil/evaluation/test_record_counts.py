@@ -8,10 +8,10 @@ from sklearn import metrics
 
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.figures import federated_text
-from edgeveil.evaluation.record_counts import Confusion, Errors, Hits
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, ScoreCounts
 
 RANGE = TargetRange(-50.0, 150.0)
-KINDS = [Confusion(3), Confusion(20), Hits(3), Hits(40), Errors(RANGE)]
+KINDS = [Confusion(3), Confusion(20), Hits(3), Hits(40), Errors(RANGE), ScoreCounts(0.05)]
 ODD = [np.nan, np.inf, -np.inf, 0.0, 1e308, -1e308]
 
 

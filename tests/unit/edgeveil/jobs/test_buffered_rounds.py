@@ -1,7 +1,5 @@
 """Buffered rounds: what late updates weigh, when a round closes, which jobs cannot have them."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgeveil.config.base import ImpossibleMixError
@@ -70,6 +68,16 @@ def test_a_fast_box_has_a_time_of_its_own():
     assert own_budget_s(Round(budget_s=20, deadline_s=60), 3.0, 0.75) == 20.0
 
 
+ENCRYPT = {"laplace_eval": {"laplace_eval_eps": 1}}
+INFERRING = {"unsupervised": {"every_rounds": 2}, "encrypt": ENCRYPT}
+SUMS = {"model": None, "features": ({"name": "identity"},), "train": {"method": "fm"}}
+PARALLEL = {
+    "train": {"method": "sgd"},
+    "update": ({"name": "ldp_fl", "composition": "parallel"},),
+    "privacy": {"epsilon": 2.0, "accept_unproven": True},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "why"),
     [
@@ -78,28 +86,9 @@ def test_a_fast_box_has_a_time_of_its_own():
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),
         ({"aggregation": {"name": "median"}}, "round.mode", "'median' would take"),
-        (
-            {
-                "unsupervised": {"every_rounds": 2},
-                "encrypt": {"laplace_eval": {"laplace_eval_eps": 1}},
-            },
-            "round.mode",
-            "would be told by that",
-        ),
-        (
-            {"model": None, "features": ({"name": "identity"},), "train": {"method": "fm"}},
-            "round.mode",
-            "no change of a model",
-        ),
-        (
-            {
-                "train": {"method": "sgd"},
-                "update": ({"name": "ldp_fl", "composition": "parallel"},),
-                "privacy": {"epsilon": 2.0, "accept_unproven": True},
-            },
-            "round.mode",
-            "late ones are weighed",
-        ),
+        (INFERRING, "round.mode", "would be told by that"),
+        (SUMS, "round.mode", "no change of a model"),
+        (PARALLEL, "round.mode", "late ones are weighed"),
     ],
 )
 def test_what_cannot_be_buffered_is_refused_by_its_key(changes, key, why):

@@ -1,9 +1,5 @@
 """Cluster scores from sums in a job's plan: where they stand, their price, who cannot ask."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,7 +8,6 @@ from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ONE
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS
-from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.privacy.events import event_from_dict, to_dict
@@ -21,7 +16,7 @@ from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_cloud.evaluation import cluster_figures
 
 ASKED = {"upload": "sums", "epsilon": 1.0, "every_rounds": 2}
-PLAIN: dict[str, Any] = {
+PLAIN = {
     "job": "clustered",
     "data": {"source": "s", "classes": 3, "input_shape": (5,), "nominal_records": 40},
     "features": ({"name": "identity"},),
@@ -33,19 +28,19 @@ SECURE = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devi
 BOTH = {"federated_evaluation": {"epsilon": 1.0, "every_rounds": 4}}
 
 
-def plan_of(**changes: Any) -> Plan:
+def plan_of(**changes):
     return compile_job(Job.model_validate({**PLAIN, **changes}))
 
 
-def asking(**changes: Any) -> dict[str, Any]:
+def asking(**changes):
     return {"unsupervised": {**ASKED, **changes}}
 
 
-def at(plan: Plan, phase: str) -> list[int]:
+def at(plan, phase):
     return [e.number for e in plan.all_rounds if e.phase == phase]
 
 
-def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it() -> None:
+def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it():
     plan = plan_of()
     assert at(plan, CLUSTER) == [2, 4, 6]
     assert at(plan_of(**asking(every_rounds=4)), CLUSTER) == [4]
@@ -55,7 +50,7 @@ def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it() -> N
     assert at(plan_of(**asking(eval_type="NOT_EVAL")), CLUSTER) == []
 
 
-def test_both_kinds_of_evaluation_stand_after_one_round_counts_last() -> None:
+def test_both_kinds_of_evaluation_stand_after_one_round_counts_last():
     plan = plan_of(**BOTH)
     assert [(e.phase, e.number) for e in plan.all_rounds if e.evaluates] == [
         *((CLUSTER, 2), (CLUSTER, 4), (EVALUATE, 4), (CLUSTER, 6), (EVALUATE, 6))
@@ -67,7 +62,7 @@ def test_both_kinds_of_evaluation_stand_after_one_round_counts_last() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 6])
-def test_all_sums_together_cost_what_the_job_says(every: int) -> None:
+def test_all_sums_together_cost_what_the_job_says(every):
     plan = plan_of(**asking(every_rounds=every))
     quote = plan.quote()
     assert 0.99 < quote.inference.epsilon <= 1
@@ -78,17 +73,17 @@ def test_all_sums_together_cost_what_the_job_says(every: int) -> None:
     assert event_from_dict(to_dict(plan.cluster_sums.event)) == plan.cluster_sums.event
 
 
-def test_the_event_covers_what_one_record_adds() -> None:
+def test_the_event_covers_what_one_record_adds():
     for changes in ({}, SECURE, {"data": {**PLAIN["data"], "classes": 40}}):
         own = plan_of(**changes).cluster_sums
-        steps = own.event.sensitivity_steps  # type: ignore[union-attr]
-        wanted = own.counts.sensitivity_squared << 2 * own.event.grid_bits  # type: ignore[union-attr]
+        steps = own.event.sensitivity_steps
+        wanted = own.counts.sensitivity_squared << 2 * own.event.grid_bits
         assert (steps - 1) ** 2 < wanted <= steps**2
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 24.0])
 @pytest.mark.parametrize("devices", [20, 16_000])
-def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> None:
+def test_sums_fit_their_ring_at_every_epsilon(epsilon, devices):
     """16,000 devices with local noise each: the most that a job may sum."""
     changes = {**SECURE, "selection": {"devices": devices}, **asking(epsilon=epsilon)}
     plan = plan_of(**changes)
@@ -101,7 +96,7 @@ def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> N
     assert int(np.abs(noised).max()) * devices < 2 ** (group.bits - 1)
 
 
-def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums() -> None:
+def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums():
     plan = plan_of(**asking(epsilon=30))
     first, second = [e for e in plan.all_rounds if e.phase == CLUSTER][:2]
     train = next(e for e in plan.all_rounds if e.number == 3 and not e.evaluates)
@@ -128,7 +123,7 @@ def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums() -> 
 
 
 @pytest.mark.parametrize("tensors", [{}, {CENTROIDS: np.eye(3)}], ids=["none", "floats"])
-def test_a_device_answers_no_package_without_sound_centroids(tensors: dict[str, Any]) -> None:
+def test_a_device_answers_no_package_without_sound_centroids(tensors):
     with pytest.raises(ProtocolError):
         plan_of().cluster_sums.about(tensors)
 
@@ -150,7 +145,7 @@ def test_a_device_answers_no_package_without_sound_centroids(tensors: dict[str, 
         ({"train": {"method": "pca_residual"}}, "unsupervised.eval_type", "what is normal"),
     ],
 )
-def test_impossible_jobs_are_refused_by_name(changes: dict[str, Any], key: str, what: str) -> None:
+def test_impossible_jobs_are_refused_by_name(changes, key, what):
     with pytest.raises(ImpossibleMixError) as caught:
         plan_of(**changes)
     assert any(key in mix.paths and what in mix.text for mix in caught.value.mixes), [

@@ -1,7 +1,5 @@
 """YAML and JSON that would cost a reader memory: refused with a line and a fix, at a low price."""
 
-from __future__ import annotations
-
 import tracemalloc
 from itertools import pairwise
 

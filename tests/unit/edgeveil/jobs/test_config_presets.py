@@ -15,11 +15,11 @@ privacy: {{accept_unproven: true}}
 """
 
 
-def job(name: str, more: str = ""):
+def job(name, more=""):
     return parse_job(HEAD.format(name=name) + more)
 
 
-def problems(name: str, more: str = "", head: str = HEAD) -> list[str]:
+def problems(name, more="", head=HEAD):
     with pytest.raises(ConfigError) as error:
         parse_job(head.format(name=name) + more, "x.yaml")
     return error.value.problems
@@ -95,13 +95,6 @@ def test_what_the_file_says_comes_first():
     assert (found.train.rounds, found.train.method) == (3, "fm_paper")
     assert (found.aggregation.name, found.aggregation.k) == ("min_divergence", 7)
     assert [entry.name for entry in found.features] == ["gabor"]
-
-
-def test_a_preset_is_no_part_of_the_job():
-    with_preset = job("fedavg")
-    written = with_preset.canonical()
-    assert b"preset" not in written
-    assert type(with_preset).from_canonical(written) == with_preset
 
 
 def test_an_unknown_preset_suggests_the_nearest_and_hides_nothing_behind_it():

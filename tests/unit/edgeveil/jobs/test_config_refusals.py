@@ -24,6 +24,12 @@ LOCAL_PCA, LDP_PCA = (
     f"features: [{{name: identity}}, {{name: {n}}}]\n" for n in ("local_pca", "ldp_pca")
 )
 LAPLACE = "train: {method: fm, rounds: 2, noise: laplace}\n"
+NINE, OF_55 = "selection: {devices: 9}\n", "selection: {devices: 50, over_select: 1.1}\n"
+TOP, GAUSSIAN = "{name: upload_top_k}", "{name: gradient_gaussian}"
+FEW = "privacy: {epsilon: 8, max_participations: 9}\n"
+WISHART = PCA.replace("0.5", "0.5, noise: wishart")
+PARTITION, EACH = "local_run.partition", "classes_per_device: "
+DELM, EVALUATED = "preset: delm_enhanced\n", "federated_evaluation: {epsilon: 1}\n"
 
 
 def run(devices=20, **more):
@@ -41,28 +47,13 @@ def rule(name, **more):
     [
         # more uploads than come
         ("aggregation.k: .* needs 21 .* 20", TRAINED + rule("min_divergence", k=21) + run()),
-        (
-            "aggregation.k: .* needs 10 .* 9",
-            TRAINED + WHOLE + "selection: {devices: 9}\n" + rule("secprobe", k=10),
-        ),
+        ("aggregation.k: .* needs 10 .* 9", TRAINED + WHOLE + NINE + rule("secprobe", k=10)),
         ("aggregation.k: .* 21 up", TRAINED + WHOLE + rule("krum", k=18, malicious=3) + run()),
         ("aggregation.malicious: .* 21 up", TRAINED + WHOLE + rule("krum", malicious=9) + run()),
-        (
-            "aggregation.k: .* needs 20 .* 19",
-            TRAINED + rule("min_divergence", k=20) + run(infer_only=1),
-        ),
+        ("aggregation.k: .* 20 .* 19", TRAINED + rule("min_divergence", k=20) + run(infer_only=1)),
         ("round.min_batch: a batch needs 21", TRAINED + "round: {min_batch: 21}\n" + run()),
-        (
-            "round.min_batch: .* 56 .* only 55",
-            TRAINED + "selection: {devices: 50, over_select: 1.1}\nround: {min_batch: 56}\n",
-        ),
-        (
-            "aggregation.k: .* needs 56 .* 55",
-            TRAINED
-            + WHOLE
-            + "selection: {devices: 50, over_select: 1.1}\n"
-            + rule("secprobe", k=56),
-        ),
+        ("round.min_batch: .* 56 .* only 55", TRAINED + OF_55 + "round: {min_batch: 56}\n"),
+        ("aggregation.k: .* needs 56 .* 55", TRAINED + WHOLE + OF_55 + rule("secprobe", k=56)),
         ("local_run.test_records", TRAINED + WHOLE + rule("secprobe", k=5) + run(test_records=100)),
         # rules and what they see
         ("aggregation.name: .* layer by layer", TRAINED + rule("krum")),
@@ -73,7 +64,7 @@ def rule(name, **more):
         ("aggregation.share", TRAINED + rule("trimmed_mean", share=0.5)),
         # methods and models
         ("model", SUMMED + MLP),
-        ("update", SUMMED + "update: [{name: upload_top_k}]\n"),
+        ("update", SUMMED + f"update: [{TOP}]\n"),
         ("train.method", OPEN + SGD),
         ("train.method", CLOSED + FM),
         ("features: a PCA", TRAINED + PCA),
@@ -83,43 +74,28 @@ def rule(name, **more):
         ("train: no guarantee is proven", CLOSED + MLP + SGD),
         (
             r"update\[0\]: 'upload_top_k' chooses",
-            CLOSED + MLP + SGD + "update: [{name: upload_top_k}, {name: gradient_gaussian}]\n",
+            CLOSED + MLP + SGD + f"update: [{TOP}, {GAUSSIAN}]\n",
         ),
-        ("update: .* of its own", CLOSED + MLP + DP_SGD + "update: [{name: gradient_gaussian}]\n"),
+        ("update: .* of its own", CLOSED + MLP + DP_SGD + f"update: [{GAUSSIAN}]\n"),
         ("features: no guarantee is proven", CLOSED + IDENTITY + FM_PAPER),
         ("privacy.delta: .* nobody", "privacy: {epsilon: 8, delta: 0.1}\n" + FM + IDENTITY),
         ("privacy.epsilon", "privacy: {epsilon: 1.0e-9}\n" + FM + IDENTITY),
-        (
-            "features: no guarantee is proven",
-            CLOSED + FM + PCA.replace("0.5", "0.5, noise: wishart"),
-        ),
+        ("features: no guarantee is proven", CLOSED + FM + WISHART),
         ("features: no guarantee is proven", CLOSED + FM + LOCAL_PCA),
-        (
-            "federated_evaluation: .* no basis",
-            OPEN + FM + LOCAL_PCA + "federated_evaluation: {epsilon: 1}\n",
-        ),
-        ("selection.devices: .* first answer", CLOSED + FM + LDP_PCA + "selection: {devices: 7}\n"),
+        ("federated_evaluation: .* no basis", OPEN + FM + LOCAL_PCA + EVALUATED),
+        ("selection.devices: .* first answer", CLOSED + FM + LDP_PCA + NINE),
         ("privacy.epsilon: .* cannot be met", "privacy: {epsilon: 0.00001}\n" + LAPLACE + IDENTITY),
-        (
-            "privacy.max_participations: 9 is more",
-            "privacy: {epsilon: 8, max_participations: 9}\n" + FM + IDENTITY,
-        ),
+        ("privacy.max_participations: 9 is more", FEW + FM + IDENTITY),
         # the fleet
         (
-            "local_run.partition.classes_per_device: 11",
-            TRAINED + run(partition="{kind: n_class, classes_per_device: 11}"),
+            f"{PARTITION}.classes_per_device: 11",
+            TRAINED + run(partition=f"{{kind: n_class, {EACH}11}}"),
         ),
         ("local_run.partition.lq_user", TRAINED + run(partition="{lq_user: 0.3}")),
-        (
-            "local_run.partition.classes_per_device",
-            TRAINED + run(partition="{kind: iid, classes_per_device: 1}"),
-        ),
+        (f"{PARTITION}.classes_per_device", TRAINED + run(partition=f"{{kind: iid, {EACH}1}}")),
         ("local_run.partition.alpha", TRAINED + run(partition="{kind: n_class, alpha: 0.1}")),
-        ("features: no guarantee is proven", "preset: delm_enhanced\n"),
-        (
-            "aggregation.k: .* needs 50 .* 20",
-            "preset: delm_enhanced\nprivacy: {accept_unproven: true}\n" + run(),
-        ),
+        ("features: no guarantee is proven", DELM),
+        ("aggregation.k: .* needs 50 .* 20", DELM + "privacy: {accept_unproven: true}\n" + run()),
     ],
 )
 def test_what_cannot_work_is_refused_with_file_line_key_and_reason(tmp_path, text, said):

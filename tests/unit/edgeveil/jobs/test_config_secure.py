@@ -1,7 +1,5 @@
 """Jobs that sum under masks: what cannot be summed so is refused at load, with a way out."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgeveil.errors import ConfigError
@@ -24,7 +22,7 @@ unsupervised: {{{evaluated}}}
 """
 
 
-def job(**changes: object) -> Job:
+def job(**changes):
     plain = {
         "records": 64,
         "features": "[{name: identity}]",
@@ -39,7 +37,7 @@ def job(**changes: object) -> Job:
     return parse_job(JOB.format(**(plain | changes)))
 
 
-def pca(more: str) -> str:
+def pca(more):
     return f"[{{name: identity}}, {{{more}}}]"
 
 
@@ -55,7 +53,7 @@ def pca(more: str) -> str:
         {"more": "proxy: {shuffle: none}"},
     ],
 )
-def test_what_fits_loads_and_travels(changes: dict[str, object]) -> None:
+def test_what_fits_loads_and_travels(changes):
     made = job(**changes)
     assert made.aggregation.secure
     assert Job.from_canonical(made.canonical()) == made
@@ -73,7 +71,7 @@ BATCH = "round: {min_batch: 20}"
         "{name: trimmed_mean, secure: true, groups: 10, share: 0.2}",
     ],
 )
-def test_rules_that_compare_look_at_the_means_of_groups(rule: str) -> None:
+def test_rules_that_compare_look_at_the_means_of_groups(rule):
     made = job(rule=rule, more=BATCH, privacy=", noise: shared, honest_share: 1.0")
     assert Job.from_canonical(made.canonical()) == made
     plan = compile_job(made)
@@ -91,12 +89,12 @@ def test_rules_that_compare_look_at_the_means_of_groups(rule: str) -> None:
         ("{name: median, secure: true, groups: 65}", BATCH, "must be in"),
     ],
 )
-def test_groups_of_no_use_or_too_small_are_refused(rule: str, more: str, why: str) -> None:
+def test_groups_of_no_use_or_too_small_are_refused(rule, more, why):
     with pytest.raises(ConfigError, match=why):
         job(rule=rule, more=more)
 
 
-def of_a_model(update: str, **changes: object) -> Job:
+def of_a_model(update, **changes):
     """A job that trains a whole model."""
     train = changes.pop("train", "{method: sgd, rounds: 2}")
     more = f"model: {{name: mlp, hidden: []}}\nupdate: {update}"
@@ -104,14 +102,14 @@ def of_a_model(update: str, **changes: object) -> Job:
 
 
 @pytest.mark.parametrize("more", ["", ", noise: shared"])
-def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more: str) -> None:
+def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more):
     plan = compile_job(of_a_model("[{name: gradient_gaussian}]", privacy=more))
     (train, *_) = plan.planned
     assert len(plan.masked(train)) == len(plan.segments(train)) == 2  # weight and bias
     assert (plan.quote().training.if_colluding is not None) == bool(more)
 
 
-def test_a_clip_norm_moves_in_secure_sums_alone() -> None:
+def test_a_clip_norm_moves_in_secure_sums_alone():
     stages = "[{name: gradient_gaussian, quantile: 0.5}]"
     assert compile_job(of_a_model(stages)).context.stages[0].clip is not None
     with pytest.raises(ConfigError, match="follows a sum of the devices' bits") as caught:
@@ -119,6 +117,7 @@ def test_a_clip_norm_moves_in_secure_sums_alone() -> None:
     assert "update[0].quantile: " in str(caught.value)
 
 
+GAUSSIAN, PARTICLES = "{name: gradient_gaussian}", "{method: pso_dp_fl, rounds: 2}"
 UNPROVEN = {"privacy": ", accept_unproven: true"}
 SHARED = {"privacy": ", noise: shared, accept_unproven: true"}
 
@@ -129,23 +128,15 @@ SHARED = {"privacy": ", noise: shared, accept_unproven: true"}
         (job, {"rule": "{name: median, secure: true}"}, "'median' looks at single ones"),
         (job, {"rule": "{name: krum, secure: true}"}, "'krum' looks at single ones"),
         (job, {"train": "{method: fm_paper, rounds: 2}", **UNPROVEN}, "secure: .* no sum of integ"),
-        (
-            of_a_model,
-            {"update": "[{name: gradient_gaussian}, {name: upload_top_k}]"},
-            "'upload_top",
-        ),
+        (of_a_model, {"update": f"[{GAUSSIAN}, {{name: upload_top_k}}]"}, "'upload_top"),
         (of_a_model, {"update": "[]", **SHARED}, "cannot be shared"),
-        (
-            of_a_model,
-            {"update": "[]", "train": "{method: pso_dp_fl, rounds: 2}", **SHARED},
-            "cannot be shared",
-        ),
+        (of_a_model, {"update": "[]", "train": PARTICLES, **SHARED}, "cannot be shared"),
         (of_a_model, {"update": "[{name: ldp_fl, composition: parallel}]", **SHARED}, "be shared"),
         (job, {"features": pca("name: ldp_pca"), "devices": "all"}, "secure: with ldp_pca"),
         (job, {"features": pca("name: ldp_fpca, noise: wishart"), **UNPROVEN}, "Wishart noise has"),
     ],
 )
-def test_what_cannot_be_summed_is_refused_with_its_way_out(made, changes, said) -> None:
+def test_what_cannot_be_summed_is_refused_with_its_way_out(made, changes, said):
     with pytest.raises(ConfigError, match=said):
         made(**changes)
 
@@ -159,13 +150,13 @@ def test_what_cannot_be_summed_is_refused_with_its_way_out(made, changes, said) 
     ],
     ids=["all", "epsilon", "devices"],
 )
-def test_sums_that_no_ring_holds_are_refused_with_every_way_out(changes: dict[str, object]) -> None:
+def test_sums_that_no_ring_holds_are_refused_with_every_way_out(changes):
     with pytest.raises(ConfigError) as caught:
         job(**changes)
     assert "aggregation.secure: the devices' sums do not fit the largest ring" in str(caught.value)
 
 
-def test_the_most_that_is_summed_is_what_is_selected() -> None:
+def test_the_most_that_is_summed_is_what_is_selected():
     assert summands(job()) == 20
     more = job(devices="10, over_select: 1.25")
     assert summands(more) == 13
@@ -173,28 +164,28 @@ def test_the_most_that_is_summed_is_what_is_selected() -> None:
     assert summands(job(devices="all", records=16)) == MOST_SUMMED
 
 
-def test_laplace_noise_of_sums_has_the_room_that_a_job_needs() -> None:
+def test_laplace_noise_of_sums_has_the_room_that_a_job_needs():
     plan = compile_job(job(train="{method: fm, noise: laplace}", epsilon=8))
     for round in plan.planned:
         (event,), (spec,) = plan.device.price(round), plan.segments(round)
         assert isinstance(event, LaplaceEvent)
         assert 20 * noise_room(event) < 2 ** (spec.bits - 1)
-        records = plan.device.budget.room(round.phase, 64)  # type: ignore[attr-defined]
-        largest = plan.device.budget.largest(round.phase, 64)  # type: ignore[attr-defined]
+        records = plan.device.budget.room(round.phase, 64)
+        largest = plan.device.budget.largest(round.phase, 64)
         assert largest == records + noise_room(event)
 
 
 # --- inferences in the sum ---
 
 
-def evaluated(asked: str = "", encrypt: str = "20", **changes: object) -> Job:
+def evaluated(asked="", encrypt="20", **changes):
     """A job that asks for the mean of all devices' inferences."""
     wanted = f"every_rounds: 2, eval_type: MEAN_SOFTMAX{asked}"
     more = f"encrypt: {{laplace_eval: {{laplace_eval_eps: {encrypt}}}}}"
     return job(evaluated=wanted, more=more, **changes)
 
 
-def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
+def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not():
     plan = compile_job(evaluated())
     inferring = [round for round in plan.planned if round.infer]
     assert inferring
@@ -216,12 +207,12 @@ def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
     assert "not under masks: clusters need each" in sight.cloud
 
 
-def test_rows_have_no_mean_of_devices() -> None:
+def test_rows_have_no_mean_of_devices():
     with pytest.raises(ConfigError, match=r"unsupervised\.eval_type: MEAN_SOFTMAX is"):
         evaluated(", upload: per_sample")
 
 
-def test_noise_of_inferences_that_no_ring_holds_is_refused_with_its_own_way_out() -> None:
+def test_noise_of_inferences_that_no_ring_holds_is_refused_with_its_own_way_out():
     with pytest.raises(ConfigError) as caught:
         evaluated(encrypt="1.0e-5", devices="all", records=16)
     said = str(caught.value)

@@ -44,36 +44,25 @@ def test_a_device_s_segments_count_together():
     assert many.epsilon == pytest.approx(few.epsilon, rel=1e-6)
 
 
+OPEN = {"epsilon": 2.0, "accept_unproven": True}
+NONE = {"every_rounds": 0}
+ROWS = {"every_rounds": 1, "upload": "per_sample"}
+NOISE = ({"name": "gradient_gaussian"},)
+RAW = {"privacy_eval_type": "NOT_ENCRYPT"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"proxy": {"shuffle": "none"}},
-        {  # a late update is weighed: it hides among the late ones alone
-            "round": {"min_batch": 1000, "mode": "buffered"},
-            "unsupervised": {"every_rounds": 0},
-        },
-        {  # what stays on a device follows from its own upload: the next one is told by it
-            "update": (TWO, {"name": "stc", "share": 0.5}),
-            "unsupervised": {"every_rounds": 0},
-        },
+        # a late update is weighed: it hides among the late ones alone
+        {"round": {"min_batch": 1000, "mode": "buffered"}, "unsupervised": NONE},
+        # what stays on a device follows from its own upload: the next one is told by it
+        {"update": (TWO, {"name": "stc", "share": 0.5}), "unsupervised": NONE},
         {"round": {"min_batch": 5}},
-        {
-            "update": ({"name": "gradient_gaussian"},),
-            "encrypt": {
-                "privacy_eval_type": "NOT_ENCRYPT",
-            },
-            "privacy": {"epsilon": 2.0, "accept_unproven": True},
-        },
-        {
-            "update": ({**TWO, "composition": "parallel"},),
-            "privacy": {"epsilon": 2.0, "accept_unproven": True},
-            "unsupervised": {"every_rounds": 1, "upload": "per_sample"},
-        },
-        {
-            "update": (),
-            "privacy": {"epsilon": 2.0, "accept_unproven": True},
-            "unsupervised": {"every_rounds": 0},
-        },
+        {"update": NOISE, "encrypt": RAW, "privacy": OPEN},
+        {"update": ({**TWO, "composition": "parallel"},), "privacy": OPEN, "unsupervised": ROWS},
+        {"update": (), "privacy": OPEN, "unsupervised": NONE},
     ],
 )
 def test_no_credit_where_a_condition_fails(changes):
@@ -81,8 +70,8 @@ def test_no_credit_where_a_condition_fails(changes):
 
 
 def test_each_kind_is_judged_alone():
-    assert set(credits_of(update=({"name": "gradient_gaussian"},))) == {"infer"}
-    assert set(credits_of(unsupervised={"every_rounds": 1, "upload": "per_sample"})) == {"train"}
+    assert set(credits_of(update=NOISE)) == {"infer"}
+    assert set(credits_of(unsupervised=ROWS)) == {"train"}
 
 
 def test_one_sum_under_masks_keeps_the_credit_and_sums_of_groups_earn_none():

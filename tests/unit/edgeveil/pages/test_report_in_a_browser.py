@@ -132,32 +132,6 @@ def test_every_chart_has_its_values_as_a_table(chromium, page):
     assert rows.splitlines()[0].split() == ["1", "0.400", "0.900", "0.002"]
 
 
-def test_colours_follow_a_change_of_scheme(chromium, page):
-    chromium.open(page, DESK)
-    chromium.wait("document.querySelector('#accuracy canvas')")
-    pixel = """
-        const canvas = document.querySelector('#accuracy canvas');
-        const seen = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-        const found = new Set();
-        for (let k = 0; k < seen.length; k += 4)
-          if (seen[k + 3] === 255) found.add([seen[k], seen[k + 1], seen[k + 2]].join());
-        return [...found];
-    """
-    assert "0,114,178" in chromium.run(pixel)
-    features = [{"name": "prefers-color-scheme", "value": "dark"}]
-    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    chromium.wait(f"(() => {{ {pixel} }})().includes('63,144,214')")
-
-
-def test_charts_are_drawn_anew_when_their_box_changes(chromium, page):
-    chromium.open(page, DESK)
-    width = "document.querySelector('#accuracy canvas').getBoundingClientRect().width"
-    wide = chromium.wait(f"document.querySelector('#accuracy canvas') && {width}")
-    chromium.resize(PHONE)
-    chromium.wait(f"{width} < 390")
-    assert wide > 900
-
-
 def test_a_hostile_name_stays_text(chromium, tmp_path):
     view = whole_view(name=HOSTILE, held=False)
     view["lines"].append({"text": HOSTILE, "tone": "bad"})
@@ -194,16 +168,3 @@ def test_an_update_draws_only_what_changed(chromium, tmp_path):
     chromium.run("window.shown.update(arguments[0])", gone)
     assert chromium.run("return document.querySelector('#held')") is None
     assert chromium.wrong() == []
-
-
-def test_rows_past_the_first_are_there_when_asked_for(chromium, tmp_path):
-    (tmp_path / "report.html").write_text(frozen(whole_view(60, held=False)), "utf-8")
-    chromium.open((tmp_path / "report.html").as_uri())
-    rows = "document.querySelectorAll('#rounds tbody tr').length"
-    assert chromium.wait(rows) == 25
-    chromium.run("document.querySelector('#rounds button').click()")
-    assert chromium.run(f"return {rows}") == 61
-    events = "document.querySelectorAll('#events li').length"
-    before = chromium.run(f"return {events}")
-    chromium.run("document.querySelector('#events button').click()")
-    assert chromium.run(f"return {events}") == before + 50

@@ -85,11 +85,6 @@ def test_the_discreteness_of_the_noise_costs():
     assert epsilon([coarse], 1e-3).epsilon > epsilon([fine], 1e-3).epsilon
 
 
-def test_noise_on_a_coarse_grid_is_not_priced():
-    with pytest.raises(PrivacyError, match="too coarse"):
-        epsilon([gaussian_event("c", 2**12, 1.0, 10, grid_bits=12)], 1e-5)
-
-
 def test_units_are_not_mixed():
     device = UnprotectedEvent(what="u", unit="device")
     with pytest.raises(PrivacyError, match="units"):

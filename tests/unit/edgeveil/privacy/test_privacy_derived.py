@@ -25,10 +25,7 @@ from edgeveil.privacy.gaussian_mechanism import (
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event, softmax_laplace
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
-from edgeveil.privacy.selection_mechanism import (
-    exponential_mechanism,
-    selection_event,
-)
+from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
 KEY = NoiseKey.from_bytes(bytes(range(32)))
 QUESTION = Question("pictures", "4a" * 16, 3, bytes(32))

@@ -1,9 +1,5 @@
 """What a copy of the device answered counts in its ledger, by what came with the answers."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES, LedgerKey
@@ -20,36 +16,36 @@ WIDE = Limits(20, 50, 1e-4, 100)
 KEY = LedgerKey.generate().deposit_key()
 
 
-def request(job: str, rounds: int = 3) -> JobRequest:
+def request(job, rounds=3):
     return JobRequest(job, 1e-5, (*[LINEAR] * rounds, SOFTMAX))
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "ledger.sqlite"
 
 
 @pytest.fixture
-def ledger(path: Path):
+def ledger(path):
     ledger = Ledger(path, "digits")
     yield ledger
     ledger.close()
 
 
-def answered(ledger: Ledger, job: str) -> bytes:
+def answered(ledger, job):
     """One answer of a job, and its deposit."""
     ledger.open_job(request(job), WIDE)
     ledger.commit(job, 1, [LINEAR], b"noised")
     return ledger.deposit(job)
 
 
-def test_a_deposit_looks_the_same_whatever_it_holds(ledger: Ledger) -> None:
+def test_a_deposit_looks_the_same_whatever_it_holds(ledger):
     sizes = {len(answered(ledger, "j1")), len(ledger.deposit()), len(ledger.deposit("unknown"))}
     assert sizes == {DEPOSIT_BYTES}
     assert ledger.deposit("j1") != ledger.deposit("j1")
 
 
-def test_only_the_same_ledger_reads_it() -> None:
+def test_only_the_same_ledger_reads_it():
     deposit = sealed_deposit(KEY, request("j1"))
     assert opened_deposit(KEY, deposit) == request("j1")
     assert opened_deposit(KEY, sealed_deposit(KEY, None)) is None
@@ -59,7 +55,7 @@ def test_only_the_same_ledger_reads_it() -> None:
             opened_deposit(key, said)
 
 
-def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten() -> None:
+def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten():
     events = tuple(UnprotectedEvent(what=f"{n:x}" * 9, unit="record") for n in range(4000))
     deposit = sealed_deposit(KEY, JobRequest("j1", 1e-5, events))
     assert len(deposit) == DEPOSIT_BYTES
@@ -67,10 +63,8 @@ def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten() -> None:
         opened_deposit(KEY, deposit)
 
 
-def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(
-    ledger: Ledger, path: Path
-) -> None:
-    deposit = sealed_deposit(ledger._chain.deposit_key(), request("elsewhere"))
+def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(ledger, path):
+    deposit = sealed_deposit(ledger._chain.key.deposit_key(), request("elsewhere"))
     ledger.count_elsewhere("elsewhere", deposit)
     whole = price(request("elsewhere").events, 1e-5)
     assert ledger.spent() == whole.training
@@ -81,7 +75,7 @@ def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(
     assert account["elsewhere"].elsewhere and not account["elsewhere"].releases
 
 
-def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger: Ledger) -> None:
+def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger):
     deposit = answered(ledger, "j1")
     before = ledger.spent("j1", INFER).epsilon
     for _ in range(2):
@@ -94,15 +88,13 @@ def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger: Ledger) -
         ledger.recall("j1", 1)
 
 
-def test_a_dummy_s_deposit_counts_nothing(ledger: Ledger) -> None:
+def test_a_dummy_s_deposit_counts_nothing(ledger):
     ledger.count_elsewhere("j1", ledger.deposit())
     assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()
 
 
 @pytest.mark.parametrize("how", ["nobody knows", "damaged"])
-def test_after_answers_that_nobody_knows_nothing_is_left(
-    ledger: Ledger, path: Path, how: str
-) -> None:
+def test_after_answers_that_nobody_knows_nothing_is_left(ledger, path, how):
     if how == "damaged":
         ledger.count_elsewhere("j1", bytes(DEPOSIT_BYTES))
     else:

@@ -1,5 +1,4 @@
 import math
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -151,14 +150,6 @@ def test_a_planned_claim_that_was_never_released_leaves_the_guarantee(ledger):
     assert not ledger.spent("j1").proven
 
 
-def test_training_and_inference_are_told_apart(ledger):
-    quote = ledger.open_job(request(rounds=1, softmax=2), WIDE)
-    assert (quote.inference.epsilon, quote.inference.unit) == (pytest.approx(8), "device")
-    ledger.commit("j1", 1, [LINEAR, SOFTMAX], b"")
-    assert ledger.spent("j1", INFER).epsilon == pytest.approx(4)
-    assert ledger.spent("j1").unit == "record"
-
-
 def test_noise_that_hides_a_device_from_none_is_priced_anew_for_a_record_among_others(ledger):
     """With and without one record a device's update may be C either way, 2C apart."""
     wide = replace(WIDE, max_epsilon_per_job=100, lifetime_epsilon=100)
@@ -209,21 +200,3 @@ def test_data_sets_are_kept_apart_by_name(path, ledger):
     other = Ledger(path, "letters")
     assert other.spent().epsilon == 0
     assert other.recall("j1", 1) is None
-
-
-def test_forgetting_payloads_keeps_the_price(ledger):
-    ledger.open_job(request(), WIDE)
-    ledger.commit("j1", 1, [LINEAR], b"secret noise")
-    before = ledger.spent()
-    ledger.close_job("j1")
-    assert ledger.spent() == before
-    with pytest.raises(PrivacyError, match="forgotten"):
-        ledger.recall("j1", 1)
-
-
-def test_a_failed_commit_leaves_nothing_behind(path, ledger):
-    ledger.open_job(request(rounds=1), WIDE)
-    with pytest.raises(PrivacyError):
-        ledger.commit("j1", 1, [LINEAR, LINEAR], b"too much")
-    raw = sqlite3.connect(path)
-    assert raw.execute("SELECT kind FROM links").fetchall() == [("opened",)]

@@ -101,15 +101,6 @@ def test_links_cut_from_the_end_are_found(path, kept):
     refused(path, f"ends at link {kept} of 6")
 
 
-def test_an_older_copy_of_the_database_is_found(path, tmp_path):
-    older = copy(path, tmp_path / "backup")
-    ledger = Ledger(path, "digits")
-    ledger.commit("j2", 2, [LINEAR], b"four")
-    ledger.close()
-    restore(path, older, ".sqlite")
-    refused(path, "older copy")
-
-
 def test_a_database_that_is_gone_does_not_begin_anew(path):
     path.unlink()
     with pytest.raises(PrivacyError, match="database is gone"):
@@ -142,14 +133,6 @@ def test_a_table_that_is_gone_is_not_made_anew(path, table):
     change(path, f"DROP TABLE {table}")
     refused(path, f"table {table} is gone")
     refused(path, f"table {table} is gone")
-
-
-def test_a_key_without_database_and_head_does_not_begin_anew(path):
-    for suffix in (".sqlite", ".head"):
-        path.with_suffix(suffix).unlink()
-    with pytest.raises(PrivacyError, match="database is gone"):
-        Ledger(path, "digits")
-    assert not path.with_suffix(".head").exists()
 
 
 def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(path, tmp_path):

@@ -36,12 +36,12 @@ POINTS = {
 }  # and whether the change stands afterwards
 
 
-def die(*_: object) -> None:
+def die(*_):
     """End this process at once."""
     signal.raise_signal(signal.SIGKILL)
 
 
-def driver(path: str, step: str, point: str) -> None:
+def driver(path, step, point):
     """All steps up to `step`, and the end at `point` of it."""
     ledger = Ledger(path, "digits")
     for name, act in STEPS.items():
@@ -52,7 +52,7 @@ def driver(path: str, step: str, point: str) -> None:
             die()
 
 
-def arm(ledger: Ledger, point: str) -> None:
+def arm(ledger, point):
     if point == "before the commit":
         ledger._file.db.set_trace_callback(lambda text: text == "COMMIT" and die())
     elif point == "before the head":
@@ -63,7 +63,7 @@ def arm(ledger: Ledger, point: str) -> None:
         Path.replace = die
 
 
-def killed(path: Path, step: str, point: str) -> None:
+def killed(path, step, point):
     """The driver in a process of its own, which must not have survived."""
     code = f"import {Path(__file__).stem} as t; t.driver({str(path)!r}, {step!r}, {point!r})"
     done = subprocess.run(
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_a_whole_change_or_none(tmp_path, step, point):
     assert read_ledger(path).links == len(STEPS)
 
 
-def check_and_go_on(ledger: Ledger, stands: list[str]) -> None:
+def check_and_go_on(ledger, stands):
     """What stands is priced and comes back as it was; then the job is played to its end."""
     released = "first" in stands
     paid = price(REQUEST.events if released else (), REQUEST.delta).training
@@ -124,7 +124,7 @@ def test_a_release_whose_head_could_not_be_written_is_in_it_before_it_is_recalle
     STEPS["open"](ledger)
     before = path.with_suffix(".head").read_bytes()
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise CryptoError("the disk is full")
 
     with monkeypatch.context() as patched:

@@ -1,12 +1,7 @@
 """A total over jobs of different units is never below what one record costs."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,14 +10,13 @@ from scipy.stats import norm
 
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, load_plan, parse_job
-from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, SharedGaussian
 from edgeveil.privacy.guarantee import guarantee_bounds, up
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER, Limits, price, total
 
 DELTA = 1e-5
-BASE: dict[str, Any] = {
+BASE = {
     "job": "mixed",
     "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
     "privacy": {"epsilon": 2, "delta": DELTA},
@@ -42,7 +36,7 @@ PARTICLES = {
     "model": {"name": "mlp", "hidden": []},
     "train": {"method": "pso_dp_fl", "rounds": 3, "clip_norm": 0.1},
 }
-JOBS: dict[str, dict[str, Any]] = {
+JOBS = {
     "fm": FM,
     "fm, shared": {**FM, **SHARED},
     "updates": UPDATES,
@@ -61,11 +55,11 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name):
     return compile_job(parse_job(yaml.safe_dump({**BASE, **JOBS[name]})))
 
 
-def squared_record_mu(plan: Plan) -> float:
+def squared_record_mu(plan):
     """By hand, if all others collude: of each Gaussian the device's own noise is left, and an
     update moves by up to twice its clip norm for one record of a device that keeps its others."""
     squared = 0.0
@@ -77,27 +71,27 @@ def squared_record_mu(plan: Plan) -> float:
     return squared
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
+def gaussian_epsilon(mu, delta):
     """What δ(ε) of a μ-GDP release says."""
 
-    def over(e: float) -> float:
+    def over(e):
         tail = norm.logcdf(-e / mu - mu / 2) + e
         return float(norm.cdf(-e / mu + mu / 2) - math.exp(tail) - delta)
 
     return float(brentq(over, 1e-6, 500.0))
 
 
-def record_epsilon_if_all_collude(plans: Sequence[Plan]) -> float:
+def record_epsilon_if_all_collude(plans):
     """Of each job by itself; jobs add up."""
     return sum(gaussian_epsilon(math.sqrt(squared_record_mu(plan)), DELTA) for plan in plans)
 
 
-def limits(**changed: float) -> Limits:
+def limits(**changed):
     wide = Limits(1e3, 1e3, 1e-2, 1e3)
     return Limits(**{**vars(wide), **changed})
 
 
-def spend(ledger: Ledger, plans: Sequence[Plan], owner: Limits) -> None:
+def spend(ledger, plans, owner):
     for at, plan in enumerate(plans):
         request = plan.request(f"job-{at}")
         ledger.open_job(request, owner)
@@ -117,9 +111,7 @@ def spend(ledger: Ledger, plans: Sequence[Plan], owner: Limits) -> None:
         ("updates, shared", "particles"),
     ],
 )
-def test_if_all_others_collude_a_total_is_what_it_costs_one_record(
-    tmp_path: Path, one: str, other: str
-) -> None:
+def test_if_all_others_collude_a_total_is_what_it_costs_one_record(tmp_path, one, other):
     for order, names in enumerate(itertools.permutations((one, other))):
         plans = [plan_of(name) for name in names]
         true = record_epsilon_if_all_collude(plans)
@@ -140,9 +132,7 @@ def test_if_all_others_collude_a_total_is_what_it_costs_one_record(
 
 
 @pytest.mark.parametrize("records", ["fm, shared", "pate, shared"])
-def test_a_limit_between_what_was_printed_and_what_is_true_lets_one_job_in(
-    tmp_path: Path, records: str
-) -> None:
+def test_a_limit_between_what_was_printed_and_what_is_true_lets_one_job_in(tmp_path, records):
     """Two jobs of ε = 1 at 15 honest devices. Added up as if a device's ε were a record's, all
     others colluding make 9.14 of them; it is 15.04 for one record."""
     file = tmp_path / "job.yaml"
@@ -168,7 +158,7 @@ def test_a_limit_between_what_was_printed_and_what_is_true_lets_one_job_in(
         assert ledger.spent().collusion_epsilon <= limit
 
 
-def test_a_device_level_price_of_nothing_still_counts_what_a_record_costs() -> None:
+def test_a_device_level_price_of_nothing_still_counts_what_a_record_costs():
     """At a large δ a small step is ε = 0 for the device, and not for a record."""
     small = GaussianEvent(
         what="a small update",
@@ -187,30 +177,6 @@ def test_a_device_level_price_of_nothing_still_counts_what_a_record_costs() -> N
     assert both.epsilon >= record.epsilon + device.record_epsilon
 
 
-def test_what_reads_evaluation_records_adds_up_per_record_too(tmp_path: Path) -> None:
-    """Shared counts of one job, a mean softmax of another: an infer-only device has both."""
-    counted = {**BASE, **JOBS["fm, shared"], "federated_evaluation": {"epsilon": 1}}
-    softmax = {
-        **BASE,
-        **FM,
-        "unsupervised": {"eval_type": "CALINSKI_HARABASZ_SCORE", "every_rounds": 3},
-        "encrypt": {"laplace_eval": {"laplace_eval_eps": 4.0}},
-    }
-    plans = [compile_job(parse_job(yaml.safe_dump(one))) for one in (counted, softmax)]
-    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
-    for at, plan in enumerate(plans):
-        request = plan.request(f"job-{at}", trains=False)
-        ledger.open_job(request, limits())
-        for number, event in enumerate(request.events, start=1):
-            ledger.commit(request.job_id, number, [event], b"sent")
-    found = ledger.spent(purpose=INFER)
-    parts = [plan.quote().inference for plan in plans]
-    assert (found.unit, {one.unit for one in parts}) == ("record", {"record", "device"})
-    assert found.epsilon == pytest.approx(sum(one.record_epsilon for one in parts))
-    alone = sum((one.colluding or one).record_epsilon for one in parts)
-    assert found.collusion_epsilon == pytest.approx(alone)
-
-
 MEAN = {
     **FM,
     "data": {**BASE["data"], "nominal_records": 5000, "evaluation_share": 0.2},
@@ -223,9 +189,7 @@ MEAN = {
 @pytest.mark.parametrize(
     "beside", [{}, {"federated_evaluation": {"epsilon": 0.1, "every_rounds": 1}}]
 )
-def test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device(
-    tmp_path: Path, beside: dict[str, Any]
-) -> None:
+def test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device(tmp_path, beside):
     """A mean softmax hides a device; counts beside it hide a record, and take nothing from that."""
     plan = compile_job(parse_job(yaml.safe_dump({**BASE, **MEAN, **beside})))
     of_device = sum(

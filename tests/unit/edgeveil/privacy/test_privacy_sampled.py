@@ -20,12 +20,7 @@ from edgeveil.privacy.gaussian_mechanism import (
     poisson_sample,
     sampled_gaussian_event,
 )
-from edgeveil.privacy.moments import (
-    ORDERS,
-    delta_at,
-    sampled_moments,
-    times,
-)
+from edgeveil.privacy.moments import ORDERS, delta_at, sampled_moments, times
 from edgeveil.privacy.sampler import SeededRandom
 
 DELTA = 1e-5

@@ -82,8 +82,7 @@ def test_every_decision_by_exact_arithmetic_gives_the_same_draws(sigma, monkeypa
 
 
 @given(
-    st.fractions(min_value=0, max_value=60, max_denominator=10**12),
-    st.sampled_from([64, 128, 192]),
+    st.fractions(min_value=0, max_value=60, max_denominator=10**12), st.sampled_from([64, 128, 192])
 )
 @settings(max_examples=60, deadline=None)
 def test_the_bracket_holds_exp_between_neighbouring_integers(gamma, bits):
@@ -166,9 +165,7 @@ def test_a_comparison_ends_where_the_bits_follow_exp_for_ever():
     words = iter((digits >> shift) & (2**64 - 1) for shift in range(3200 - 128, 0, -64))
     drawn = []
     draw = LazyUniform(
-        digits >> (3200 - 64),
-        64,
-        lambda n: drawn.append(n) or next(words).to_bytes(n, "little"),
+        digits >> (3200 - 64), 64, lambda n: drawn.append(n) or next(words).to_bytes(n, "little")
     )
     assert draw.less_than_exp(Fraction(1, 2)) is False
     assert 64 * len(drawn) == MOST_BITS - 64

@@ -1,4 +1,3 @@
-import json
 import math
 from fractions import Fraction
 
@@ -12,7 +11,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.privacy.selection_mechanism import SOURCE, exponential_mechanism, selection_event
+from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
 SCORES = [3, 0, 7, 7, -4]
 
@@ -61,30 +60,6 @@ def test_agrees_with_opendp():
     assert chi2_contingency(table).pvalue > 1e-6
 
 
-def test_the_event_states_the_price():
-    event = selection_event("c", 9, 5, Fraction(1, 3))
-    assert to_dict(event) == {
-        "kind": "selection",
-        "what": "c",
-        "unit": "record",
-        "purpose": "train",
-        "neighbours": "add_or_remove",
-        "status": "proven",
-        "source": SOURCE,
-        "mechanism": "exponential",
-        "candidates": 9,
-        "sensitivity_steps": 5,
-        "scale_numerator": "30",
-        "scale_denominator": "1",
-        "grid_bits": 0,
-        "monotonic": False,
-    }
-    assert event_from_dict(json.loads(json.dumps(to_dict(event)))) == event
-    total = epsilon([event] * 3, 1e-5)
-    assert (total.delta, total.status) == (0.0, "proven")
-    assert 1.0 <= total.epsilon <= 1.0 + 1e-15
-
-
 def test_a_selection_of_an_earlier_ledger_is_read_at_its_price():
     event = selection_event("c", 9, 5, 1)
     earlier = event_from_dict({**to_dict(event), "mechanism": "report_noisy_max"})
@@ -92,8 +67,7 @@ def test_a_selection_of_an_earlier_ledger_is_read_at_its_price():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"monotonic": 1}, {"monotonic": "true"}, {"mechanism": "best"}, {"candidates": True}],
+    "change", [{"monotonic": 1}, {"monotonic": "true"}, {"mechanism": "best"}, {"candidates": True}]
 )
 def test_what_is_not_a_selection_is_refused(change):
     with pytest.raises(PrivacyError):

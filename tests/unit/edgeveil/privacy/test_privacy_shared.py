@@ -1,7 +1,5 @@
 """Shared noise: what a part of it is, what sums of parts are, and the two prices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -12,28 +10,24 @@ from scipy.stats import chi2
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import (
-    GaussianEvent,
-    SharedGaussian,
-    for_one_record,
-)
+from edgeveil.privacy.events import SharedGaussian, for_one_record
 from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event, shared_gaussian
 from edgeveil.privacy.policy import JobRequest, Limits, check_job, price
 
 DELTA = 1e-5
 
 
-def event(mu: float = 0.1, layout: str = "vector", coordinates: int = 6) -> GaussianEvent:
+def event(mu=0.1, layout="vector", coordinates=6):
     return gaussian_event("sum", 1 << 28, mu, coordinates, grid_bits=28, layout=layout)
 
 
-def limits(**changed: float) -> Limits:
+def limits(**changed):
     return Limits(**{**vars(Limits(10.0, 50.0, 1e-4, 100.0)), **changed})
 
 
 @pytest.mark.parametrize("honest", [1, 2, 7, 80, 999])
 @pytest.mark.parametrize("layout", ["vector", "symmetric"])
-def test_parts_are_the_least_even_ones_that_add_up_to_the_noise(honest: int, layout: str) -> None:
+def test_parts_are_the_least_even_ones_that_add_up_to_the_noise(honest, layout):
     whole = event(layout=layout)
     part = shared_gaussian(whole, honest).own
     assert part.sigma_squared % 2 == 0
@@ -42,7 +36,7 @@ def test_parts_are_the_least_even_ones_that_add_up_to_the_noise(honest: int, lay
     assert part.finest_sigma_squared * halves == part.sigma_squared
 
 
-def test_a_part_that_is_finer_than_sums_of_parts_are_proven_for_is_refused() -> None:
+def test_a_part_that_is_finer_than_sums_of_parts_are_proven_for_is_refused():
     coarse = gaussian_event("sum", 1 << 10, 1.0, 4, grid_bits=10)
     assert shared_gaussian(coarse, 1)
     with pytest.raises(PrivacyError, match="too coarse to add up"):
@@ -51,12 +45,10 @@ def test_a_part_that_is_finer_than_sums_of_parts_are_proven_for_is_refused() -> 
 
 @pytest.mark.parametrize("shares", [2, 3, 9])
 @pytest.mark.parametrize("sigma", [0.6, 0.8, 1.1])
-def test_a_sum_of_discrete_gaussians_is_as_near_to_one_as_the_lemma_says(
-    sigma: float, shares: int
-) -> None:
+def test_a_sum_of_discrete_gaussians_is_as_near_to_one_as_the_lemma_says(sigma, shares):
     k = np.arange(-400, 401)
 
-    def law(variance: float) -> np.ndarray:
+    def law(variance):
         weights = np.exp(-(k**2) / (2 * variance))
         return weights / weights.sum()
 
@@ -68,7 +60,7 @@ def test_a_sum_of_discrete_gaussians_is_as_near_to_one_as_the_lemma_says(
     assert 1e-12 < apart <= bound
 
 
-def test_what_sums_show_has_the_price_of_the_whole_noise() -> None:
+def test_what_sums_show_has_the_price_of_the_whole_noise():
     whole = event()
     shared = shared_gaussian(whole, 80)
     found = epsilon([shared] * 3, DELTA)
@@ -79,7 +71,7 @@ def test_what_sums_show_has_the_price_of_the_whole_noise() -> None:
     assert "with 80 honest devices" in str(found)
 
 
-def test_too_coarse_parts_are_priced_by_moments() -> None:
+def test_too_coarse_parts_are_priced_by_moments():
     coarse = gaussian_event("sum", 1 << 20, 1.0, 4, grid_bits=20)
     shared = shared_gaussian(coarse, 4)
     with pytest.raises(PrivacyError, match="too coarse"):
@@ -89,7 +81,7 @@ def test_too_coarse_parts_are_priced_by_moments() -> None:
     assert epsilon([finer], DELTA).epsilon < (found.if_colluding or 0) < math.inf
 
 
-def test_of_a_devices_update_one_record_costs_twice_in_both() -> None:
+def test_of_a_devices_update_one_record_costs_twice_in_both():
     update = shared_gaussian(replace(event(), unit="device"), 9)
     record = for_one_record(update)
     assert isinstance(record, SharedGaussian)
@@ -107,7 +99,7 @@ def test_of_a_devices_update_one_record_costs_twice_in_both() -> None:
         ("lifetime_collusion_epsilon", {"lifetime_epsilon": 6.0}),
     ],
 )
-def test_the_owner_bounds_both_prices(key: str, changed: dict[str, float]) -> None:
+def test_the_owner_bounds_both_prices(key, changed):
     shared = shared_gaussian(event(), 80)
     request = JobRequest("job", DELTA, (shared,))
     quote = price(request.events, DELTA)
@@ -118,7 +110,7 @@ def test_the_owner_bounds_both_prices(key: str, changed: dict[str, float]) -> No
     assert refused.value.where == f"policy.{key}"
 
 
-def test_a_device_draws_its_part_and_sums_of_parts_have_the_whole_noise() -> None:
+def test_a_device_draws_its_part_and_sums_of_parts_have_the_whole_noise():
     honest, size = 5, 4000
     shared = shared_gaussian(event(coordinates=size), honest)
     zeros = np.zeros(size, np.int64)
