@@ -2,7 +2,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import yaml
@@ -24,6 +24,13 @@ def folder(tmp_path):
 
 def small(folder, **changes):
     return SitePlan(folder, policy=Policy(min_devices=3), **changes)
+
+
+def changed(path, **keys):
+    """Rewrite keys of a site file; None: without it."""
+    ((kind, block),) = yaml.safe_load(path.read_text()).items()
+    said = {key: value for key, value in (block | keys).items() if value is not None}
+    path.write_text(yaml.safe_dump({kind: said}))
 
 
 def test_a_device_logs_in_as_its_id_so_that_the_access_list_binds_it(folder):
@@ -50,14 +57,6 @@ def test_no_secret_is_readable_by_others_and_no_password_stands_in_a_site_file(f
         assert not any(word in path.read_text() for word in words), path
 
 
-def test_a_folder_in_use_is_left_alone(folder):
-    folder.mkdir()
-    (folder / "mine.txt").write_text("keep")
-    with pytest.raises(UsageError, match="is not empty"):
-        provision(small(folder))
-    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-
-
 def test_force_keeps_keys_passwords_the_authority_and_owners_policies(folder):
     first = provision(small(folder, tls=True))
     text = first.edges[0].read_text()
@@ -81,6 +80,8 @@ def test_force_keeps_keys_passwords_the_authority_and_owners_policies(folder):
 
 def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
     site = provision(small(folder, tls=True))
+    with pytest.raises(UsageError, match="is not empty"):
+        provision(site.plan)
     job = folder / "job.yaml"
     job.unlink()
     site.edges[1].write_text(site.edges[1].read_text() + "more: 1\n")
@@ -108,27 +109,22 @@ OWNERS = {
 def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     first = provision(small(folder))
     mine, other = first.edges[:2]
-    cloud = yaml.safe_load(first.cloud.read_text())
-    cloud["cloud"]["test_data"] = [{"name": "mine", "source": "csv", "path": "mine.csv"}]
-    first.cloud.write_text(yaml.safe_dump(cloud))
-    found = yaml.safe_load(mine.read_text())
-    found["edge"] |= OWNERS | {"name": "old", "limits": {"outbox_bytes": 65536}}
-    mine.write_text(yaml.safe_dump(found))
-    before = yaml.safe_load(other.read_text())
+    tests = [{"name": "mine", "source": "csv", "path": "mine.csv"}]
+    changed(first.cloud, test_data=tests)
+    changed(mine, **OWNERS, name="old", limits={"outbox_bytes": 65536})
+    before = yaml.safe_load(other.read_text())["edge"]
     second = provision(small(folder, devices=4, host="::1"), force=True)
-    again = yaml.safe_load(first.cloud.read_text())["cloud"]
-    assert again["test_data"] == cloud["cloud"]["test_data"]
+    assert yaml.safe_load(first.cloud.read_text())["cloud"]["test_data"] == tests
     now = yaml.safe_load(mine.read_text())["edge"]
     assert {key: now[key] for key in OWNERS} == OWNERS
     assert (now["name"], now["limits"]) == ("box-1", {"outbox_bytes": 1 << 28})
     assert now["broker"]["url"] == "mqtt://[::1]:21883"
     assert second.plan.url == "http://[::1]:8701"
     beside = yaml.safe_load(other.read_text())["edge"]
-    shard = before["edge"]["data"]["shard"]
-    assert beside["data"] == {**before["edge"]["data"], "shard": {**shard, "devices": 4}}
-    assert beside["policy"] == before["edge"]["policy"] and "page" not in beside
-    del found["edge"]["page"], found["edge"]["policy"]  # which is an owner's word too
-    mine.write_text(yaml.safe_dump(found))
+    shard = before["data"]["shard"]
+    assert beside["data"] == {**before["data"], "shard": {**shard, "devices": 4}}
+    assert beside["policy"] == before["policy"] and "page" not in beside
+    changed(mine, page=None, policy=None)  # which is an owner's word too
     provision(second.plan, force=True)
     now = yaml.safe_load(mine.read_text())["edge"]
     assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
@@ -137,11 +133,7 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
 @pytest.mark.parametrize(("stands", "planned", "kept"), [(7, 3, 7), (3, 5, 5), (None, 2, 2)])
 def test_force_never_lowers_the_least_batch_of_a_proxy(folder, stands, planned, kept):
     site = provision(small(folder))
-    found = yaml.safe_load(site.proxy.read_text())
-    found["proxy"] |= {"min_batch_floor": stands, "limits": {"devices": 9}}
-    if stands is None:
-        del found["proxy"]["min_batch_floor"]
-    site.proxy.write_text(yaml.safe_dump(found))
+    changed(site.proxy, min_batch_floor=stands, limits={"devices": 9})
     again = load_site(provision(small(folder, min_batch_floor=planned), force=True).proxy)
     assert (again.min_batch_floor, again.limits.devices) == (kept, 100_000)
 
@@ -164,17 +156,12 @@ def _handshake(tls, host, broker="broker-edge"):
     client = ssl.create_default_context(cafile=tls / "edge-ca.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_hostname=host),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    for _ in range(4):
-        for end in ends:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return ends[0].getpeercert()["subject"]
+    ours = client.wrap_bio(to_client, to_server, server_hostname=host)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (ours, theirs) * 4:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return ours.getpeercert()["subject"]
 
 
 CELLS = {"north": CellPorts(21001, 21002, 21003), "south": CellPorts(21011, 21012, 21013)}
@@ -257,8 +244,7 @@ def test_what_provision_wrote_goes_on_and_the_command_is_named_with_its_successo
                 block[next(iter(block))].pop("log", None)
                 block.get("broker", {}).pop("limits", None)
             assert again == was, path
-    assert [load_site(folder / f"edge-{n}.yaml").role for n in (1, 2, 3)] == ["train"] * 2 + [
-        "infer"
-    ]
+    roles = [load_site(folder / f"edge-{n}.yaml").role for n in (1, 2, 3)]
+    assert roles == ["train", "train", "infer"]
     assert main(["provision", "x"]) == 2
     assert "edgeveil site init --local" in capsys.readouterr().err

@@ -1,10 +1,7 @@
 """`edgeveil trust`: a root's whole life on the command line, and its log."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from edgeveil_tools.site.trust_folder import TrustFolder
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> dict[str, Path]:
+def keys(tmp_path):
     found = {}
     for name in ("jobs", "releases", "rosters", "next"):
         found[name] = tmp_path / f"{name}.pub"
@@ -26,18 +23,18 @@ def keys(tmp_path: Path) -> dict[str, Path]:
 
 
 class Root:
-    def __init__(self, tmp_path: Path, keys: dict[str, Path]) -> None:
+    def __init__(self, tmp_path, keys):
         self.folder, self.keys = tmp_path / "root", keys
         self.passphrase = tmp_path / "passphrase"
         self.passphrase.write_text("correct horse\n")
 
-    def __call__(self, name: str, *rest: object) -> int:
+    def __call__(self, name, *rest):
         if name == "log":
             return main(["log", str(self.folder)])
         how = () if name == "show" else ("--passphrase-file", self.passphrase)
         return main(["trust", name, *map(str, (self.folder, *rest, *how))])
 
-    def init(self, *options: object) -> int:
+    def init(self, *options):
         keys = self.keys
         return self(
             "init",
@@ -45,15 +42,15 @@ class Root:
             *("--proxy-rosters", keys["rosters"], *options),
         )
 
-    def extend(self, cell: str) -> None:
+    def extend(self, cell):
         """As an apply of a fleet's plan does."""
         folder = TrustFolder(self.folder, lambda _path: b"correct horse")
         folder.extend({cell: VerifyKey.load(self.keys[cell])})
 
-    def bundle(self) -> TrustBundle:
+    def bundle(self):
         return TrustBundle.load(self.folder / "trust.json")
 
-    def believed(self) -> TrustedMetadata:
+    def believed(self):
         bundle = self.bundle()
         found = TrustedMetadata(bundle.roots[0])
         found.take(bundle.roots[1:], bundle.delegations, now_utc())
@@ -61,11 +58,11 @@ class Root:
 
 
 @pytest.fixture
-def root(tmp_path: Path, keys: dict[str, Path]) -> Root:
+def root(tmp_path, keys):
     return Root(tmp_path, keys)
 
 
-def test_a_rotation_follows_what_parties_hold(root: Root, keys: dict[str, Path], capsys):
+def test_a_rotation_follows_what_parties_hold(root, keys, capsys):
     assert root.init() == 0
     party = root.believed()
     assert root("rotate", "cloud-jobs", keys["next"]) == 0
@@ -81,9 +78,7 @@ def test_a_rotation_follows_what_parties_hold(root: Root, keys: dict[str, Path],
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["init", "rotate"]
 
 
-def test_keys_on_several_machines_sign_one_after_the_other(
-    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
-):
+def test_keys_on_several_machines_sign_one_after_the_other(root, keys, tmp_path, capsys):
     assert root.init("--keys", 3, "--threshold", 2) == 0
     away = tmp_path / "away"
     away.mkdir()
@@ -100,9 +95,7 @@ def test_keys_on_several_machines_sign_one_after_the_other(
     assert root("sign") == 2 and "nothing is pending" in capsys.readouterr().err
 
 
-def test_what_awaits_signatures_is_not_replaced_by_the_next_change(
-    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
-):
+def test_what_awaits_signatures_is_not_replaced_by_the_next_change(root, keys, tmp_path, capsys):
     assert root.init("--keys", 2, "--threshold", 2) == 0
     away = tmp_path / "root-2.key"
     (root.folder / "keys" / "root-2.key").rename(away)
@@ -120,12 +113,11 @@ def test_what_awaits_signatures_is_not_replaced_by_the_next_change(
     assert root("sign") == 0
     assert f"+     cloud-jobs: {{key: {new}" in capsys.readouterr().out, "who signs sees it"
     assert root("show") == 0 and "awaiting" not in capsys.readouterr().out
-    delegated = root.believed().delegated
-    assert delegated is not None
-    assert delegated.roles["cloud-jobs"].key == VerifyKey.load(keys["next"])
+    jobs = root.believed().delegated.roles["cloud-jobs"]
+    assert jobs.key == VerifyKey.load(keys["next"])
 
 
-def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root: Root, capsys):
+def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root, capsys):
     assert root.init("--keys", 3, "--threshold", 2) == 0
     party = root.believed()
     capsys.readouterr()
@@ -140,7 +132,7 @@ def test_the_root_s_own_keys_are_rotated_and_a_lost_one_left_out(root: Root, cap
     assert root("sign", "--renew") == 0 and root.believed().root_version == 4
 
 
-def test_a_revoked_role_speaks_no_more_and_a_registry_is_named(root: Root, capsys):
+def test_a_revoked_role_speaks_no_more_and_a_registry_is_named(root, capsys):
     assert root.init() == 0
     before = root.believed().delegated.roles["cloud-releases"].key
     assert root("rotate", "cloud-releases", "none") == 0
@@ -151,9 +143,7 @@ def test_a_revoked_role_speaks_no_more_and_a_registry_is_named(root: Root, capsy
     assert "32 hexadecimal digits" in capsys.readouterr().err
 
 
-def test_bad_input_is_refused_by_name_and_nothing_changes(
-    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
-):
+def test_bad_input_is_refused_by_name_and_nothing_changes(root, keys, tmp_path, capsys):
     assert root.init("--keys", 1, "--threshold", 2) == 2
     assert "1 keys cannot sign" in capsys.readouterr().err and not root.folder.exists()
     assert root.init() == 0
@@ -172,19 +162,14 @@ def test_bad_input_is_refused_by_name_and_nothing_changes(
     assert root.bundle() == before
 
 
-# --- the log ----------------------------------------------------------------------------------
-
-
-def written(path: Path, count: int = 4) -> tuple[list[bytes], SigningKey]:
+def written(path, count=4):
     key = SigningKey.generate()
     for number in range(count):
         AuditLog(path, key).append("admit", {"device": f"d{number}"})
     return path.read_bytes().splitlines(), key
 
 
-def test_cells_come_and_are_rotated_and_recovered_one_by_one(
-    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
-):
+def test_cells_come_and_are_rotated_and_recovered_one_by_one(root, keys, tmp_path, capsys):
     for name in ("north", "south", "site"):
         keys[name] = tmp_path / f"{name}.pub"
         SigningKey.generate().public().save(keys[name])
@@ -222,7 +207,7 @@ def test_cells_come_and_are_rotated_and_recovered_one_by_one(
         (("rotate", "registry", "5f" * 16, "--cell", "east"), "names no cell 'east'"),
     ],
 )
-def test_what_no_cell_may_be_is_refused(root: Root, keys: dict[str, Path], capsys, command, told):
+def test_what_no_cell_may_be_is_refused(root, keys, capsys, command, told):
     keys["north"] = keys["next"].with_name("north.pub")
     SigningKey.generate().public().save(keys["north"])
     assert root.init() == 0
@@ -235,22 +220,18 @@ def test_what_no_cell_may_be_is_refused(root: Root, keys: dict[str, Path], capsy
     assert root.bundle() == before
 
 
-def other_key(_lines, tmp_path):
-    return written(tmp_path / "other.jsonl", 2)[0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda lines, _: [lines[0], lines[1].replace(b"d1", b"d9"), *lines[2:]],
         lambda lines, _: [lines[0], *lines[2:]],
         lambda lines, _: [lines[0], lines[2], lines[1], lines[3]],
-        other_key,
+        lambda _, tmp_path: written(tmp_path / "other.jsonl", 2)[0],
         lambda lines, _: [*lines[:3], b"{}"],
     ],
     ids=["edit", "drop", "swap", "other key", "garbage"],
 )
-def test_every_change_of_the_log_is_found(tmp_path: Path, change):
+def test_every_change_of_the_log_is_found(tmp_path, change):
     path = tmp_path / "audit.jsonl"
     lines, key = written(path)
     assert len(read_audit(path, frozenset({key.public()}))) == 4
