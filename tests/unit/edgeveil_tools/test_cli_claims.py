@@ -4,33 +4,22 @@ import json
 from contextlib import closing
 
 import pytest
-import yaml
 
 from edgeveil.claim import claim_key
 from edgeveil.config.site_files import load_site
-from edgeveil.crypto.keys import SigningKey
 from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
-
-PROXY = SigningKey.generate()
+from tests.kits.site_folders import opened, plan, planned
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """The site file of a proxy whose operator admits boxes that bring a claim."""
-    folder = tmp_path_factory.mktemp("claims")
-    assert main(["site", "init", str(folder / "site"), "--devices", "1"]) == 0
-    plan = yaml.safe_load((folder / "site" / PLAN_FILE).read_text())
-    plan["fleet"]["devices"] |= {
-        "claims": {"admit": "operator"},
-        "data": {"name": "own", "source": "digits"},
-    }
-    (folder / "site" / PLAN_FILE).write_text(yaml.safe_dump(plan))
-    assert main(["site", "apply", str(folder / "site"), "--no-passphrase"]) == 0
-    bundle = str(folder / "site" / "bundles" / "proxy")
-    assert main(["site", "install", bundle, str(folder / "proxy")]) == 0
-    return folder / "proxy" / "edgeveil.yaml"
+    site = planned(tmp_path_factory.mktemp("claims") / "site", 1)
+    data = {"name": "own", "source": "digits"}
+    plan(site, devices={"claims": {"admit": "operator"}, "data": data})
+    opened(site).apply()
+    return site / "bundles" / "proxy" / "edgeveil.yaml"
 
 
 @pytest.fixture
@@ -85,8 +74,7 @@ def test_what_the_operator_did_stands_in_the_proxys_log(config, claims, capsys):
 
 
 def test_a_proxy_without_a_desk_has_no_claims(tmp_path, capsys):
-    assert main(["site", "init", str(tmp_path / "site"), "--devices", "1"]) == 0
-    assert main(["site", "apply", str(tmp_path / "site"), "--no-passphrase"]) == 0
+    opened(planned(tmp_path / "site", 1)).apply()
     config = tmp_path / "site" / "bundles" / "proxy" / "edgeveil.yaml"
     assert main(["proxy", "admit", "--claim", "ward-1", "--config", str(config)]) == 2
     assert "admits nobody by claims" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from edgeveil_tools.cli import main
+from tests.kits.site_folders import opened, plan, planned
 
 KINDS = ("broker", "cloud", "proxy", "edge")
 PARTIES = ("broker-edge", "broker-cloud", "cloud", "proxy", "box-0001")
@@ -19,15 +20,20 @@ PARTIES = ("broker-edge", "broker-cloud", "cloud", "proxy", "box-0001")
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
-    site = tmp_path_factory.mktemp("fleet") / "site"
-    assert main(["site", "init", str(site), "--devices", "1"]) == 0
-    assert main(["site", "apply", str(site), "--no-passphrase"]) == 0
+    site = planned(tmp_path_factory.mktemp("fleet") / "site", 1)
+    opened(site).apply()
     return [str(site / "bundles" / name) for name in PARTIES]
 
 
 def deploy(target, out, *bundles):
     assert main(["deploy", target, *bundles, "--out", str(out)]) == 0
     return {path.name: path.read_text() for path in out.rglob("*") if path.is_file()}
+
+
+def pod_of(found, name):
+    manifests = yaml.safe_load_all(found[f"edgeveil-{name}.yaml"])
+    (pods,) = (one for one in manifests if one["kind"] == "StatefulSet")
+    return pods["spec"]["template"]["spec"]
 
 
 needs_systemd = pytest.mark.skipif(
@@ -82,28 +88,23 @@ def test_every_unit_forbids_cores_and_names_its_own_party_alone(tmp_path):
 
 
 def test_compose_confines_each_service_and_asks_after_its_health(bundles, tmp_path):
-    plan = yaml.safe_load(deploy("compose", tmp_path, *bundles)["compose.yaml"])
-    assert set(plan["services"]) == set(PARTIES)
-    for name, service in plan["services"].items():
+    services = yaml.safe_load(deploy("compose", tmp_path, *bundles)["compose.yaml"])["services"]
+    assert set(services) == set(PARTIES)
+    for name, service in services.items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
-        assert service["volumes"] == [
-            f"./{name}:/etc/edgeveil:ro",
-            f"./{name}/state:/etc/edgeveil/state",
-        ]
+        own = [f"./{name}:/etc/edgeveil:ro", f"./{name}/state:/etc/edgeveil/state"]
+        assert service["volumes"] == own
         assert service["healthcheck"]["test"][:3] == ["CMD", "edgeveil", "health"]
-    assert plan["services"]["broker-edge"]["ports"] == ["8883:8883"]
-    assert set(plan["services"]["cloud"]["depends_on"]) == {"broker-edge", "broker-cloud"}
+    assert services["broker-edge"]["ports"] == ["8883:8883"]
+    assert set(services["cloud"]["depends_on"]) == {"broker-edge", "broker-cloud"}
 
 
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory):
     """Bundles of a device that infers, one that trains with `fm`, and one that may use torch."""
-    site = tmp_path_factory.mktemp("mixed") / "site"
-    assert main(["site", "init", str(site), "--devices", "2"]) == 0
-    plan = yaml.safe_load((site / "fleet.yaml").read_text())
-    plan["fleet"]["devices"]["list"] = [{"name": "kitchen", "role": "infer"}]
-    (site / "fleet.yaml").write_text(yaml.safe_dump(plan))
-    assert main(["site", "apply", str(site), "--no-passphrase"]) == 0
+    site = planned(tmp_path_factory.mktemp("mixed") / "site", 2)
+    plan(site, devices={"list": [{"name": "kitchen", "role": "infer"}]})
+    opened(site).apply()
     owners = site / "bundles" / "box-0002" / "policy.yaml"
     policy = yaml.safe_load(owners.read_text())
     policy["policy"]["allowed_methods"] = ["fm", "dp_sgd"]
@@ -114,9 +115,7 @@ def boxes(tmp_path_factory):
 def test_kubernetes_restarts_what_is_stuck_and_not_what_lost_a_link(bundles, tmp_path):
     found = deploy("kubernetes", tmp_path, *bundles)
     for name in PARTIES:
-        manifests = yaml.safe_load_all(found[f"edgeveil-{name}.yaml"])
-        pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]
-        (container,) = pod["spec"]["containers"]
+        (container,) = pod_of(found, name)["containers"]
         probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
         assert all(probe["timeoutSeconds"] > 1 for probe in probes)
         assert ["--live" in probe["exec"]["command"] for probe in probes] == [True, False, True]
@@ -124,16 +123,14 @@ def test_kubernetes_restarts_what_is_stuck_and_not_what_lost_a_link(bundles, tmp
 
 def test_each_device_runs_in_the_smallest_image_that_does_its_work(boxes, tmp_path):
     wanted = {"kitchen": "edge-infer", "box-0001": "edge-train-fm", "box-0002": "edge-train"}
-    plan = yaml.safe_load(deploy("compose", tmp_path / "compose", *boxes)["compose.yaml"])
+    text = deploy("compose", tmp_path / "compose", *boxes)["compose.yaml"]
     found = deploy("kubernetes", tmp_path / "kubernetes", *boxes)
-    for name, image in wanted.items():
-        assert f"/{image}:" in plan["services"][name]["image"]
-        manifests = yaml.safe_load_all(found[f"edgeveil-{name}.yaml"])
-        pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]
-        images = {
-            one["image"] for kind in ("initContainers", "containers") for one in pod["spec"][kind]
-        }
-        assert images == {plan["services"][name]["image"]}
+    for name, service in yaml.safe_load(text)["services"].items():
+        assert f"/{wanted.pop(name)}:" in service["image"]
+        pod = pod_of(found, name)
+        images = {one["image"] for one in (*pod["initContainers"], *pod["containers"])}
+        assert images == {service["image"]}
+    assert not wanted
 
 
 def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
@@ -154,8 +151,6 @@ def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
 
 def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
     found = deploy("kubernetes", tmp_path / "out", *bundles)
-    manifests = list(yaml.safe_load_all(found["edgeveil-proxy.yaml"]))
-    pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
     given, place = tmp_path / "given", tmp_path / "place"
     shutil.copytree(bundles[PARTIES.index("proxy")], given / "..2026_11_23")
     (given / "..data").symlink_to("..2026_11_23")
@@ -165,7 +160,7 @@ def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edgeveil_tools.cli "$@"\n')
     program.chmod(0o755)
-    (shell, option, line) = pod["initContainers"][0]["command"]
+    (shell, option, line) = pod_of(found, "proxy")["initContainers"][0]["command"]
     line = line.replace("/etc/edgeveil", str(place)).replace("/given", str(given))
     line = line.replace("/tmp/bundle", str(tmp_path / "bundle"))
     path = f"{program.parent}:{os.environ['PATH']}"
@@ -178,16 +173,15 @@ def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
 
 
 def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
-    assert main(["deploy", "compose", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "is no bundle" in capsys.readouterr().err
-    assert main(["deploy", "compose", "--out", str(tmp_path / "out")]) == 2
-    assert "no bundle is named" in capsys.readouterr().err
-    twice = [bundles[0], bundles[0]]
-    assert main(["deploy", "compose", *twice, "--out", str(tmp_path / "out")]) == 2
-    assert "two bundles are broker-edge's" in capsys.readouterr().err
     update = tmp_path / "update"
     shutil.copytree(bundles[-1], update)
     (update / "policy.yaml").unlink()
-    assert main(["deploy", "compose", str(update), "--out", str(tmp_path / "out")]) == 2
-    assert "update: is an update, which holds no keys" in capsys.readouterr().err
+    for given, told in (
+        ([str(tmp_path)], "is no bundle"),
+        ([], "no bundle is named"),
+        ([bundles[0]] * 2, "two bundles are broker-edge's"),
+        ([str(update)], "update: is an update, which holds no keys"),
+    ):
+        assert main(["deploy", "compose", *given, "--out", str(tmp_path / "out")]) == 2
+        assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

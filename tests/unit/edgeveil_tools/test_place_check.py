@@ -8,8 +8,8 @@ import pytest
 from edgeveil.crypto.authorities import Authority, certificate_pem, new_key
 from edgeveil_tools import checks
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.bundles import problems_of
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.bundles import install, problems_of
+from tests.kits.site_folders import opened, plan, planned
 
 FIX = "install the party's newest bundle (edgeveil site apply)"
 CERTIFICATE_DAYS, TRUST_DAYS = 90, 180  # of this plan, and of every new root's delegations
@@ -18,14 +18,11 @@ CERTIFICATE_DAYS, TRUST_DAYS = 90, 180  # of this plan, and of every new root's 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("check")
-    assert main(["site", "init", str(folder / "site"), "--devices", "1"]) == 0
-    plan = folder / "site" / PLAN_FILE
-    days = f"certificate_days: {CERTIFICATE_DAYS} "
-    plan.write_text(plan.read_text().replace("certificate_days: 397", days))
-    assert main(["site", "apply", str(folder / "site"), "--no-passphrase"]) == 0
+    site = planned(folder / "site", 1)
+    plan(site, certificate_days=CERTIFICATE_DAYS)
+    opened(site).apply()
     for name in ("proxy", "box-0001"):
-        bundle = str(folder / "site" / "bundles" / name)
-        assert main(["site", "install", bundle, str(folder / name)]) == 0
+        install(site / "bundles" / name, folder / name)
     return folder
 
 
