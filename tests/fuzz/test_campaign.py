@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 
@@ -16,8 +15,8 @@ import pytest
 from edgeveil.errors import UsageError
 from tests.fuzz import campaign
 from tests.fuzz.__main__ import main
-from tests.fuzz.campaign import Bounds, fuzz, outcome, side_by_side
-from tests.fuzz.table import NAMES, target
+from tests.fuzz.campaign import Bounds, fuzz, outcome
+from tests.fuzz.table import target
 
 pytestmark = pytest.mark.slow
 
@@ -81,31 +80,6 @@ def test_a_short_run_feeds_as_many_inputs_as_asked(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@NEEDS_ATHERIS
-def test_targets_side_by_side_are_all_fed_and_told_in_order(tmp_path, capsys):
-    options = ["--runs", "100", "--jobs", "2", "--json", "--out", str(tmp_path)]
-    assert main(["topic", "frame", "inner", *options]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["target"], one["runs"]) for one in said] == [
-        (name, 100) for name in ("topic", "frame", "inner")
-    ]
-    assert main(["topic", "--jobs", "0"]) == 2
-
-
-def test_targets_run_at_the_same_time_and_an_error_ends_them():
-    both = threading.Barrier(2, timeout=20)
-    assert side_by_side(lambda name: (both.wait(), name)[1], "ab", 2) == ["a", "b"]
-
-    def one(name):
-        both.wait()
-        if name == "a":
-            raise UsageError("no")
-        return name
-
-    with pytest.raises(UsageError):
-        side_by_side(one, "ab", 2)
-
-
 def started(*options):
     """A driver in a process of its own, once its targets' processes run, and these."""
     command = [sys.executable, "-m", "tests.fuzz", "topic", "frame", *options]
@@ -146,13 +120,6 @@ def test_a_killed_drivers_folders_are_swept_by_the_next(tmp_path, monkeypatch):
         left = set(place.glob("edgeveil-fuzz-test-*"))
         assert left == {own.parent, beside.parent}  # one that lives is no leftover
     assert not list(place.glob("edgeveil-fuzz-test-*"))
-
-
-def test_targets_are_listed_and_an_unknown_one_has_a_hint(capsys):
-    assert main(["--list"]) == 0
-    assert capsys.readouterr().out.split() == NAMES.names()
-    assert main(["fram", "--runs", "1"]) == 2
-    assert "did you mean 'frame'?" in capsys.readouterr().err
 
 
 def test_one_input_can_be_fed_again(tmp_path, capsys):

@@ -59,15 +59,3 @@ def test_a_late_device_of_each_data_set_gets_the_last_release_of_its_own(fleet):
     assert {name: in_use(box) for name, box in fleet.late.items()} == models
     assert {in_use(box) for box in fleet.devices[1:EACH]} == {models["digits"]}
     assert not [one for box in fleet.devices for one in box.runner.refused]
-
-
-def test_a_newer_release_of_one_data_set_leaves_the_other_where_it_is(fleet):
-    fleet.release("digits")
-    scores, digits = fleet.release("scores"), fleet.release("digits")
-    fleet.start_proxy()  # what it keeps is on its disk
-    for node in fleet.net.nodes.values():
-        fleet.net.connect(node)
-    fleet.come()
-    assert in_use(fleet.late["digits"]) == digits
-    assert in_use(fleet.late["scores"]) == scores
-    assert [in_use(box) for box in fleet.devices[EACH:]] == [scores] * EACH

@@ -175,20 +175,6 @@ def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
 
 
-def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(tmp_path, books):
-    fleet, done = played(tmp_path, evaluated(**PLAIN))
-    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 5)
-    for box in fleet.devices:
-        box.host._work.paused = True
-    assert fleet.finish(done) == "paused"
-    assert f"0 uploaded, {DEVICES} declined" in fleet.store.job(done).reason
-    for box in fleet.devices:
-        box.host._work.paused = False
-    fleet.resume(done)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
-
-
 def all_outputs(fleet, done):
     """The released model's softmax of all evaluation records, as nobody ever sees it."""
     model = OnnxModel(fleet.store.release(done).onnx)

@@ -109,14 +109,3 @@ def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(tmp
     check_means(fleet, books, done, 5)
     for box in fleet.devices[-3:]:
         assert box.ledger.spent(purpose="infer").epsilon == 0
-
-
-def test_without_masks_the_same_mean_is_taken_of_single_inferences(tmp_path):
-    what = summed(aggregation={"name": "fedavg"})
-    fleet, done = played(tmp_path, what, devices=6, infer_only=1)
-    assert fleet.finish(done) == "completed"
-    ((_, told),) = averages(fleet, done).items()
-    assert told["uploads"] in (5, 6)
-    assert not said(fleet, Unmask)
-    near = 6 * told["noise_deviation"]
-    assert abs(sum(told["mean"]) - 1) < near * 10**0.5

@@ -59,18 +59,6 @@ def log(folder):
     return path.read_text() if path.exists() else ""
 
 
-def test_a_killed_process_is_started_again(site, tmp_path):
-    site.start("one", ["runs", str(tmp_path)])
-    for lives in (1, 2):
-        wait_for(lambda lives=lives: log(tmp_path).count("running") == lives)
-        site.kill("one")
-    wait_for(lambda: log(tmp_path).count("running") == 3)
-    assert site.stop() == []
-    ends = [(-9, "killed"), (-9, "killed"), (0, "stopped")]
-    assert [(end.code, end.how) for end in site.ends] == ends
-    assert site.alive() == {"one": False}
-
-
 def test_two_kills_between_two_lives_hit_the_next_two(site, tmp_path):
     site.start("one", ["ends", str(tmp_path)])
     wait_for(lambda: site.ends)
@@ -87,15 +75,3 @@ def test_what_no_process_should_write_is_noted(site, tmp_path):
     assert "Traceback" in site.traces[0]
     wait_for(lambda: site.ends)
     assert site.ends[0].said == "ValueError: a bug"
-
-
-def test_a_full_disk_fails_writes_and_leaves_the_log_alone(site, tmp_path):
-    site.start("one", ["runs", str(tmp_path)])
-    wait_for(lambda: "written" in log(tmp_path))
-    site.fill("one", True)
-    wait_for(lambda: "full" in log(tmp_path))
-    site.kill("one")  # its successor finds the disk full too
-    wait_for(lambda: "full" in "".join(log(tmp_path).split("--- start")[2:]))
-    assert site.filled == 2
-    site.fill("one", False)
-    wait_for(lambda: "written" in log(tmp_path).rpartition("full")[2])

@@ -47,11 +47,6 @@ def test_tensors_of_a_closed_job_are_still_there(tmp_path):
     assert not read_ledger(path).accounts["digits"]["one"].is_open
 
 
-def test_without_a_ledger_there_is_nothing_to_tap(tmp_path):
-    with pytest.raises(sqlite3.Error):
-        tap_ledger(tmp_path / "ledger.sqlite")
-
-
 # --- of what a proxy unmasks ---
 
 AT = RoundId(bytes(16), 1, 1)

@@ -113,15 +113,6 @@ def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
     assert kit.tasks(out) == [OpenPackage(header, LARGE)]
 
 
-def test_what_comes_for_a_round_that_is_over_is_dropped():
-    machine = device(blob_urls=(PREFIX,))
-    _, sent = large_offer()
-    receive(machine, sent)
-    (task,) = kit.tasks(receive(machine, told()))
-    fire(machine, "deadline")
-    assert done(machine, task, tr.FetchedBeside(LARGE)) == []
-
-
 def uploading(**settings):
     machine = device(**({"blob_urls": (PREFIX,)} | settings))
     return machine, answered(machine, kit.JOB, LARGE)
@@ -303,42 +294,6 @@ def test_a_device_cannot_send_the_proxy_to_a_url():
     cloud_says(machine, replaced(kit.offer(header), beside=True))
     note = FLEET[0].signer.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
     assert kit.refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
-
-
-def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_parts():
-    machine = proxy(blob_urls=(PREFIX,), push_bytes=1, min_batch_floor=1)
-    groups = (m.Group("layer0", tr.LEAST_BYTES),)
-    header = {}
-    for number, job in enumerate((kit.JOB, OTHER)):
-        model = b"model of %d" % number
-        asked = kit.manifest(
-            model, kit.at(job=job), groups=groups, selected=1, min_batch=1, quorum=1
-        )
-        cloud_says(machine, kit.offer(asked, model))
-        data = bytes((number,)) * (tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES)
-        sent = m.Upload(kit.at(job=job), (0,), tr.describe(data, kit.PART_BYTES))
-        says(machine, FLEET[0], kit.offer(sent, b"", FLEET[0].signer))
-        for part in kit.parts_of(sent, data):
-            out = says(machine, FLEET[0], part)
-        (offered,) = to_cloud(out)
-        assert offered.beside
-        header[job] = m.decode_header(offered.header)
-    machine.hold_work = True
-    for left in reversed(range(tr.MOST_FAILURES)):
-        put = {
-            job: kit.tasks(
-                cloud_says(machine, kit.CLOUD.note(m.BlobAt(batch.blob.digest, URL, True, 60.0)))
-            )
-            for job, batch in header.items()
-        }
-        # Both are on their way at once; the failures of one count for it alone.
-        assert [task.blob for job in put for task in put[job]] == [
-            batch.blob for batch in header.values()
-        ]
-        for job, (task,) in put.items():
-            out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
-            (again,) = to_cloud(out)
-            assert again.beside == (left > 0) and m.decode_header(again.header).at.job_id == job
 
 
 def beside_batch(job):

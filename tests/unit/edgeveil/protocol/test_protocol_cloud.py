@@ -14,21 +14,6 @@ from edgeveil.protocol.messages import Ack, Close, Need, RoundId, Shortfall, Sig
 from edgeveil.protocol.transfer import NEED_LIMIT
 
 
-def test_a_job_goes_from_its_announcement_to_its_release():
-    machine = cb.cloud()
-    assert kit.tasks(cb.start(machine)) == [cj.SealJob(kit.JOB)]
-    assert kit.tasks(cb.broadcast(machine, cj.SealJob(kit.JOB))) == [cj.SealRound(kit.JOB, 1, 1)]
-    assert kit.tasks(cb.broadcast(machine, cj.SealRound(kit.JOB, 1, 1))) == []
-    assert kit.tasks(cb.hand_over(machine)) == [cj.Absorb({"": cb.batch()[0]})]
-    assert kit.tasks(cb.absorb(machine)) == [cj.SealRound(kit.JOB, 2, 1)]
-    cb.broadcast(machine, cj.SealRound(kit.JOB, 2, 1))
-    assert kit.tasks(cb.absorb(machine, at(2))) == [cj.SealRelease(kit.JOB)]
-    out = cb.broadcast(machine, cj.SealRelease(kit.JOB))
-    assert kit.stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(kit.JOB, "completed")]
-    assert kit.bodies(out, Close) == [Close(kit.JOB, "completed")]
-    assert cb.state(machine) is cj.CloudState.IDLE and kit.JOB not in machine.courses
-
-
 def test_a_batch_is_acknowledged_only_after_the_commit():
     machine = cb.waiting()
     assert kit.messages(cb.hand_over(machine), object) == []
@@ -88,14 +73,6 @@ def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(agai
     out = cb.fire(machine, "watchdog")
     assert kit.stored(out) == [cj.JobStatus(kit.JOB, "paused", "the proxy did not answer in time")]
     assert kit.bodies(out, Close) == [] and cb.state(machine) is cj.CloudState.IDLE
-
-
-def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
-    machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 3, 1, rounds=2, retries=1))
-    assert kit.tasks(cb.broadcast(machine, cj.SealJob(kit.JOB))) == [cj.SealRelease(kit.JOB)]
-    out = cb.broadcast(machine, cj.SealRelease(kit.JOB))
-    assert kit.stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(kit.JOB, "completed")]
 
 
 def test_the_watchdog_waits_for_the_round_s_own_deadline():
@@ -189,11 +166,6 @@ def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
     assert "100000" in status.reason and "limits.spool_bytes" in status.reason
 
 
-def paused(out):
-    (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
-    return status.status == "paused" and status.job_id == kit.JOB and bool(status.reason)
-
-
 THIRD = b"L" * 16
 JOBS = (kit.JOB, cb.OTHER, THIRD)
 
@@ -215,14 +187,6 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
         cb.receive(machine, part)
     cb.done(machine, cj.Absorb({"": first}), cj.RoundCommit(*kit.commit_of(where(kit.JOB), [b"a"])))
     assert kit.messages(cb.receive(machine, kit.offer(second, b"", kit.PROXY)), Need)
-
-
-def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
-    machine = cb.both_waiting()
-    out = cb.receive(machine, kit.offer(cb.batch(where(THIRD))[0], b"a" * 90, kit.PROXY))
-    assert [ack.status for ack in kit.bodies(out, Ack)] == ["closed"]
-    assert cb.receive(machine, kit.PROXY.note(Shortfall(where(THIRD), 1, 1))) == []
-    assert [cb.state(machine, job) for job in (kit.JOB, cb.OTHER)] == [cj.CloudState.WAITING] * 2
 
 
 def _play(machine, job, step):

@@ -359,44 +359,6 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes):
     assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
 
 
-def test_wrong_sums_end_the_job():
-    machine = unmasking()
-    answer(machine)
-    out = cb.done(
-        machine, cj.TakeMasks(kit.at(), {"": MASKS}), fx.WorkFailed("the proxy's sums do not fit")
-    )
-    assert kit.stored(out)[-1] == cj.JobStatus(kit.JOB, "failed", "the proxy's sums do not fit")
-    assert cb.state(machine) is cj.CloudState.IDLE
-
-
-def test_an_obstacle_pauses_and_the_question_can_be_asked_again():
-    machine = unmasking()
-    answer(machine)
-    out = cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), cj.Obstacle("the disk is full"))
-    assert kit.stored(out)[-1].status == "paused"
-    resumed = resume(machine)
-    assert asked(resumed) == [CHOSEN]
-    assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
-
-
-def resume(machine):
-    """The job goes on; the host finds its sums in place of a round to seal."""
-    cb.start(machine, cb.START)
-    cb.broadcast(machine, cj.SealJob(kit.JOB))
-    return cb.done(machine, cj.SealRound(kit.JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
-
-
-def test_a_refusal_pauses_the_job_with_the_reason_and_advice():
-    machine = unmasking()
-    out = cb.receive(machine, kit.PROXY.note(m.Ack(QUESTION, "refused", "unmasked_already")))
-    (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
-    assert status.status == "paused"
-    assert "unmasked_already" in status.reason
-    assert "submit it anew" in why.pause_advice(status.reason)
-    assert cb.state(machine) is cj.CloudState.IDLE
-    assert "unmask" in {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
-
-
 def test_nothing_repeats_a_round_whose_masks_were_asked_for():
     machine = unmasking()
     for out in (
@@ -406,19 +368,6 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for():
     ):
         assert not [task for task in kit.tasks(out) if isinstance(task, cj.SealRound | cj.Absorb)]
     assert machine.at == kit.at()
-
-
-def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt():
-    machine = cb.cloud()
-    cb.start(machine, cj.StartJob(kit.JOB, 1, 3, rounds=2, retries=1))
-    cb.broadcast(machine, cj.SealJob(kit.JOB))
-    out = cb.done(machine, cj.SealRound(kit.JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
-    assert asked(out) == [CHOSEN]
-    assert machine.at == kit.at()
-    assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
-    assert kit.tasks(cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), COMMIT)) == [
-        cj.SealRound(kit.JOB, 2, 1)
-    ]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])

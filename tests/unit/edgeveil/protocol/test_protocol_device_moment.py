@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import protocol_kit as kit
 import pytest
-from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive, work_on
+from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Ack, Cover, Decline, Need, Offer
+from edgeveil.protocol.messages import Ack, Cover, Need, Offer
 
 HEADER = kit.manifest(MODEL, deadline_s=60.0)
 
@@ -100,16 +100,6 @@ def unselected(machine, header=HEADER):
     return done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(None))
 
 
-@pytest.mark.parametrize("outcome", [dr.NoAnswer("over budget"), fx.WorkFailed("wrong_groups")])
-def test_who_declines_answers_with_dummies_and_no_note(outcome):
-    machine = covered()
-    work_on(machine, HEADER)
-    out = done(machine, dr.ComputeAnswer(HEADER, PACKAGE), outcome)
-    assert kit.tasks(out) == [dr.SealDummies(HEADER)]
-    assert kit.bodies(out, Decline) == []
-    assert "why" in kit.reports(out)["declined"]
-
-
 def test_a_note_that_would_end_cover_is_malformed():
     """An old one could be played again by a broker."""
     machine = covered()
@@ -128,19 +118,6 @@ def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again(
     assert unselected(machine, second) == []
     receive(machine, kit.PROXY.note(Cover(10.0)))
     assert kit.tasks(unselected(machine, third)) == [dr.SealDummies(third)]
-
-
-def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that():
-    machine = device(require_cover=True)
-    out = work_on(machine, HEADER)
-    assert [type(effect) for effect in out] == [fx.Report]
-    assert "require_cover" in kit.reports(out)["uncovered"]["why"]
-    assert machine.state is dr.DeviceState.IDLE
-    receive(machine, kit.PROXY.note(Cover(10.0)))
-    second = kit.manifest(MODEL, kit.at(2), deadline_s=60.0)
-    (task,) = kit.tasks(work_on(machine, second))
-    assert isinstance(task, dr.ComputeAnswer)
-    assert (task.manifest, task.package) == (second, PACKAGE)
 
 
 def answer(machine, chance, work_s, *, dummy):
@@ -227,14 +204,3 @@ def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told():
     out = receive(machine, kit.offer(record, data))
     assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "missing")]
     assert kit.reports(out) == {}
-
-
-def test_the_answer_s_form_does_not_tell_dummies_from_true_ones():
-    sent = []
-    for dummy in (False, True):
-        machine = covered()
-        answer(machine, 0.0, 0.0, dummy=dummy)
-        sent.append(kit.messages(machine.handle(own("resend"), 105.0), Offer))
-    (true,), (false,) = sent
-    assert len(true.data) == len(false.data)
-    assert len(true.header.payload) == len(false.header.payload)

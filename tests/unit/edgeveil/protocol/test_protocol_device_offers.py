@@ -193,14 +193,6 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
     assert machine.state is dr.DeviceState.OPENING and db.fire(machine, "repair") == []
 
 
-def test_a_round_whose_job_never_came_is_forgotten_when_it_is_over():
-    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG, deadline_s=60.0, grace_s=5.0)
-    db.receive(machine, kit.offer(header))
-    assert header.blob.digest in machine.fetches.under_way
-    assert machine.handle(fx.Timer("want"), 65.1) == []
-    assert machine.fetches.under_way == {} and db.fire(machine, "repair") == []
-
-
 def test_a_job_that_holds_no_job_is_refused():
     machine, task = db.device(dr.DeviceMemory()), dr.OpenPackage(JOB_HEADER, JOB_DATA)
     db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))

@@ -176,15 +176,3 @@ def test_when_anything_leaves_does_not_follow_from_how_long_any_work_takes(
     seen = played(plan, work, cover_s)
     assert seen == played(plan, other, cover_s)
     assert len(seen) == len(plan)
-
-
-def test_all_uploads_under_way_outlive_the_process():
-    """None is acknowledged before the process ends, and each is sent again, as it was."""
-    first = several()
-    sent = [header for job in JOBS for header in kit.headers(upload(first, job))]
-    again = device(first.memory).handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert kit.headers([one for one in again if sends_upload(one)]) == sent
-
-
-def sends_upload(effect):
-    return isinstance(effect, fx.Send) and isinstance(effect.message, m.Offer)

@@ -127,20 +127,6 @@ def test_the_deadline_leaves_an_acknowledged_upload_alone():
     assert db.fire(machine, "deadline") == [] and machine.memory.uploads
 
 
-@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
-def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
-    machine = db.device()
-    upload(machine)
-    db.receive(machine, ack("held"))
-    db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
-    record, data = kit.commit_of(kit.at(), db.SEGMENTS[:accepted])
-    out = db.receive(machine, kit.offer(record, data))
-    assert kit.stored(out) == [dr.LateRecord(kit.at(), outcome)]
-    assert kit.reports(out)["counted"]["counted"] == accepted
-    assert machine.state is dr.DeviceState.OPENING
-    assert db.receive(machine, kit.offer(record, data)) == []
-
-
 def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     first = db.device()
     sent = kit.headers(upload(first))

@@ -20,7 +20,7 @@ from edgeveil.protocol import transfer
 from edgeveil.protocol.device import FindStanza, StanzaLook
 from edgeveil.protocol.device_round import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
 from edgeveil.protocol.proxy import DeviceKnows
-from edgeveil.protocol.transfer import NEED_LIMIT, describe, parts
+from edgeveil.protocol.transfer import describe, parts
 from edgeveil.protocol.transfer import part as part_of
 
 STANZAS = bytes(range(200)) * 3
@@ -46,17 +46,6 @@ def came(machine, pieces=None):
     chosen = list(parts(REST, STREAM))
     given = chosen if pieces is None else [chosen[index] for index in pieces]
     return [effect for part in given for effect in receive(machine, part)]
-
-
-def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
-    machine = device()
-    looked(machine)
-    out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    assert needs(out) == [m.Need(REST.digest, tuple(range(min(NEED_LIMIT, REST.parts))))]
-    assert "repair" in kit.timers(out)
-    assert kit.tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
-    out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(PACKAGE))
-    assert [type(task) for task in kit.tasks(out)] == [dr.ComputeAnswer]
 
 
 def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():

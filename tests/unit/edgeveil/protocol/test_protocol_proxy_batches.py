@@ -149,21 +149,6 @@ def handed_over():
     return machine, batch_of(out)[0], out
 
 
-def test_a_batch_is_offered_until_the_cloud_holds_it():
-    machine, header, out = handed_over()
-    for _ in range(3):
-        assert kit.timers(out) == {f"handover:{kit.JOB.hex()}:1:1": 3.0}
-        out = pb.fire(machine, "handover")
-        assert kit.headers(out) == [header]
-    out = pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
-    assert (
-        kit.stored(out) == [pr.BatchDelivered(kit.at())]
-        and state(machine) is pr.CollectionState.DELIVERED
-    )
-    assert pb.fire(machine, "handover") == []
-    assert pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held"))) == []
-
-
 @pytest.mark.parametrize("signer", [kit.PROXY, m.Signer("cloud", kit.signing_key(9))])
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
@@ -209,16 +194,6 @@ def test_a_round_that_was_short_is_so_after_a_restart():
     ]
     assert kit.bodies(pb.upload(again, 3), m.Ack)[0].status == "closed"
     assert kit.bodies(pb.upload(again, 0), m.Ack)[0].status == "held"
-
-
-def test_a_round_that_was_complete_is_handed_over_after_a_restart():
-    """The crash came between the last upload's acknowledgement and the hand-over."""
-    machine = opened(selected=3)
-    machine.hold_work = True
-    done = [pb.upload(machine, number) for number in range(3)]
-    again = restarted(machine, *done)
-    header, _ = batch_of(again.handle(fx.Command("started"), 0.0))
-    assert header.uploads == 3
 
 
 def test_while_it_is_shuffled_a_round_is_closed():
@@ -317,11 +292,6 @@ def machine():
     for number in (1, 2, 3):
         assert play(machine, number, range(5)) == (5, True)
     return machine
-
-
-def test_it_is_tried_again_ever_more_rarely(machine):
-    graced = [n for n in range(4, 40) if play(machine, n, range(5))[1]]
-    assert graced == [7, 13, 25]
 
 
 def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):

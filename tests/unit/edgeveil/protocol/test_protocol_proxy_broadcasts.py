@@ -6,44 +6,16 @@ import msgspec
 import protocol_kit as kit
 import proxy_bench as pb
 import pytest
-from protocol_kit import headers
 
 from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, JobEnded
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, JobEnded
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
 
 LONG = bytes(range(256)) * 20
 ME = pb.FLEET[0]
-
-
-def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
-    header = kit.manifest(pb.MODEL)
-    sent = kit.offer(header, pb.MODEL)
-    out = pb.cloud_says(pb.proxy(), sent)
-    assert [type(e) for e in out[:4]] == [fx.Persist, fx.Work, fx.Persist, fx.Send]
-    assert kit.stored(out) == [
-        BroadcastPart(header.blob.digest, 0, pb.MODEL),
-        KeptBroadcast(sent.header, header, pb.MODEL),
-    ]
-    assert kit.bodies(out, m.Ack) == [m.Ack(header.blob.digest, "held")]
-    assert pb.to_devices(out) == [sent]
-    assert kit.reports(out)["round_open"] == {"round": 1, "phase": "train"}
-
-
-def test_a_large_broadcast_is_put_together_and_pushed_once():
-    machine, header = pb.proxy(), kit.manifest(LONG)
-    assert not kit.stored(pb.cloud_says(machine, kit.offer(header)))
-    pieces = kit.parts_of(header, LONG)
-    for piece in pieces[:0:-1]:
-        (item,) = kit.stored(pb.cloud_says(machine, piece))
-        assert item == BroadcastPart(piece.blob, piece.index * kit.PART_BYTES, piece.data)
-        assert pb.cloud_says(machine, piece) == []  # what is there is not written again
-    out = pb.cloud_says(machine, pieces[0])
-    assert pb.to_devices(out) == [kit.offer(header), *pieces]
-    assert pb.cloud_says(machine, pieces[0]) == []
 
 
 def test_what_is_above_the_push_limit_is_only_offered():
@@ -182,27 +154,6 @@ def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
     )
     again = pb.cloud_says(machine, note)
     assert kit.acks(again) == kit.acks(out) == [("held", "")] and pb.to_devices(again) == []
-
-
-def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
-    machine = pb.proxy()
-    machine.registry.members.update({m.id: m.key for m in map(kit.member, range(50, 90))})
-    out = machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
-    (header,) = headers(out)
-    assert isinstance(header, m.Roster) and header.blob.parts == 2
-    keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
-    pieces = kit.messages(out, m.BlobPart)
-    assert b"".join(piece.data for piece in pieces) == keys
-    again = machine.handle(fx.Timer("roster"), 0.0)
-    assert headers(again) == [header] and kit.messages(again, m.BlobPart) == []
-    assert (
-        kit.messages(pb.cloud_says(machine, m.Need(header.blob.digest, (1,))), m.BlobPart)
-        == pieces[1:]
-    )
-    assert kit.of(
-        pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held"))), fx.CancelTimer
-    )
-    assert machine.handle(fx.Timer("roster"), 0.0) == []
 
 
 RELEASES = m.Signer("cloud", kit.signing_key(55))
@@ -412,19 +363,6 @@ def test_a_forged_hello_takes_nobody_s_place():
         forged = pb.FLEET[1].signer.note(m.Hello(pb.FLEET[0].id, knows=3))
         assert kit.refused(pb.says(machine, pb.FLEET[0], forged)) == ["unknown_signer"]
     assert kit.bodies(pb.hello(machine, pb.FLEET[0]), m.Ack)
-
-
-@pytest.mark.parametrize("window_s", [0.0, 7.0])
-def test_cover_traffic_is_announced_to_all_and_to_each_who_comes(window_s):
-    machine = pb.proxy(cover_window_s=window_s)
-    out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    assert kit.bodies(out, m.Cover) == ([m.Cover(window_s)] if window_s else [])
-    greeted = pb.hello(machine, pb.FLEET[0])
-    assert kit.bodies(greeted, m.Cover) == ([m.Cover(window_s)] if window_s else [])
-    if window_s:
-        notes = kit.of(greeted, fx.Send)
-        assert [send.to for send in notes[:2]] == [fx.DeviceAddress(pb.FLEET[0].id)] * 2
-    assert kit.timers(greeted) == {}
 
 
 def test_who_answers_after_its_copy_said_bye_is_asked_for_a_hello():

@@ -162,34 +162,11 @@ def test_a_seed_of_another_device_is_refused(machine):
     assert kit.refused(upload(machine, 0, seed=stolen.seed)) == []
 
 
-def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine):
-    batch = handed_over(machine)
-    out = ask(machine, question(batch, (0, 2, 3)))
-    found = answer_of(out)
-    assert found is not None
-    assert found[0].at == kit.at()
-    assert found[0].question == hashlib.sha256(m.encode_inner(question(batch, (0, 2, 3)))).digest()
-    assert found[1] == expected((0, 2, 3))
-    assert found[1] != expected((0, 1, 2))
-
-
 def test_the_choice_is_durable_before_the_work_begins(machine):
     batch = handed_over(machine)
     kinds = [type(effect) for effect in ask(machine, question(batch))]
     assert kinds.index(fx.Persist) < kinds.index(fx.Work) < kinds.index(fx.Send)
     assert kinds.count(fx.Persist) == 1
-
-
-def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine):
-    batch = handed_over(machine)
-    asked = question(batch, (1, 2, 4))
-    first = answer_of(ask(machine, asked))
-    assert first is not None
-    assert answer_of(ask(machine, asked)) == first
-    again = machine.restarted()
-    out = ask(again, asked)
-    assert answer_of(out) == first
-    assert kit.stored(out) == []  # it is on the disk
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])

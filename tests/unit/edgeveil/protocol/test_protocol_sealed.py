@@ -247,15 +247,6 @@ def totals(uploads):
     return tn.unpacked_vectors(VECTORS, tn.packed_vectors(found))
 
 
-def test_cloud_and_proxy_come_to_the_exact_sums():
-    uploads = plains()
-    masks = tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
-    found = tn.exact_sums(VECTORS, totals(uploads), masks, CHECK)
-    for at_, name in enumerate(("layer0", "layer1")):
-        expected = sum(upload[at_].ravel() for upload in uploads)
-        assert found[name].tolist() == expected.tolist()
-
-
 def test_sums_with_other_masks_are_refused():
     summed, good = totals(plains()), tn.mask_sums(VECTORS, [seed(number) for number in range(4)])
     others = ([0, 1], [1, 2, 3], [0, 1, 2, 3, 3])

@@ -4,7 +4,7 @@ import hashlib
 
 import protocol_kit as kit
 import pytest
-from cloud_bench import cloud, done, receive, waiting
+from cloud_bench import cloud, receive, waiting
 from msgspec import structs
 from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud
 from real_proxy import RealProxy
@@ -153,29 +153,6 @@ def spooled(effects):
 
 def say(machine, body):
     return receive(machine, kit.PROXY.note(body))
-
-
-def test_the_cloud_asks_for_what_is_new_and_opens_what_came():
-    machine = waiting()
-    assert asked(say(machine, arrived(2))) == [0, 1]
-    out = receive(machine, part_of(0))
-    assert spooled(out) == [cj.BatchPart(NAME, 0, DATA[: kit.PART_BYTES], kit.at().job_id)]
-    (task,) = kit.tasks(out)
-    assert isinstance(task, cj.OpenArrived)
-    assert task.batch.counts == ()
-    assert asked(say(machine, arrived(2))) == [], "said before"
-    assert asked(say(machine, arrived(5))) == [2, 3, 4]
-
-
-def test_what_came_is_opened_in_one_task_at_a_time():
-    machine = waiting()
-    say(machine, arrived(4))
-    (task,) = kit.tasks(receive(machine, part_of(0)))
-    assert kit.tasks(receive(machine, part_of(1))) == []
-    (again,) = kit.tasks(done(machine, task, None))
-    assert isinstance(again, cj.OpenArrived)
-    assert kit.tasks(done(machine, again, None)) == [], "nothing came since"
-    assert len(kit.tasks(receive(machine, part_of(2)))) == 1
 
 
 def test_with_the_batch_only_the_rest_is_asked_for():

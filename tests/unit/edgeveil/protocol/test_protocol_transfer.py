@@ -20,10 +20,6 @@ from edgeveil.protocol.sealed import decode_package
 from edgeveil.protocol.tensors import unpack_tensors
 
 SIZE = 256
-texts = st.integers(0, 6 * SIZE).map(lambda size: hashlib.shake_256(b"text").digest(size))
-cut_texts = st.integers(SIZE + 1, 6 * SIZE).map(
-    lambda size: hashlib.shake_256(b"text").digest(size)
-)
 
 
 def fetch_of(blob, limit_bytes):
@@ -37,33 +33,6 @@ def missing(fetch):
     need = fetch.next_need(timer=True)
     assert need is not None
     return need
-
-
-@given(texts, st.randoms(use_true_random=False), st.integers(1, 3))
-def test_any_order_and_any_repetition_gives_the_blob(data, order, times):
-    blob = tr.describe(data, SIZE)
-    fetch = fetch_of(blob, len(data))
-    stream = list(tr.parts(blob, data)) * times
-    order.shuffle(stream)
-    complete = [fetch.add(piece) for piece in stream]
-    assert complete[-1]
-    assert fetch.finish() == data == tr.whole(blob, data)
-    assert fetch.complete and fetch.next_need(timer=True) is None
-
-
-@given(cut_texts, st.data())
-def test_what_is_missing_is_asked_for(data, draw):
-    blob = tr.describe(data, SIZE)
-    lost = draw.draw(st.sets(st.integers(0, blob.parts - 1), min_size=1))
-    fetch = fetch_of(blob, len(data))
-    for index in range(blob.parts):
-        if index not in lost:
-            assert not fetch.add(tr.part(blob, data, index))
-    need = missing(fetch)
-    assert need.indices == tuple(sorted(lost)) and need.blob == blob.digest
-    for send in tr.answer_need(fx.ProxyAddress(), need, blob, data):
-        done = fetch.add(send.message)
-    assert done and fetch.finish() == data
 
 
 def _altered(good):
