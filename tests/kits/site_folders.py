@@ -1,7 +1,5 @@
 """A fleet's site folder, its plan changed, and what a folder holds."""
 
-from __future__ import annotations
-
 import yaml
 from cryptography import x509
 
@@ -10,17 +8,17 @@ from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
 
 
-def planned(folder: Path, devices: int = 3, *options: str) -> Path:
+def planned(folder, devices=3, *options):
     """A new site's folder with its plan."""
     assert main(["site", "init", str(folder), "--devices", str(devices), *options]) == 0
     return folder
 
 
-def opened(folder: Path, word: bytes | None = None) -> FleetSite:
+def opened(folder, word=None):
     return FleetSite(folder, lambda _path: word)
 
 
-def shown(path: Path) -> x509.Certificate:
+def shown(path):
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 

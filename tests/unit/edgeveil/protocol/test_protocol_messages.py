@@ -43,7 +43,7 @@ def test_nothing_may_follow_a_message_and_the_size_is_checked_before_anything_el
     assert m.decode(frame, len(frame)) == message
     with pytest.raises(ProtocolError, match="malformed"):
         m.decode(frame + b"\0", LIMIT)
-    with pytest.raises(ProtocolError, match="where .* are allowed"):
+    with pytest.raises(ProtocolError, match=r"where .* are allowed"):
         m.decode(b"\xff" + frame, len(frame))  # an unknown version too
 
 
