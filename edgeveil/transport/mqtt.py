@@ -58,6 +58,7 @@ class MqttConnection(asyncio.Protocol):
         self._loop, self._settings, self._address = loop, settings, address
         self._on_packet, self._takes = on_packet, takes
         self.packet_bytes = settings.packet_bytes  # the largest packet that both sides take
+        self._keepalive_s = settings.keepalive_s
         self._profile = settings.profile
         self._transport: asyncio.Transport | None = None
         self._framing: WebSocketFraming | None = None  # of an address with a path
@@ -68,7 +69,7 @@ class MqttConnection(asyncio.Protocol):
         self._heard_s = self._sent_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._framed: asyncio.Future[None] = loop.create_future()
-        self._answer: asyncio.Future[tuple[int, int, int]] = loop.create_future()
+        self._answer: asyncio.Future[tuple[int, int, int, int]] = loop.create_future()
         self.refused_topics = 0  # of those that may be
         self._subacks: dict[int, asyncio.Future[bytes]] = {}
         self._unacknowledged: dict[int, int] = {}
@@ -105,7 +106,7 @@ class MqttConnection(asyncio.Protocol):
             with self._awaiting():
                 self._send(packets.connect(login, self.protocol))
                 self._tick()
-                code, in_flight, packet_bytes = await asyncio.wait_for(self._answer, answer_s)
+                found = await asyncio.wait_for(self._answer, answer_s)
         except TimeoutError:
             raise VersionNotSpoken(
                 dialling.fault("silence", address, answer_s), certain=False
@@ -113,11 +114,15 @@ class MqttConnection(asyncio.Protocol):
         except LinkDown:
             fault = dialling.hung_up(address, settings.cert_file)
             raise VersionNotSpoken(fault, certain=False) from None
+        code, in_flight, packet_bytes, keepalive_s = found
         if code in dialling.UNSUPPORTED_PROTOCOL:
             raise VersionNotSpoken(dialling.refusal(code, address), certain=True)
         if code:
             raise dialling.refusal(code, address)
         self.packet_bytes = min(self.packet_bytes, packet_bytes)
+        if keepalive_s:
+            self._keepalive_s = keepalive_s
+            self._tick()
         if in_flight < settings.window_messages:
             self._window = self._make_window(in_flight)
 
@@ -357,7 +362,9 @@ class MqttConnection(asyncio.Protocol):
 
     def _tick(self) -> None:
         """Ping where nothing was sent for the keep-alive; end where nothing came for two of it."""
-        now_s, keepalive_s = self._loop.time(), self._settings.keepalive_s
+        if self._timer is not None:
+            self._timer.cancel()
+        now_s, keepalive_s = self._loop.time(), self._keepalive_s
         if self._transport is not None and not self._transport.is_reading():
             self._heard_s = now_s
         if now_s - self._heard_s >= 2 * keepalive_s:

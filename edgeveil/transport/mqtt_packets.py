@@ -31,6 +31,7 @@ MOST_BODY_BYTES = (1 << 28) - 1  # what four bytes of length can say
 _LENGTH_BYTES = 4
 _HEAD_BYTES = 2  # of the shortest packet
 _IDENTIFIER_BYTES = 2
+_SERVER_KEEP_ALIVE = 0x13
 _RECEIVE_MAXIMUM = 0x21
 _MAXIMUM_PACKET_SIZE = 0x27
 _FIXED_PROPERTY_BYTES = {
@@ -164,14 +165,14 @@ def puback(packet_id: int) -> bytes:
 # --- what is read of packets ---------------------------------------------------------------
 
 
-def read_connack(body: bytes, protocol: int) -> tuple[int, int, int]:
-    """(reason code, unacknowledged messages and bytes of a packet that the broker takes). Raises
-    ProtocolError."""
+def read_connack(body: bytes, protocol: int) -> tuple[int, int, int, int]:
+    """(reason code, unacknowledged messages and bytes of a packet that the broker takes, the
+    keep-alive it demands in seconds, 0: the client's own). Raises ProtocolError."""
     if len(body) < 2:
         raise ProtocolError("malformed")
     said = _integers(body, 2) if protocol == MQTT_5 and len(body) > 2 else {}
     most = said.get(_RECEIVE_MAXIMUM, 65535), said.get(_MAXIMUM_PACKET_SIZE, MOST_BODY_BYTES)
-    return body[1], *most
+    return body[1], *most, said.get(_SERVER_KEEP_ALIVE, 0)
 
 
 def read_suback(body: bytes, protocol: int) -> tuple[int, bytes]:

@@ -10,6 +10,7 @@ from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError, ProtocolError
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.transport.mqtt_packets import PINGREQ
 
 ACCEPTED_4 = bytes([0x20, 2, 0, 0])
 ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
@@ -30,12 +31,13 @@ async def peer(answer, *, tls=None, **changes):
         if said is not None:
             writer.write(said)
             await writer.drain()
-            await reader.read()  # until the link goes
+            while data := await reader.read(4096):  # until the link goes
+                ear.after += data
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     ear = Ear()
-    ear.versions = versions
+    ear.versions, ear.after = versions, bytearray()
     scheme = "mqtt" if tls is None else "mqtts"
     url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     link = MqttLink(
@@ -67,6 +69,14 @@ async def test_a_broker_that_leaves_mqtt_5_unanswered_is_spoken_to_in_3_1_1():
         await link.connect_or_raise(2.0)
         assert link.protocol == 4
     assert ear.versions == [5, 4]
+
+
+async def test_a_broker_s_keep_alive_is_kept():
+    async with peer(lambda _: bytes([0x20, 6, 0, 0, 3, 0x13, 0, 1])) as (link, ear):
+        await link.connect_or_raise()
+        async with asyncio.timeout(WAIT_S):
+            while not ear.after.endswith(PINGREQ):
+                await asyncio.sleep(0.05)
 
 
 async def test_a_broker_that_speaks_neither_is_told():

@@ -135,7 +135,7 @@ class BareClient(asyncio.Protocol):
                 self._in_flight.discard(packet_id)
                 self._drain()
             case packets.CONNACK:
-                code, in_flight, _ = packets.read_connack(body, self._protocol)
+                code, in_flight, *_ = packets.read_connack(body, self._protocol)
                 if code:
                     self._end(refusal(code).what)
                     return

@@ -47,7 +47,7 @@ def test_how_much_the_broker_takes_unacknowledged():
     assert read_connack(b"\0\0", 4)[:2] == (0, 65535)
     assert read_connack(b"\0\0\0", 5)[:2] == (0, 65535)
     assert read_connack(b"\0\0\x06\x21\0\x14\x22\0\x0a", 5)[:2] == (0, 20)
-    assert read_connack(b"\0\0\x05\x27\0\0\1\0", 5) == (0, 65535, 256)
+    assert read_connack(b"\0\0\x05\x27\0\0\1\0", 5) == (0, 65535, 256, 0)
     assert read_connack(b"\0\x87\x03\x1f\0\0", 5)[0] == 0x87
 
 
