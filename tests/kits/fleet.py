@@ -11,8 +11,9 @@ from threadpoolctl import threadpool_limits
 
 from edgeveil.config.data import Partition
 from edgeveil.jobs import Job
-from edgeveil.testing import DIGITS, MemoryFleet, PlainSealing, device_sites
+from edgeveil.testing import DIGITS, PlainSealing, device_sites
 from edgeveil_tools.local.job import local_job, site_of
+from tests.kits.memory_fleet import MemoryFleet
 
 PACKET_BYTES = 16384
 LOOK_S = 0.1  # between two looks at a store, each of which takes milliseconds

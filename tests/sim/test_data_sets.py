@@ -3,8 +3,9 @@
 import pytest
 
 from edgeveil.config.data import DataSource
-from edgeveil.testing import DIGITS, MemoryFleet, device_sites
+from edgeveil.testing import DIGITS, device_sites
 from tests.kits.fleet import PACKET_BYTES, small_job
+from tests.kits.memory_fleet import MemoryFleet
 
 SCORES = DataSource(name="scores", source="digits")  # the same records under another name
 EACH = 4

@@ -7,8 +7,9 @@ from edgeveil.config.policy import Policy
 from edgeveil.jobs import Job
 from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil.testing import DIGITS, MemoryFleet, device_sites
+from edgeveil.testing import DIGITS, device_sites
 from tests.kits.fleet import committed
+from tests.kits.memory_fleet import MemoryFleet
 from tests.sim.hostile import Attacker
 
 pytestmark = pytest.mark.slow
