@@ -38,12 +38,10 @@ class BrokerCluster(ABC):
         """What runs the node, whose files are written by then."""
 
     def environment(self, _node):
-        """What the command needs beside this process's own."""
         return {}
 
     @property
     def urls(self):
-        """Of all nodes, for MQTT clients."""
         return [f"mqtt://127.0.0.1:{ports[0]}" for ports in self.ports]
 
     def start(self):
@@ -59,11 +57,9 @@ class BrokerCluster(ABC):
         self._nodes[node] = self.spawn(f"{node}.log", command, self.environment(node))
 
     def kill(self, node):
-        """`kill -9`."""
         end(self._nodes.pop(node))
 
     def stop(self):
-        """All nodes that still run."""
         for node in list(self._nodes):
             self.kill(node)
 
@@ -77,7 +73,6 @@ class BrokerCluster(ABC):
             time.sleep(0.2)
 
     def spawn(self, log, command, environment):
-        """A process that ends with the tests."""
         with (self.folder / log).open("ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", broker_tied.__file__, *command],

@@ -73,7 +73,6 @@ class Browser:
         self.driver.get(url)
 
     def resize(self, size):
-        """Change the window that a page lies in."""
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -92,7 +91,6 @@ class Browser:
 
     @property
     def text(self):
-        """All text that is shown, in one line."""
         return " ".join(str(self.run("return document.body.innerText")).split())
 
     def wrong(self):
@@ -113,15 +111,12 @@ class Browser:
         return [f"{one['id']}: {one['nodes'][0]['html'][:160]}" for one in found]
 
     def small_text(self, least_px=12.0):
-        """Text that is smaller on the screen, that of drawings included."""
         return list(self.run(_NARROW_TEXT, least_px))
 
     def cut_off(self):
-        """What reaches past the right edge of the window and cannot be scrolled to in its box."""
         return list(self.run(_CUT_OFF))
 
     def picture(self, path):
-        """The whole page as a PNG file."""
         height = self.run("return document.documentElement.scrollHeight")
         width = self.run("return innerWidth")
         self.resize((width, height))

@@ -61,7 +61,6 @@ class Authority:
 
     @staticmethod
     def encrypt(key_file, password):
-        """Put a key that wants a password in the file's place."""
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         form = serialization.PrivateFormat.PKCS8
         hidden = serialization.BestAvailableEncryption(password)

@@ -18,7 +18,6 @@ from edgeveil_cloud.store import Store
 
 
 def idle_control(store, *, python_models=False):
-    """A control that queues jobs and runs none."""
     host = CloudHost(store, None, BroadcastLimits(4096))
     return Control(store, host, None, None, python_models=python_models)  # type: ignore[arg-type]
 

@@ -55,17 +55,14 @@ class ClusteredSite(LiveSite):
         return node
 
     def committed(self, job):
-        """How many of the job's rounds are."""
         return len(self.client.job(job)["exchanges"])
 
     def wait_released(self):
-        """Until every device has the final model."""
         said = "final model is in use"
         edges = [name for name in self.processes if name.startswith("edge")]
         wait_for(lambda: all(said in self.log(name) for name in edges), "the release everywhere")
 
     def stop_all(self):
-        """End every process as its operator would."""
         for name in list(self.processes):
             self.stop(name)
 

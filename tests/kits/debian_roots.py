@@ -49,7 +49,6 @@ def build_wheel(folder, project="."):
 
 
 def debian_root(folder, *packages):
-    """A Debian of nothing but what Python needs."""
     include = ",".join(("python3", *packages))
     run("debootstrap", "--variant=minbase", f"--include={include}", SUITE, folder)
     return folder
@@ -68,7 +67,6 @@ def foreign_files(folder, processor):
 
 
 def write_records(path, seed, records=120):
-    """A device's own records, in the form of the digits."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 10, records)
     pictures = draw.uniform(0, 4, (records, 64)) + 12 * (np.arange(64) % 10 == labels[:, None])

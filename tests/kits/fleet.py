@@ -43,7 +43,6 @@ class Fleet(MemoryFleet):
 
 
 def small_job(**changes):
-    """A short job over digits."""
     plain = {
         "job": "small",
         "data": {

@@ -29,7 +29,6 @@ def homes(count=400):
 
 
 def write_homes(path, rows=None):
-    """A CSV file of them."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([NAMES, *(homes() if rows is None else rows)])
     return path

@@ -49,7 +49,6 @@ def _zipf(words):
 
 
 def main(path, seed=0):
-    """Write the table, with a line of names."""
     found, labels = messages(seed)
     with path.open("w", newline="") as file:
         table = csv.writer(file)

@@ -23,7 +23,6 @@ START_S = ANSWER_S = 60.0
 
 
 def digits_model():
-    """A release of the digits' form, with made-up weights."""
     chance = np.random.default_rng(0)
     weights = {
         "centre": np.zeros(RECORD, np.float32),

@@ -23,7 +23,6 @@ def committed(round, number, seq, uploads=18, **more):
 
 
 def broadcast(label, seq, selected=20):
-    """A round that was sent."""
     data = {"kind": "round", "round": label, "selected": selected}
     return {"seq": seq, "time": 10.0 * seq - 1, "type": "broadcast", "data": data}
 

@@ -104,7 +104,6 @@ class LiveSite:
         self.processes = {}
 
     def provisioned(self):
-        """Write the site's files."""
         return provision(self.plan)
 
     def __enter__(self):
@@ -140,7 +139,6 @@ class LiveSite:
         return self.processes[name]
 
     def start_all(self):
-        """Everything, the devices in one process, and wait until they are there."""
         self.start("cloud", self.site.cloud)
         for cell in self.plan.cell_names:
             self.start_proxy(cell)
@@ -148,11 +146,9 @@ class LiveSite:
         self.wait_ready()
 
     def start_proxy(self, cell=""):
-        """That of a cell."""
         self.start(f"proxy-{cell}" if cell else "proxy", self.site.proxies[cell])
 
     def wait_ready(self):
-        """The cloud's control answers and every device has said hello."""
         wait_for(self.answers, "the cloud's start")
         wait_for(lambda: self.online() == self.plan.devices, "all hellos")
 
@@ -162,7 +158,6 @@ class LiveSite:
         return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
     def answers(self):
-        """Whether the cloud's control takes requests."""
         try:
             self.client.list()
         except UsageError:
@@ -184,7 +179,6 @@ class LiveSite:
 
     @property
     def client(self):
-        """The cloud's HTTP control."""
         return Cloud(self.plan.url, self.site.token_file)
 
     def submit(self, rounds=3, every=2, **numbers):
@@ -204,16 +198,13 @@ class LiveSite:
         return self.client.submit_yaml(text.encode())
 
     def finish(self, job):
-        """Wait for the job's end; the job with its rounds."""
         wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
         return self.client.job(job)
 
     def log(self, name):
-        """What a process wrote so far."""
         return (self.logs / name).read_text(errors="replace")
 
     def stop(self, name, number=signal.SIGINT):
-        """Signal a process and wait for its exit code."""
         process = self.processes.pop(name)
         process.send_signal(number)
         return process.wait(15)

@@ -52,7 +52,6 @@ def _lines(text):
 
 
 def write(path):
-    """Run a notebook where it lies, and keep its outputs in it."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     with contextlib.chdir(path.parent):
         outputs = run_cells(notebook)

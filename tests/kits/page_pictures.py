@@ -33,17 +33,14 @@ class MadeUpFacts:
     cells = 2
 
     def links(self):
-        """Both are up."""
         up = {"up": True, "connections": 1, "waiting": 0}
         moved = {"bytes_in": 48_211_200, "bytes_out": 9_120_300}
         return [{"cell": cell, **up, **moved} for cell in ("north", "south")]
 
     def disk(self):
-        """With room."""
         return {"free": 62 << 30, "total": 100 << 30, "own": 212 << 20}
 
     def endings(self):
-        """One is near."""
         day_s, now_s = 86400.0, time.time()
         return [
             {"what": "http.tls.cert_file", "ends_at": now_s + 12 * day_s},
@@ -79,7 +76,6 @@ def draw(window, path, tallest):
 
 
 def main():
-    """Draw all of them."""
     with browser() as window, PagedCloud(MadeUpFacts()) as cloud:  # type: ignore[arg-type]
         views = filled(cloud)
         window.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})

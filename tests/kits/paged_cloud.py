@@ -85,11 +85,9 @@ class PagedCloud:
 
     @property
     def url(self):
-        """Where the pages are."""
         return self._http.url
 
     def job(self, name, status, reason=""):
-        """A job that came to this; its id."""
         if status == "completed":
             return played(self.store, name, _PLAN, 17, end=True)
         if status == "queued":
@@ -103,12 +101,10 @@ class PagedCloud:
         return job
 
     def goes_on(self, job):
-        """One more round of a job that runs."""
         commit(self.store, job, _PLAN, len(self.store.rounds(job)) + 1)
 
     @staticmethod
     def quoted(job):
-        """As it stands in the page's address."""
         return quote(job, safe="")
 
     def _status(self):

@@ -32,14 +32,12 @@ def people(count=400):
 
 
 def write_people(path, rows=None, names=True):
-    """A CSV file of them."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([NAMES] * names + (people() if rows is None else rows))
     return path
 
 
 def people_job(folder, file, *, schema=None, **run):
-    """The job's file."""
     plain = {
         "job": "people",
         "data": {"source": "people", "nominal_records": 60, "schema": schema or SCHEMA},

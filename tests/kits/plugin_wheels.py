@@ -37,7 +37,6 @@ def laid_out(folder, name, points, files):
 
 
 def install(source, target):
-    """Build the wheel of a source folder and install it into `target`."""
     wheels = target.parent / f"{target.name}-wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     quiet = {**os.environ, "PIP_NO_INPUT": "1", "PYTHONWARNINGS": "ignore"}

@@ -38,11 +38,9 @@ class PostgresServer:
         self._ctl("stop", "-w", "-m", "immediate")
 
     def restart(self):
-        """The same, and at once again."""
         self._ctl("restart", "-w", "-m", "immediate", "-l", str(self._folder / "log"))
 
     def kill(self):
-        """`kill -9` of the process above all others, which end when they see it."""
         pid = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGKILL)
 

@@ -151,7 +151,6 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
         self._late = set()
 
     def write(self, data):
-        """Write one packet, or begin to wait with it."""
         if data[0] >> 4 != PUBACK:
             self._writer.write(data)
             return
@@ -167,19 +166,15 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
             await self._writer.drain()
 
     async def drain(self):
-        """Wait until the writer takes more."""
         await self._writer.drain()
 
     def get_peer_info(self):
-        """Address and port of the client."""
         return self._writer.get_peer_info()  # type: ignore[no-any-return]
 
     def get_ssl_info(self):
-        """The client's TLS session."""
         return self._writer.get_ssl_info()
 
     async def close(self):
-        """Close the connection."""
         for task in self._late:
             task.cancel()
         await self._writer.close()
@@ -192,7 +187,6 @@ class GuardedReader(ReaderAdapter):  # type: ignore[misc]
         self._reader, self._guard = reader, guard
 
     async def read(self, n=-1):
-        """Exactly `n` bytes."""
         data = await self._reader.read(n)
         if (broken := self._guard.received(data)) is not None:
             sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
@@ -202,7 +196,6 @@ class GuardedReader(ReaderAdapter):  # type: ignore[misc]
         return data
 
     def feed_eof(self):
-        """End the stream."""
         self._reader.feed_eof()
 
 
@@ -210,7 +203,6 @@ class GuardedBroker(BoundedBroker):
     """Enforces the profile that its process was started with."""
 
     async def external_connected(self, reader, writer, listener_name):
-        """Take a connection whose first bytes were looked at."""
         guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])
         late = LateAcknowledgements(writer, guard)
         await super().external_connected(GuardedReader(reader, guard), late, listener_name)

@@ -32,6 +32,5 @@ def plan(folder, **changes):
 
 
 def contents(folder):
-    """Every file by its path in the folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

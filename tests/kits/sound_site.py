@@ -29,7 +29,6 @@ def segments(device, index):
 
 
 def sound(cells=("",)):
-    """Of `DEVICES` devices in each cell, which take turns."""
     numbers = range(DEVICES * len(cells))
     commits = tuple(
         CommittedRound(

@@ -25,7 +25,6 @@ def windows(count=1500, seed=0):
 
 
 def write_windows(path, count=1500):
-    """As a CSV file."""
     x, labels = windows(count)
     rows = [",".join([*(f"{v:.4f}" for v in row), one]) for row, one in zip(x, labels, strict=True)]
     path.write_text("\n".join([",".join([*NAMES, "state"]), *rows, ""]))

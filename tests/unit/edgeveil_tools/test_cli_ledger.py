@@ -48,7 +48,6 @@ def state(tmp_path):
 
 @pytest.fixture
 def config(state, tmp_path):
-    """The device's site file."""
     site = {
         "name": "box",
         "broker": {"url": "mqtt://127.0.0.1:1"},

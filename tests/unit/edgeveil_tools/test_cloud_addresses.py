@@ -17,10 +17,6 @@ from tests.kits.certificates import Authority
 from tests.kits.cloud_control import served
 
 
-def cloud_at(at, state_dir, clients=None):
-    return served(state_dir, at, clients)
-
-
 @pytest.fixture
 def authority(tmp_path):
     return Authority(tmp_path / "authority")
@@ -33,7 +29,7 @@ def tls_at(authority, *, clients):
 
 def test_a_unix_socket_serves_library_and_command_line(tmp_path, capsys, monkeypatch):
     at = ListenAt(socket=tmp_path / "cloud.sock")
-    with cloud_at(at, tmp_path) as (url, store):
+    with served(tmp_path, at) as (url, store):
         job = store.submit_job("a", b"", bytes(32)).id
         token = tmp_path / "http-read.token"
         assert [one["id"] for one in Cloud(url, token).list()] == [job]
@@ -55,7 +51,7 @@ def test_a_unix_socket_serves_library_and_command_line(tmp_path, capsys, monkeyp
 
 def test_certificates_stand_for_scopes_and_a_token_for_more(tmp_path, authority):
     clients = {"watcher": Scope.READ, "desk.example": Scope.ADMIN}
-    with cloud_at(tls_at(authority, clients=True), tmp_path, clients) as (url, store):
+    with served(tmp_path, tls_at(authority, clients=True), clients) as (url, store):
         job = store.submit_job("a", b"", bytes(32)).id
 
         def cloud(name, token=None):
@@ -77,7 +73,7 @@ def test_certificates_stand_for_scopes_and_a_token_for_more(tmp_path, authority)
 
 def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, authority):
     heard = []
-    with cloud_at(tls_at(authority, clients=False), tmp_path) as (url, store):
+    with served(tmp_path, tls_at(authority, clients=False)) as (url, store):
         store.jobs = lambda: heard.append(1) or ()
         for others in (None, Authority(tmp_path / "others").cert_file):
             with pytest.raises(UsageError, match="not to be trusted") as caught:
@@ -92,11 +88,7 @@ def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, a
     ("url", "options", "what"),
     [
         ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "EDGEVEIL_CA_FILE is of TLS"),
-        (
-            "unix:/x",
-            {"cert_file": Path("c"), "key_file": Path("k")},
-            "EDGEVEIL_CERT_FILE is of TLS",
-        ),
+        ("unix:/x", {"cert_file": Path("c")}, "EDGEVEIL_CERT_FILE is of TLS"),
         ("ftp://127.0.0.1", {}, "is no address of a cloud"),
         ("http://127.0.0.1:1", {}, "neither a token nor a certificate"),
         ("https://127.0.0.1:1", {"cert_file": Path("absent")}, "does not exist"),
@@ -140,7 +132,7 @@ def test_a_site_file_that_mixes_ways_to_listen_is_refused(tmp_path, http, proble
 
 
 def test_the_environment_names_the_tls_files(tmp_path, authority, capsys, monkeypatch):
-    with cloud_at(tls_at(authority, clients=True), tmp_path, {"desk": Scope.READ}) as (url, _):
+    with served(tmp_path, tls_at(authority, clients=True), {"desk": Scope.READ}) as (url, _):
         cert_file, key_file = authority.issue("desk")
         monkeypatch.setenv("EDGEVEIL_CLOUD", url)
         monkeypatch.setenv("EDGEVEIL_CA_FILE", str(authority.cert_file))

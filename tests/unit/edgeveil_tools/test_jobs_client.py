@@ -23,10 +23,8 @@ from tests.kits.backbone_files import small_backbone
 from tests.kits.cloud_control import served
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
-QUICKSTART, SHARED = (
-    JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml",
-    JOBS / "digits_shared.yaml",
-)
+QUICKSTART = JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml"
+SHARED = JOBS / "digits_shared.yaml"
 
 
 def submit(path, url, token, code=0):
@@ -228,15 +226,11 @@ def http(body, kind=b"application/json"):
     return head % (kind, len(body), body)
 
 
+OTHERS = [b"{}", b'{"jobs":5}', b"[" * 100_000]
+
+
 @pytest.mark.parametrize(
-    "raw",
-    [
-        http(b"{}"),
-        http(b'{"jobs":5}'),
-        http(b"[" * 100_000),
-        http(b"<html>", b"text/html"),
-        b"SSH-2.0-x\r\n",
-    ],
+    "raw", [*map(http, OTHERS), http(b"<html>", b"text/html"), b"SSH-2.0-x\r\n"]
 )
 def test_what_is_no_cloud_is_told(tmp_path, raw):
     with recording(lambda _said: raw) as (url, _):

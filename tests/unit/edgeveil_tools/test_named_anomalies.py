@@ -28,7 +28,6 @@ def run_of(folder, *, reference=False, **changes):
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The folder of a simulated run, and the noise-free reference beside."""
     folder = tmp_path_factory.mktemp("windows")
     run_of(folder, reference=True)
     return folder
@@ -95,23 +94,16 @@ def test_without_federated_evaluation_there_is_no_threshold(tmp_path, capsys):
 
 
 OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
+SCORED = {"encrypt": {"laplace_eval": {"laplace_eval_eps": 1}}, "unsupervised": {"every_rounds": 1}}
+NO_NORMAL = {"source": "w", "schema": OTHER, "nominal_records": 9}
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"train": {"method": "fm"}}, "name classes, or use train"),
-        (
-            {"data": {"source": "w", "schema": OTHER, "nominal_records": 9}},
-            "write for example normal: \\[ok\\]",
-        ),
-        (
-            {
-                "unsupervised": {"every_rounds": 1},
-                "encrypt": {"laplace_eval": {"laplace_eval_eps": 1}},
-            },
-            "set NOT_EVAL",
-        ),
+        ({"data": NO_NORMAL}, "write for example normal: \\[ok\\]"),
+        (SCORED, "set NOT_EVAL"),
         ({"train": {"method": "pca_residual", "keep": 8}}, "leave no residual"),
     ],
 )
@@ -126,22 +118,13 @@ def test_arrays_have_zero_for_normal(tmp_path):
     codes = {"ok": 0, "leak": 3, "stall": 7}
     y = np.array([codes.get(name, -1) for name in names])
     np.savez(tmp_path / "windows.npz", x=x.astype(np.float32), y=y)
+    data = {"source": "windows", "classes": 2, "input_shape": [8], "nominal_records": 240}
+    own = {"source": "npz", "path": "windows.npz"}
     job = windows_job(
         tmp_path,
-        data={
-            "source": "windows",
-            "classes": 2,
-            "input_shape": [8],
-            "nominal_records": 240,
-            "evaluation_share": 0.4,
-        },
+        data={**data, "evaluation_share": 0.4},
         features=[{"name": "identity", "norm": "bounded", "input_scale": 2}],
-        local_run={
-            "devices": 5,
-            "simulate": True,
-            "data": {"source": "npz", "path": "windows.npz"},
-            "test_share": 0.3,
-        },
+        local_run={"devices": 5, "simulate": True, "data": own, "test_share": 0.3},
     )
     assert run_local(job, tmp_path / "out", Overrides()) == 0
     result = Result.load(tmp_path / "out")

@@ -26,7 +26,6 @@ from tests.kits.people import NAMES, SCHEMA, people, people_job, write_people
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The folder of a run, with the noise-free reference beside."""
     folder = tmp_path_factory.mktemp("people")
     job = people_job(folder, write_people(folder / "people.csv"))
     assert run_local(job, folder / "out", Overrides(), reference=True) == 0

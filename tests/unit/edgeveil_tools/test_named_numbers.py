@@ -37,7 +37,6 @@ LOCAL = {"devices": 5, "simulate": True, "data": {"source": "csv", "path": "home
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The folder of a run with the noise-free reference beside."""
     folder = tmp_path_factory.mktemp("homes")
     run_of(folder, reference=True, local_run=LOCAL)
     return folder
@@ -110,27 +109,22 @@ def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
     assert "edgeveil.labels" not in OnnxModel(raw).metadata
 
 
+def dealt(**partition):
+    return {"local_run": {**LOCAL, "partition": partition}}
+
+
+CLASSES = {"source": "h", "nominal_records": 60, "schema": SCHEMA, "classes": 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "fix"),
     [
         ({"train": {"method": "fm_paper"}}, "train.method", "use fm"),
         ({"unsupervised": {"every_rounds": 1}}, "unsupervised.every_rounds", "NOT_EVAL"),
         ({"train": {"method": "fm", "curvature": 0.3}}, "train.curvature", "leave it out"),
-        (
-            {"local_run": {**LOCAL, "partition": {"kind": "n_class"}}},
-            "local_run.partition",
-            "iid or quantity_skew",
-        ),
-        (
-            {"local_run": {**LOCAL, "partition": {"lq_user": 0.5, "lq_data": 0.5}}},
-            "local_run.partition",
-            "without lq_data",
-        ),
-        (
-            {"data": {"source": "h", "nominal_records": 60, "schema": SCHEMA, "classes": 3}},
-            "data.classes",
-            "leave it out",
-        ),
+        (dealt(kind="n_class"), "local_run.partition", "iid or quantity_skew"),
+        (dealt(lq_user=0.5, lq_data=0.5), "local_run.partition", "without lq_data"),
+        ({"data": CLASSES}, "data.classes", "leave it out"),
     ],
 )
 def test_what_is_about_classes_is_refused_when_the_file_is_read(tmp_path, changes, key, fix):

@@ -23,7 +23,6 @@ JOBS = sorted(
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A short simulated run by the command line, and its folder."""
     base = tmp_path_factory.mktemp("run")
     job = base / "job.yaml"
     text = QUICKSTART.read_text().replace("rounds: 15", "rounds: 2")

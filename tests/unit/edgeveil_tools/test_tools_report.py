@@ -60,8 +60,6 @@ def result(course, quote=PROVEN, **changes):
 
 @pytest.fixture
 def page(tmp_path):
-    """The whole file."""
-
     def make(course, **changes):
         write_report(result(course, **changes), course, tmp_path / "report.html")
         return (tmp_path / "report.html").read_text("utf-8")
@@ -127,8 +125,6 @@ def test_tables_of_a_result_have_both_epsilons(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Makes a run's folder, as `edgeveil run` leaves it."""
-
     def make(name, job="train: {rounds: 6}\n", **changes):
         course, out = events(), tmp_path / name
         out.mkdir()

@@ -39,7 +39,6 @@ def closed_port():
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, store_uri, closed_port):
-    """A run that is logged to both, and to a server that is away: folder, console, result."""
     base, lines = tmp_path_factory.mktemp("run"), []
     text = QUICKSTART.read_text().replace("rounds: 15", f"rounds: {ROUNDS}")
     (base / "job.yaml").write_text(text.replace("every_rounds: 5", "every_rounds: 3"))

@@ -77,13 +77,9 @@ COMMANDS = (
         arg("--out DIR", "default my-KIND, or my-FILE", Path),
         arg("--from FILE", "CSV, Parquet or pictures to draft it from", Path, dest="records"),
         arg("--label COLUMN", "its label's column; default: a guess"),
-        about="""Writes a commented job, records and a README to DIR. Nothing is written over.
-          classification   a table of numbers, CSV
-          images           small grey pictures, PNG, a folder for each class
-          anomaly          windows of a sensor: most are normal, few have a label, CSV
-        --from drafts a job from your own records: judge its lists and ranges, which may tell
-        of a record.
-        edgeveil init
+        about="""Writes a commented job, records (CSV, or PNG for images) and a README to DIR.
+        Nothing is written over. --from drafts a job from your own records: judge its lists and
+        ranges, which may tell of a record.
         edgeveil init --from people.csv --label income --out people""",
     ),
     row(
@@ -104,7 +100,6 @@ COMMANDS = (
         your rights: read it before. Exit code 2: a file is wrong, 4: records are, 1: this
         machine is. --estimate spends nothing.
         edgeveil check --schema job > job.schema.json
-        edgeveil check configs/*.yaml configs/jobs/*.yaml
         edgeveil check edge.yaml job.yaml
         edgeveil check job.yaml --estimate --devices 200 --seeds 5""",
     ),
@@ -134,7 +129,6 @@ COMMANDS = (
         are played in memory: no broker, no encryption, and a run repeats exactly. With
         --seeds or --sweep it runs once for each seed and value, and writes table.json and
         comparison.html; runs that have completed are kept.
-        edgeveil run configs/jobs/quickstart.yaml
         edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2""",
     ),
     row(
@@ -158,8 +152,7 @@ COMMANDS = (
         arg("--personal", "use what `edge personalise` made of the release on this box"),
         about="""Prints label and probability of each record. MODEL is an ONNX file or a device's
         state folder, whose release in use is then taken. A model of a job with data.schema
-        reads tables and pictures as its devices do and prints names; others take numbers.
-        edgeveil predict out/quickstart/model.onnx records.npz""",
+        reads tables and pictures as its devices do and prints names; others take numbers.""",
     ),
     row(
         "methods",
@@ -169,7 +162,6 @@ COMMANDS = (
         about="""Of each name its source, needs, what it reveals, and whether its guarantee is
         proven, claimed or none. `check` plays the laws of its family on each named part, exit
         code 1 where one is broken; `digest` prints what lets a device import a plug-in.
-        edgeveil methods fm min_divergence
         edgeveil methods check krum""",
     ),
     row(
@@ -181,8 +173,7 @@ COMMANDS = (
         arg("--force", "train again, write over the file"),
         arg("--seed N", "default 0", int, default=0),
         about="""It learns from public images of digits (28 x 28) alone, for some minutes. Jobs
-         name it `file: digits`.
-         edgeveil backbone digits --seed 3""",
+         name it `file: digits`.""",
     ),
     row(
         "job",
@@ -190,8 +181,7 @@ COMMANDS = (
         about="""Steers the jobs of a cloud over its HTTP control.
         Over https, EDGEVEIL_CA_FILE names the authorities that vouch for the cloud's certificate,
         EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE a certificate of your own in place of a token.
-        EDGEVEIL_INSECURE_HTTP=1 sends the token over http:// to another machine.
-        edgeveil job show quickstart-1a2b3c4d --watch --cloud http://127.0.0.1:8701""",
+        EDGEVEIL_INSECURE_HTTP=1 sends the token over http:// to another machine.""",
     ),
     row(
         "job submit",
@@ -214,7 +204,6 @@ COMMANDS = (
         about="""Of repeated attempts and of a pause the counts of uploads, declines, late devices
         and segments that did not count; of its release the counts of the devices' reports.
         With --watch --json one event a line, the object last.
-        edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml
         edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000""",
     ),
     row(
@@ -223,8 +212,7 @@ COMMANDS = (
         "cli.jobs:change",
         _ID,
         *_CLOUD,
-        about="""`job show` says why it paused. It goes on at its round.
-        edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml""",
+        about="`job show` says why it paused. It goes on at its round.",
     ),
     row("job cancel", "cancel a job that has not ended", "cli.jobs:change", _ID, *_CLOUD),
     row(
@@ -234,8 +222,7 @@ COMMANDS = (
         _ID,
         arg("--out FILE", "FILE.onnx or FILE.safetensors; default ID.onnx", Path),
         *_CLOUD,
-        about="""As ONNX for every ONNX runtime, or as .safetensors, the weights alone.
-        edgeveil job fetch quickstart-1a2b3c4d --out model.onnx""",
+        about="As ONNX for every ONNX runtime, or as .safetensors, the weights alone.",
     ),
     row(
         "job release",
@@ -245,16 +232,14 @@ COMMANDS = (
         arg("change", choices=("promote", "withdraw")),
         *_CLOUD,
         about="""promote: to all devices now, whatever its canary says. withdraw: all devices go
-        back to the release before this one.
-        edgeveil job release quickstart-1a2b3c4d withdraw --config site/cloud.yaml""",
+        back to the release before this one.""",
     ),
     row(
         "broker",
         "run an MQTT broker",
         "cli.parties:broker",
         _CONFIG,
-        about="""Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.
-        edgeveil broker --config configs/broker-edge.yaml""",
+        about="Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.",
     ),
     row(
         "cloud",
@@ -264,16 +249,14 @@ COMMANDS = (
         arg("--accept-registry", "believe the next roster, of whatever registry it is"),
         about="""Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry
         is for a site without a root, whose proxy has rebuilt its registry: see first that no
-        revoked device is in it. Then resume the paused jobs.
-        edgeveil cloud --config configs/cloud.yaml""",
+        revoked device is in it. Then resume the paused jobs.""",
     ),
     row(
         "proxy",
         "run the proxy, or manage its devices",
         "cli.parties:proxy",
         _OWN_CONFIG,
-        about="""Without a sub-command: runs the proxy until Ctrl-C.
-        edgeveil proxy --config configs/proxy.yaml""",
+        about="Without a sub-command: runs the proxy until Ctrl-C.",
     ),
     row(
         "proxy admit",
@@ -307,7 +290,6 @@ COMMANDS = (
         "cli.parties:revoke",
         _PART_CONFIG,
         arg("ids ID|NAME", "device id, or a claim's name", nargs="+"),
-        about="""edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb""",
     ),
     row(
         "edge",
@@ -315,8 +297,7 @@ COMMANDS = (
         "cli.parties:edge",
         arg("--config FILE", "site file, or several", Path, nargs="+", action="extend"),
         about="""Without a sub-command: runs a device until Ctrl-C. Several site files make several
-        devices in one process, for demonstrations.
-        edgeveil edge --config configs/edge.yaml""",
+        devices in one process, for demonstrations.""",
     ),
     row(
         "edge status",
@@ -343,7 +324,6 @@ COMMANDS = (
         _PART_CONFIG,
         about="""Trains the release's last layer on this box's training records, without noise, and
         compares both on its evaluation records. Model and figures stay in the state folder.
-        edgeveil edge personalise --config configs/edge.yaml
         edgeveil predict --personal site/state/edge-1 records.npz""",
     ),
     row(
@@ -353,8 +333,7 @@ COMMANDS = (
         _CONFIG,
         arg("--live", "whether it turns, so that a new start would mend nothing"),
         about="""Asks the process beside it whether it turns, its links are up and its state folder
-        takes what it writes. For a liveness probe --live.
-        edgeveil health --config /etc/edgeveil/edgeveil.yaml --live""",
+        takes what it writes. For a liveness probe --live.""",
     ),
     row(
         "site",
@@ -376,8 +355,7 @@ COMMANDS = (
         arg("--local", "a site on this machine for trials: site files, to be started by hand"),
         arg("--tls", "with --local: its links are encrypted"),
         arg("--cells NAME,NAME", "each with a proxy of its own", default=""),
-        about="""edgeveil site init clinics --host broker.example.org --devices 20
-        edgeveil site init my-site --local --devices 3""",
+        about="""edgeveil site init clinics --host broker.example.org --devices 20""",
     ),
     row(
         "site apply",
@@ -395,8 +373,7 @@ COMMANDS = (
         arg("name NAME", "its name, or its id"),
         _PASSPHRASE,
         about="""Its certificate or account counts no more, and the proxy drops it: hand the bundles
-        of the edge broker and the proxy over. What the record knows of it stays.
-        edgeveil site revoke clinics box-0007""",
+        of the edge broker and the proxy over. What the record knows of it stays.""",
     ),
     row(
         "site rotate",
@@ -410,8 +387,7 @@ COMMANDS = (
         about="""In two steps: from the first on both authorities count, and every client's next
         bundle has a certificate of the new one. Once all are installed, the brokers' first,
         --finish drops the one before. Boxes that came with a claim take up a certificate of
-        the new claims-authority within a week.
-        edgeveil site rotate clinics edge-authority""",
+        the new claims-authority within a week.""",
     ),
     row("site status", "list all parties, and what needs doing", "cli.fleet:status", _DIR),
     row(

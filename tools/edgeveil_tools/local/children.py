@@ -40,6 +40,7 @@ class Children:
         self._children: list[_Child] = []
         self._foreign: list[tuple[str, int]] = []
         self._lifeline = Lifeline()
+        self._next_look_s, self._memory_bytes, self.memory_peak_bytes = 0.0, 0, 0
 
     def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
         """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
@@ -67,15 +68,21 @@ class Children:
                 raise JobFailed(f"the {child.name} process ended ({how})", fix=fix)
 
     def memory_bytes(self) -> int:
-        """Memory of all of them, of what they started and of this process."""
-        total = _memory(psutil.Process())
+        """Memory of all of them, of what they started and of this process, as of the last look: a
+        look takes a tenth of a second, so there are few. `memory_peak_bytes` is the largest."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return self._memory_bytes
+        self._next_look_s = now_s + _MEMORY_S
+        self._memory_bytes = _memory(psutil.Process())
         pids = [child.process.pid for child in self._children]
         for pid in [*pids, *(pid for _, pid in self._foreign)]:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 for one in (process, *process.children(recursive=True)):
-                    total += _memory(one)
-        return total
+                    self._memory_bytes += _memory(one)
+        self.memory_peak_bytes = max(self.memory_peak_bytes, self._memory_bytes)
+        return self._memory_bytes
 
     def stop(self) -> None:
         """Ask all to end, wait a few seconds, kill what is left. May be called twice."""
@@ -92,23 +99,6 @@ class Children:
         self._children.clear()
         if not self._lifeline.closed:
             self._lifeline.close()
-
-
-class MemoryPeak:
-    """The largest memory seen; a look takes a tenth of a second, so there are few."""
-
-    def __init__(self, children: Children) -> None:
-        self._children, self._next_s = children, 0.0
-        self.peak_bytes = self._last_bytes = 0
-
-    def look(self) -> int:
-        """The memory now, or as of the last look."""
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + _MEMORY_S
-            self._last_bytes = self._children.memory_bytes()
-            self.peak_bytes = max(self.peak_bytes, self._last_bytes)
-        return self._last_bytes
 
 
 def spawn(

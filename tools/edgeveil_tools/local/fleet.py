@@ -24,7 +24,7 @@ from edgeveil.parts.models.heads import described
 from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil_tools.cloud_client import Cloud, get_json
-from edgeveil_tools.local.children import Children, MemoryPeak, tail
+from edgeveil_tools.local.children import Children, tail
 from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
@@ -81,7 +81,6 @@ class LocalFleet(ABC):
         self.view = self.log.view
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
-        self.memory = MemoryPeak(self.children)
         self._wants_reference = reference and has_reference(job)
         self.reference: list[float] = []
 
@@ -118,7 +117,7 @@ class LocalFleet(ABC):
         """The content of `result.json`; `reason` is empty when the job completed."""
         return self.log.result(
             reason,
-            memory_peak_bytes=self.memory.peak_bytes or None,
+            memory_peak_bytes=self.children.memory_peak_bytes or None,
             reference=self.reference,
             **self.facts(),
         )
@@ -232,7 +231,7 @@ class FleetProcesses(LocalFleet):
         for domain, broker in self._brokers.items():
             if not broker.running():
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
-        self.view.memory_bytes = self.memory.look()
+        self.view.memory_bytes = self.children.memory_bytes()
         with suppress(OSError):
             page = get_json(self._proxy_url, "/status")
             moved, here = page.get("bytes", {}), page.get("round") or {}
@@ -321,7 +320,7 @@ class Simulation(LocalFleet):
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_ROUNDS_S
-        self.view.memory_bytes = self.memory.look()
+        self.view.memory_bytes = self.children.memory_bytes()
         self.view.uploads, self.view.declined = self._rounds.uploads, self._rounds.declined
         self.log.look()
 

@@ -45,11 +45,10 @@ def draw_again(result: Result, path: Path) -> None:
     except (OSError, ValueError) as error:
         where = str(result.folder / "events.jsonl")
         raise UsageError("its events cannot be read", where=where) from error
-    drawn: Mapping[str, Any] = {}
-    if result.report.is_file():
-        drawn = thawed(result.report.read_text("utf-8", "replace")) or {}
-    held = next((one for one in drawn.get("sections", ()) if one.get("id") == HELD), None)
-    write_report(result.content, events, path, held)
+    there = result.report.is_file()
+    drawn = thawed(result.report.read_text("utf-8", "replace")) if there else None
+    held = [one for one in (drawn or {}).get("sections", ()) if one.get("id") == HELD]
+    write_report(result.content, events, path, *held[:1])
 
 
 def write_report(
@@ -123,8 +122,10 @@ def holdings(job: Job, run: LocalRun) -> Holdings:
 def held_section(held: Holdings, published: bool) -> Json:
     """The section: records by device and class."""
     what, were = ("public data set", "was") if published else ("records", "were")
-    poor = "The {} devices in red hold records of low quality, under the wrong classes they carry."
-    poor = f" {poor.format(len(held.low_quality))}" * bool(len(held.low_quality))
+    count, poor = len(held.low_quality), ""
+    if count:
+        poor = f" The {count} devices in red hold records of low quality, under the wrong classes"
+        poor += " they carry."
     text = (
         f"How the {what} of this run {were} dealt: {held.kind}.{poor} In a real fleet nobody could"
         " draw this: what a device holds never leaves it."
@@ -137,23 +138,19 @@ def held_section(held: Holdings, published: bool) -> Json:
 def holdings_picture(held: Holdings) -> Json:
     """Devices from left to right, low quality last where several share a column; class 0 lowest."""
     devices, classes = held.counts.shape
+    each, high = -(-devices // MOST_COLUMNS), -(-classes // MOST_CLASSES)
     poor = np.isin(np.arange(devices), held.low_quality)
-    order = np.arange(devices)
-    each = -(-devices // MOST_COLUMNS)
+    kinds = [np.arange(devices)]
     if each > 1:
-        order = np.concatenate([np.flatnonzero(~poor), np.flatnonzero(poor)])
-    good = devices - int(poor.sum()) if each > 1 else devices
-    groups = [order[k : min(k + each, good)] for k in range(0, good, each)]
-    groups += [order[k : k + each] for k in range(good, devices, each)]
+        kinds = [np.flatnonzero(~poor), np.flatnonzero(poor)]
+    groups = [of[k : k + each] for of in kinds for k in range(0, len(of), each)]
     counts = np.stack([held.counts[group].sum(axis=0) for group in groups])
-    high = -(-classes // MOST_CLASSES)
     rows = [(low, min(low + high, classes)) for low in range(0, classes, high)][::-1]
-    ends = [(int(group[0]) + 1, int(group[-1]) + 1) for group in groups]
     return heat(
         "Records by device and class",
         [counts[:, low:end].sum(axis=1).tolist() for low, end in rows],
         [str(low) if end == low + 1 else f"{low}–{end - 1}" for low, end in rows],
-        [str(first) if first == last else f"{first}…{last}" for first, last in ends],
+        [f"{of[0] + 1}…{of[-1] + 1}" if len(of) > 1 else str(of[0] + 1) for of in groups],
         ("class", "device" if each == 1 else f"devices, {each} to a column"),
         red=[k for k, group in enumerate(groups) if poor[group].all()],
         top=[int(total) for total in counts.sum(axis=1)],
