@@ -90,22 +90,21 @@ class Store:
     ) -> JobEntry:
         """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
         # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
-        job = f"{name}-{secrets.token_hex(4)}"
-        row = {"id": job, "name": name, "canonical": canonical, "digest": digest}
-        return self._submit({**row, "priority": priority}, queue_limit)
+        row = {"id": f"{name}-{secrets.token_hex(4)}", "name": name, "priority": priority}
+        return self._submit({**row, "canonical": canonical, "digest": digest}, queue_limit)
 
     @transaction
     def _submit(self, db: Db, row: Mapping[str, Any], queue_limit: int) -> JobEntry:
         table, job = tables.jobs, row["id"]
-        if db.scalar(sa.select(table.c.number).where(table.c.id == job)) is None:
-            waiting = sa.select(sa.func.count()).where(table.c.status == "queued")
+        if db.scalar(sa.select(table.c.number).filter_by(id=job)) is None:
+            waiting = sa.select(sa.func.count()).select_from(table).filter_by(status="queued")
             if int(db.scalar(waiting) or 0) >= queue_limit:
                 raise StoreError(
                     f"{queue_limit} jobs are waiting already",
                     fix="wait, or cancel one with edgeveil job cancel",
                 )
-            values = {**row, "status": "queued", "reason": "", "submitted_at": self._now_s()}
-            db.execute(table.insert().values(values))
+            new = {"status": "queued", "reason": "", "submitted_at": self._now_s()}
+            db.execute(table.insert(), {**row, **new})
             self._event(db, job, "job_submitted", {"name": row["name"]})
         return _entry(db, job)
 
@@ -125,7 +124,7 @@ class Store:
     def jobs(self, db: Db, status: Status | None = None) -> tuple[JobEntry, ...]:
         """All jobs, or those of a status, oldest first."""
         query = sa.select(tables.jobs).order_by(tables.jobs.c.number)
-        query = query if status is None else query.where(tables.jobs.c.status == status)
+        query = query.filter_by(**({"status": status} if status else {}))
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
@@ -153,21 +152,18 @@ class Store:
     def glimpse(self, db: Db, job: str) -> JobGlimpse:
         """One job with the newest of what it did; UnknownJob if there is none."""
         entry, done, told = _entry(db, job), tables.rounds, tables.events
-        last = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
+        last = sa.select(done).filter_by(job=job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
-        newest = db.execute(last).mappings().first()
-        tested = db.execute(last.where(was_tested)).mappings().first()
-        event = None
-        if entry.status != "running":  # else it may stand behind thousands of others
-            kinds = told.c.type.startswith("job_", autoescape=True)
-            life = sa.select(told).where(told.c.job == job, kinds).order_by(told.c.seq.desc())
-            event = db.execute(life.limit(1)).mappings().first()
-        return JobGlimpse(
-            entry,
-            None if newest is None else _round_of(newest),
-            None if tested is None else _round_of(tested),
-            None if event is None else StoredEvent(**event),
+        newest, tested = (
+            next(map(_round_of, db.execute(query).mappings()), None)
+            for query in (last, last.where(was_tested))
         )
+        life = sa.select(told).filter_by(job=job).order_by(told.c.seq.desc()).limit(1)
+        kinds = told.c.type.startswith("job_", autoescape=True)
+        row = None
+        if entry.status != "running":  # else it may stand behind thousands of others
+            row = db.execute(life.where(kinds)).mappings().first()
+        return JobGlimpse(entry, newest, tested, None if row is None else StoredEvent(**row))
 
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
@@ -212,7 +208,7 @@ class Store:
             values["ended_at"], self._deleted = now_s, True
             for gone in (tables.round_keys, tables.unmaskings):
                 db.execute(gone.delete().where(gone.c.job == job))
-        db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
+        db.execute(tables.jobs.update().where(tables.jobs.c.id == job), values)
         self._event(db, job, event, data)
         return _entry(db, job)
 
@@ -257,8 +253,7 @@ class Store:
         all."""
         table = tables.events
         query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
-        if job is not None:
-            query = query.where(table.c.job == job)
+        query = query.filter_by(**({} if job is None else {"job": job}))
         return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
 
     def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> StoredEvent:
@@ -374,8 +369,7 @@ class Store:
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         entry, table = _entry(db, job), tables.rounds
-        newest = sa.select(sa.func.max(table.c.index)).where(table.c.job == job)
-        last = int(db.scalar(newest) or 0)
+        last = int(db.scalar(sa.select(sa.func.max(table.c.index)).filter_by(job=job)) or 0)
         if record.index <= last:
             return False
         if entry.status != "running" or record.index != last + 1:
@@ -387,19 +381,13 @@ class Store:
             absorbed = _absorbed_in(db, job, batch_digest)
             if absorbed is not None:
                 raise StoreError(f"this batch was absorbed by round {absorbed} of job '{job}'")
-            row = {"job": job, "digest": batch_digest, "index": record.index}
-            db.execute(tables.batches.insert().values(row))
-        values = {
-            **record.__dict__,
-            "bytes": dict(record.bytes),
-            "scores": None if record.scores is None else dict(record.scores),
-            "committed_at": self._now_s(),
-            "accepted": b"".join(sorted(accepted)),
-        }
-        db.execute(table.insert().values(job=job, **values))
+            of_it = {"job": job, "index": record.index}
+            db.execute(tables.batches.insert(), {**of_it, "digest": batch_digest})
+        kept = {"committed_at": self._now_s(), "accepted": b"".join(sorted(accepted))}
+        db.execute(table.insert(), {**record.__dict__, "job": job, **kept})
         db.execute(tables.states.delete().where(tables.states.c.job == job))
-        row = {"job": job, "index": record.index, "tensors": state}
-        db.execute(tables.states.insert(), row)
+        newest = {"job": job, "index": record.index, "tensors": state}
+        db.execute(tables.states.insert(), newest)
         for done in (tables.round_keys, tables.openings, tables.unmaskings):
             db.execute(done.delete().where(done.c.job == job, done.c.exchange <= record.index))
         self._deleted = True
@@ -465,7 +453,7 @@ class Store:
         table = tables.roster
         db.execute(table.delete().where(table.c.cell == cell))
         new = {"lineage": mark.lineage, "epoch": mark.epoch, "expires_s": expires_s, "cell": cell}
-        db.execute(table.insert().values(**new, refused="", refused_lineage=""))
+        db.execute(table.insert(), {**new, "refused": "", "refused_lineage": ""})
 
     @transaction
     def refuse_roster(self, db: Db, reason: str, lineage: str, cell: str = "") -> None:
@@ -473,7 +461,7 @@ class Store:
         table, refused = tables.roster, {"refused": reason, "refused_lineage": lineage}
         if not db.execute(table.update().where(table.c.cell == cell).values(refused)).rowcount:
             new = {"lineage": "", "epoch": -1, "expires_s": 0.0, "cell": cell}
-            db.execute(table.insert().values(**new, **refused))
+            db.execute(table.insert(), {**new, **refused})
 
     @transaction
     def is_newer_roster(self, db: Db, expires_s: float, cell: str = "") -> bool:

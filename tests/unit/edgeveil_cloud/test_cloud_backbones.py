@@ -5,20 +5,13 @@ import json
 
 import aiohttp
 import pytest
-from round_kit import public_keys
 
-from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import DataError
 from edgeveil.jobs import load_job
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
-from edgeveil.protocol.cloud_job import SealJob
-from edgeveil.protocol.sealed import decode_package, open_broadcast
-from edgeveil_cloud.broadcasts import BroadcastLimits
-from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
 from tests.kits.backbone_files import small_backbone
 from tests.kits.cloud_control import idle_control
@@ -66,20 +59,6 @@ def test_a_job_that_says_another_form_is_not_queued(store, sent):
     with pytest.raises(DataError, match="another form"):
         idle_control(store).submit(sent.replace("output_dim: 3", "output_dim: 4"))
     assert store.jobs() == ()
-
-
-def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(store, sent):
-    key = OpeningKey.generate()
-    store.set_enrolled({*public_keys(2), key.public().to_bytes()})
-    store.put_backbone(BACKBONE)
-    entry = idle_control(store).submit(sent)
-    sealed = CloudHost(store, None, BroadcastLimits(4096)).perform(SealJob(wire_id(entry)))
-    out = sealed.by_cell[""]
-    opened = open_broadcast(key, out.manifest, out.data)
-    assert opened is not None
-    package = decode_package(opened[0])
-    assert package.backbones == (BACKBONE,)
-    assert b"BatchNormalization" in package.graph
 
 
 def test_backbones_are_put_over_http_up_to_their_limit(store, sent):

@@ -14,7 +14,6 @@ import pytest
 from played import in_loop, played
 
 from edgeveil.jobs import parse_job
-from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport.listener import ListenAt, server_context
 from edgeveil_cloud import http_guard as guard
 from edgeveil_cloud.http import make_app
@@ -291,15 +290,6 @@ async def test_another_sites_name_that_leads_to_this_machine_shows_nothing(page,
 @played(at=ListenAt("0.0.0.0"))
 async def test_beyond_this_machine_the_cloud_goes_by_any_name(page):
     assert (await page.ask("GET", "/", headers={"Host": "cloud.example"})).status == 200
-
-
-@played
-async def test_every_answer_says_what_a_browser_may_do_with_it(page):
-    await page.log_in()
-    for path in ("/", "/pages/base.css", "/jobs", "/v1/page/me", "/none"):
-        answer = await page.ask("GET", path)
-        assert answer.headers["Content-Security-Policy"] == CONTENT_POLICY, path
-        assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 @pytest.mark.parametrize("name", ["../http.py", "cloud.html", "none.js"])

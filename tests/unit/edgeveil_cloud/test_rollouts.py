@@ -74,16 +74,21 @@ class Course:
 
     def release(self, **asked):
         """A job from its start to its release, which the proxy holds."""
-        desk = self.desk
         self.now_s += 1
-        desk.id = desk.run(job(release=asked))
+        broadcast = self.sealed(release=asked)
+        self.held(broadcast)
+        self.desk.host.store(JobStatus(self.desk.wire, "completed"))
+        return self.desk.id, broadcast
+
+    def sealed(self, **asked):
+        """The release of a job that has run its rounds, and has not ended."""
+        desk = self.desk
+        desk.id = desk.run(job(**asked))
         for index in (1, 2, 3, 4):
             desk.commit(index)
         broadcast = desk.perform(SealRelease(desk.wire))
         assert isinstance(broadcast, Broadcast)
-        self.held(broadcast)
-        desk.host.store(JobStatus(desk.wire, "completed"))
-        return desk.id, broadcast
+        return broadcast
 
     def held(self, broadcast):
         self.desk.host.store(ReleaseHeld(broadcast.manifest.sequence))
@@ -108,6 +113,10 @@ class Course:
         self.posted.clear()
         self.driver.look()
         return list(self.posted)
+
+    def published(self):
+        """What the driver asks the machine to publish."""
+        return [one for one in self.look() if isinstance(one, PublishRelease)]
 
     def publish(self):
         broadcast = self.desk.perform(SealPublication(self.desk.wire))
@@ -154,7 +163,7 @@ def test_a_good_canary_is_followed_by_the_rest_after_the_soak_time():
     course = Course()
     name, broadcast = course.release(**SOME)
     course.tell(broadcast, GOOD, GOOD, GOOD)
-    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    assert not course.published()
     course.now_s += 100
     assert PublishRelease(course.desk.wire) in course.look()
     assert course.stage(name) == "all"
@@ -162,7 +171,7 @@ def test_a_good_canary_is_followed_by_the_rest_after_the_soak_time():
     assert len(course.openers(everyone)) == 6
     assert everyone.manifest.package_digest == broadcast.manifest.package_digest
     course.now_s += 100
-    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    assert not course.published()
 
 
 def test_a_bad_canary_withdraws_the_release_and_brings_the_one_before_back():
@@ -206,7 +215,7 @@ def test_a_report_counts_once_and_only_of_a_device_that_was_asked():
 def test_a_device_that_is_admitted_later_gets_the_release_of_its_data_set():
     course = Course()
     course.release()
-    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    assert not course.published()
     course.now_s += 60
     course.keys.append(OpeningKey.generate())
     course.enrol(course.keys)
@@ -220,7 +229,7 @@ def test_a_device_that_is_admitted_later_gets_the_release_of_its_data_set():
     assert decode_package(opened[0]).data_set == "bench"
     assert broadcast.manifest.data_set == data_set_tag("bench")
     course.now_s += 60
-    assert not [one for one in course.look() if isinstance(one, PublishRelease)]
+    assert not course.published()
 
 
 def test_what_is_good_is_renewed_again_and_again_and_what_was_replaced_is_not():
@@ -259,25 +268,11 @@ def test_an_operator_promotes_a_canary_and_withdraws_what_went_to_all():
     assert said.renewed == ()
 
 
-def test_a_release_of_a_job_that_runs_is_left_to_the_job():
-    course = Course()
-    desk = course.desk
-    desk.id = desk.run(job())
-    for index in (1, 2, 3, 4):
-        desk.commit(index)
-    assert isinstance(desk.perform(SealRelease(desk.wire)), Broadcast)
-    assert course.look() == []
-
-
-def test_a_canary_that_is_sealed_again_asks_the_same_devices():
+def test_a_release_of_a_job_that_runs_is_left_to_the_job_and_its_canary_stays_the_same():
     course = Course(devices=12)
-    desk = course.desk
-    desk.id = desk.run(job(release=SOME))
-    for index in (1, 2, 3, 4):
-        desk.commit(index)
-    first, second = (desk.perform(SealRelease(desk.wire)) for _ in range(2))
-    assert isinstance(first, Broadcast)
-    assert isinstance(second, Broadcast)
+    first = course.sealed(release=SOME)
+    assert course.look() == []
+    second = course.desk.perform(SealRelease(course.desk.wire))
     who = [[key for key, _ in course.openers(one)] for one in (first, second)]
     assert who[0] == who[1]
     assert len(who[0]) == 6

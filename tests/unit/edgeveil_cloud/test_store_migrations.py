@@ -67,15 +67,7 @@ LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py", "v00
 
 
 @pytest.mark.parametrize(
-    ("version", "numbered"),
-    [(2, True), (2, False), (3, True), (4, True), (5, True)],
-    ids=[
-        "first revision",
-        "before revisions",
-        "second revision",
-        "third revision",
-        "fourth revision",
-    ],
+    ("version", "numbered"), [(2, True), (2, False), (3, True), (4, True), (5, True)]
 )
 def test_an_earlier_store_is_taken_up_with_its_jobs(path, tmp_path, version, numbered):
     earlier = tmp_path / "earlier"
