@@ -32,7 +32,7 @@ from edgeveil.transport.process import first_of
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.main import DeviceProcess, Lanes
-from edgeveil_edge.predict import RELEASES, Predictions, predict, stale_since
+from edgeveil_edge.predict import RELEASES, Predictions, predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.spending import as_plain
 
@@ -173,7 +173,7 @@ class Device:
         current = ReleaseStore(self.site.state_dir / RELEASES).current()
         release, stale = "", ""
         if current is not None:
-            release, stale = current.version, stale_since(current, time.time())
+            release, stale = current.version, current.stale(time.time())
         told = self._said, str(self._error or ""), stale
         return DeviceStatus(self._id, self.site.name, state, release, *told)
 

@@ -152,10 +152,13 @@ class DeviceHost:
             why, job_id = str(report.data["why"]), report.at.job_id
             if (key := _KEY.match(why)) is not None:
                 told["key"] = key[0]
-            known = self._store.job(job_id)
-            job = json.loads(known[0])["job"] if known else ""
-            refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "job": job}
-            refusal |= {"round": report.at.round, "cause": report.data["cause"], "why": why}
+            refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex()}
+            refusal |= {
+                "job": self._store.job_name(job_id),
+                "round": report.at.round,
+                "cause": report.data["cause"],
+                "why": why,
+            }
             self._store.note_refusal(refusal)
         LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:
@@ -256,14 +259,11 @@ class DeviceHost:
             release = self.releases.current()
         except EdgeVeilError:
             return ""
-        stale, before = "", self._stale
-        if release is not None and release.expired(now_s):
-            stale = f"{release.version} is not renewed: a newer one may be withheld"
-        self._stale = stale
-        if stale and stale != before:
+        before, self._stale = self._stale, release.stale(now_s) if release else ""
+        if self._stale and self._stale != before:
             LOG.warning("release_stale")
-            self._say(f"the release {stale}")
-        return stale
+            self._say(f"{self._stale}, so a newer one may be withheld")
+        return self._stale
 
     def _adopt(self, manifest: m.Manifest) -> machine.Installation:
         now = self.releases.current()
@@ -331,10 +331,6 @@ class DeviceHost:
         try:
             self.releases.current()
         except DataError as error:
-            try:
-                earlier = self.releases.rollback(broken=True).version
-            except EdgeVeilError:
-                self._say(f"the release in use is damaged, and none is there before it: {error}")
-            else:
-                self._say(f"the release in use is damaged, {earlier} takes its place: {error}")
+            left = self.releases.leave_broken()
+            self._say(f"the release in use is damaged, {left}: {error}")
         self._work.warm_up()

@@ -33,7 +33,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, stale_since, told_by
+from edgeveil_edge.predict import Predictions, told_by
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -162,7 +162,7 @@ class InferenceService:
         model = self._current()
         if model is None:
             return _NO_RELEASE
-        stale = stale_since(model.release, time.time())
+        stale = model.release.stale(time.time())
         return stale if stale and self._stops_stale else model
 
     def _current(self) -> ServedModel | None:

@@ -184,8 +184,8 @@ class DevicePage:
         found = {}
         for job in (one["job"] for one in jobs):
             with suppress(ValueError, KeyError, TypeError):
-                if kept := self._device.device.store.job(bytes.fromhex(job)):
-                    found[job] = str(json.loads(kept[0])["job"])[:_NAME_CHARACTERS]
+                if name := self._device.device.store.job_name(bytes.fromhex(job)):
+                    found[job] = name[:_NAME_CHARACTERS]
         return found
 
     def _release_told(self) -> dict[str, Any] | None:

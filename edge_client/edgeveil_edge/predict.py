@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +17,7 @@ from edgeveil.data.encoding import pictures
 from edgeveil.data.records import MAX_BYTES, require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
-from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
+from edgeveil.errors import DataError, UsageError, needs_extra
 from edgeveil.evaluation.figures import (
     ACCURACY,
     anomaly_figures,
@@ -196,7 +195,7 @@ def predict(
     if (release := store.current()) is None:
         what, fix = "holds no released model yet", "wait for a completed job, or name an ONNX file"
         raise UsageError(what, where=str(model), fix=fix)
-    stale = stale_since(release, time.time())
+    stale = release.stale(time.time())
     if stale and store.stops_expired:
         fix = "see that this device reaches the proxy, or set policy.on_expired_release: warn"
         raise UsageError(stale, where=str(model), fix=fix)
@@ -213,23 +212,11 @@ def predict(
     return replace(found, stale=stale)
 
 
-def stale_since(release: InstalledRelease, now_s: float) -> str:
-    """That the cloud has not renewed this release in time, or ""."""
-    if not release.expired(now_s):
-        return ""
-    since = datetime.fromtimestamp(release.expires_s, UTC)
-    return f"the release {release.version} is stale since {since:%F %R} UTC: it was not renewed"
-
-
 def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
     """Go back where the release fails on made-up records too, and raise DataError."""
     if not run_trial(release.path.read_bytes()):
         return
-    try:
-        then = f"{store.rollback(broken=True).version} takes its place"
-    except EdgeVeilError:
-        then = "and none is there before it"
-    what = f"does not run any more ({error}); {then}"
+    what = f"does not run any more ({error}); {store.leave_broken()}"
     fix = "run it again, or wait for the next release"
     raise DataError(what, where=release.version, fix=fix) from error
 

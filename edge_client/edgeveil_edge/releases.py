@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import structs
 
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.storage import file_mark, sync_folder, write_durably
 
 KEEP_VERSIONS = 5
@@ -45,9 +46,12 @@ class InstalledRelease:
     meta: Mapping[str, Any]
     expires_s: float = 0.0  # since 1970; 0: never
 
-    def expired(self, now_s: float) -> bool:
-        """Whether the cloud has not said for too long that nothing newer is there."""
-        return 0 < self.expires_s <= now_s
+    def stale(self, now_s: float) -> str:
+        """That the cloud has not said for too long that nothing newer is there, or ""."""
+        if not 0 < self.expires_s <= now_s:
+            return ""
+        since = datetime.fromtimestamp(self.expires_s, UTC)
+        return f"the release {self.version} is stale since {since:%F %R} UTC: it was not renewed"
 
 
 class _Marks(msgspec.Struct):
@@ -174,6 +178,13 @@ class ReleaseStore:
             pointer.broken.append(left)
         self._point(pointer)
         return earlier
+
+    def leave_broken(self) -> str:
+        """Go back from a release that does not run; what is in use then, for its owner."""
+        try:
+            return f"{self.rollback(broken=True).version} takes its place"
+        except EdgeVeilError:
+            return "and none is there before it"
 
     def _digest(self, version: str) -> str:
         """Of the model; "" of a lost version, which must not stop the owner from leaving it."""

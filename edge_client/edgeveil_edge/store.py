@@ -230,6 +230,11 @@ class DeviceStore:
             ).fetchone()
         return row
 
+    def job_name(self, job_id: bytes) -> str:
+        """What its cloud calls a job; "" of one that is not known."""
+        known = self.job(job_id)
+        return str(json.loads(known[0])["job"]) if known else ""
+
     def backbones(self, job_id: bytes) -> list[bytes]:
         """The feature extractors that came with a job."""
         with self._file.guard() as db:

@@ -16,17 +16,6 @@ from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
-def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path):
-    spool = Spool(path)
-    name = spool.load().name
-    assert len(name) == 16
-    assert sk.reopened(path).name == name
-    spool.put_back()
-    spool.close()
-    other = sk.reopened(path).name
-    assert len(other) == 16 and other != name
-    path.unlink()
-    assert sk.reopened(path).name not in (name, other)
 
 
 def test_devices_of_an_earlier_version_stay_known(spool, path):
@@ -46,19 +35,6 @@ def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherw
     with closing(sqlite3.connect(path)) as db:
         db.executescript("ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;")
     assert sk.reopened(path).earlier == {"0" * 16: m.KNOWS_BUCKETS, "1" * 16: 0}
-
-
-def test_uploads_have_no_place_once_they_are_in_a_batch_but_are_still_known(spool, path):
-    sk.keep(spool)
-    items = [sk.upload(spool, slot) for slot in range(3)]
-    sk.upload(spool, 0, sk.at(job=sk.OTHER))
-    sk.batch(spool)
-    held = {(u.at.job_id, u.device): u.held for u in sk.reopened(path).uploads}
-    assert {key: h.slot for key, h in held.items()} == {
-        **{(sk.JOB, device): -1 for device in sk.DEVICES},
-        (sk.OTHER, sk.DEVICES[0]): 0,
-    }
-    assert {held[sk.JOB, item.device].digest for item in items} == {b""}
 
 
 def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(spool, path):
