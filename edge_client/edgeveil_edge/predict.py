@@ -29,6 +29,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
+from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import any_form, encode_csv, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
@@ -272,11 +273,12 @@ def _given(
     file = require_file(path, "the input file")
     most = room_for(file)
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
+        origin = Origin(path=file, max_bytes=most)
         if file.suffix == ".parquet":
-            found = encode_parquet(file, schema, most, labelled=None)
+            found = encode_parquet(origin, schema, labelled=None)
         else:
             formed, header = any_form(file, schema)
-            found = encode_csv(file, formed, most, header=header, labelled=None)
+            found = encode_csv(replace(origin, header=header), formed, labelled=None)
         labels = found.records.y if found.labelled else None
         return _Given(found.records.x, labels, file=file)
     values = _read(file, most)

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError
 from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import Table, nearest
 
@@ -82,6 +82,19 @@ def file_block(given: Any, info: ValidationInfo) -> tuple[Any, Path | None]:
     if folder is None:
         raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
     return given, Path(folder)
+
+
+def own_function(target: str, where: str) -> Any:
+    """What an owner's `module:function` names. Raises DataError where it cannot be imported."""
+    module, _, name = target.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except OF_OTHERS_CODE as error:  # the owner's module may raise anything
+        raise DataError(
+            f"cannot be imported, {type(error).__name__}: {error}",
+            where=where,
+            fix="install the module, check both names",
+        ) from error
 
 
 def says_nothing(default: object) -> Callable[[object], bool]:
@@ -171,7 +184,8 @@ class PartTable(Table[P], Generic[P]):
         found: dict[str, P] = {}
         for file in pkgutil.iter_modules(folder.__path__):
             module = import_module(f"{self.package}.{file.name}")
-            for part in declared_in(module):
+            single = getattr(module, "PART", None)
+            for part in getattr(module, "PARTS", () if single is None else (single,)):
                 if part.name in found:
                     raise UsageError(f"two files declare {self.family} '{part.name}'")
                 found[part.name] = part
@@ -210,11 +224,6 @@ class PartTable(Table[P], Generic[P]):
 
     def known(self) -> list[str]:
         return [*self._found(), *self.refused]
-
-
-def declared_in(module: object) -> tuple[Any, ...]:
-    single = getattr(module, "PART", None)
-    return (*(() if single is None else (single,)), *getattr(module, "PARTS", ()))
 
 
 class OneOf(Generic[B]):

@@ -165,7 +165,7 @@ class StagePart(BlockPart):
     build: Callable[[Any, Any], BaseStage]
 
 
-def flat(update: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
+def flat(update: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(array, np.float64).ravel() for array in update.values()])
 
 

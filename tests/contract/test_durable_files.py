@@ -39,17 +39,17 @@ class Case:
     error: type[EdgeVeilError]
 
 
-def spool_upload(spool: Spool) -> None:
+def spool_upload(spool):
     held = HeldUpload(tuple(range(BIG)), b"d" * 32, 0)
     spool.store(UploadKept(RoundId(b"J" * 16, 1, 1), "0" * 16, held))
 
 
-def admit_many(registry: Registry) -> None:
+def admit_many(registry):
     for _ in range(500):
         registry.admit(Enrolment.make(SigningKey.generate(), OpeningKey.generate()), "x" * 200)
 
 
-def opened_ledger(path: Path) -> Ledger:
+def opened_ledger(path):
     ledger = Ledger(path, "digits")
     ledger.open_job(JobRequest("job", 1e-5, (EVENT,)), LIMITS)
     return ledger
@@ -72,21 +72,21 @@ CASES = {
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request):
     return request.param
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "file.sqlite"
 
 
-def database(opened: Any) -> sqlite3.Connection:
+def database(opened):
     result: sqlite3.Connection = opened._file.db
     return result
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(case: Case, path: Path) -> None:
+def test_a_full_disk_is_named_and_nothing_is_half_written(case, path):
     opened = case.open(path)
     before = database(opened).execute("PRAGMA page_count").fetchone()[0]
     database(opened).execute(f"PRAGMA max_page_count={before + 1}")
@@ -100,7 +100,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(case: Case, path: Path
     opened.close()
 
 
-def test_what_another_process_holds_is_named(case: Case, path: Path) -> None:
+def test_what_another_process_holds_is_named(case, path):
     opened = case.open(path)
     database(opened).execute("PRAGMA busy_timeout=0")
     with sqlite3.connect(path, isolation_level=None) as other:
@@ -112,7 +112,7 @@ def test_what_another_process_holds_is_named(case: Case, path: Path) -> None:
     opened.close()
 
 
-def test_a_file_that_is_no_database_is_named(case: Case, path: Path) -> None:
+def test_a_file_that_is_no_database_is_named(case, path):
     path.write_bytes(b"no database, whatever its name says" * 100)
     with pytest.raises(case.error, match="not a database") as caught:
         case.open(path)
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_database_is_named(case: Case, path: Path) -> None:
     assert "backup" in caught.value.fix
 
 
-def test_a_table_that_is_gone_is_named_when_read(case: Case, path: Path) -> None:
+def test_a_table_that_is_gone_is_named_when_read(case, path):
     opened = case.open(path)
     tables = database(opened).execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
@@ -132,7 +132,7 @@ def test_a_table_that_is_gone_is_named_when_read(case: Case, path: Path) -> None
     opened.close()
 
 
-def test_the_file_is_its_owners_alone(case: Case, path: Path) -> None:
+def test_the_file_is_its_owners_alone(case, path):
     opened = case.open(path)
     case.write(opened)
     for file in path.parent.rglob("*"):

@@ -39,23 +39,23 @@ VERSIONS = sorted(FOLDER.iterdir(), key=lambda folder: int(folder.name.removepre
 
 
 class Closes(Protocol):
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 LINK = {"url": "mqtt://127.0.0.1:1883"}
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
-def version(request: pytest.FixtureRequest) -> Path:
+def version(request):
     return request.param
 
 
 @pytest.fixture
-def facts(version: Path) -> dict:
+def facts(version):
     return json.loads((version / "facts.json").read_text())
 
 
-def put_back(site: object, version: Path, role: str, folder: Path) -> Path:
+def put_back(site, version, role, folder):
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
     restore(site, archive, vouched=True)
@@ -63,7 +63,7 @@ def put_back(site: object, version: Path, role: str, folder: Path) -> Path:
 
 
 @pytest.fixture
-def edge(version: Path, tmp_path: Path) -> Path:
+def edge(version, tmp_path):
     data = {"name": "digits", "source": "digits"}
     trust = tmp_path / "trust.json"
     site = EdgeSite(
@@ -73,21 +73,21 @@ def edge(version: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def proxy(version: Path, tmp_path: Path) -> Path:
+def proxy(version, tmp_path):
     trust, state = tmp_path / "trust.json", tmp_path / "proxy"
     site = ProxySite(edge_broker=LINK, cloud_broker=LINK, state_dir=state, trust_file=trust)
     return put_back(site, version, "proxy", tmp_path)
 
 
 @pytest.fixture
-def cloud(version: Path, tmp_path: Path) -> Path:
+def cloud(version, tmp_path):
     trust, state = tmp_path / "trust.json", tmp_path / "cloud"
     return put_back(
         CloudSite(broker=LINK, state_dir=state, trust_file=trust), version, "cloud", tmp_path
     )
 
 
-def schema(path: Path) -> tuple[int, list[tuple[str]]]:
+def schema(path):
     """The numbers that a file says of its tables."""
     with closing(sqlite3.connect(path)) as db:
         (number,) = db.execute("PRAGMA user_version").fetchone()
@@ -96,7 +96,7 @@ def schema(path: Path) -> tuple[int, list[tuple[str]]]:
     return number, rows
 
 
-def as_written(version: Path, to: Path) -> dict[str, Path]:
+def as_written(version, to):
     """The files of a fixture's archives; one that is put back may be brought up."""
     for role in ("edge", "proxy", "cloud"):
         archive = io.BytesIO(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
@@ -105,7 +105,7 @@ def as_written(version: Path, to: Path) -> dict[str, Path]:
     return {path.name: path for path in to.rglob("*") if path.is_file()}
 
 
-def test_the_newest_fixture_has_the_schemas_of_this_version(tmp_path: Path) -> None:
+def test_the_newest_fixture_has_the_schemas_of_this_version(tmp_path):
     """Who changes a schema adds the next fixture: `python -m tests.kits.store_fixtures FOLDER`."""
     new, kept = tmp_path / "new", as_written(VERSIONS[-1], tmp_path / "kept")
     new.mkdir()
@@ -122,11 +122,11 @@ def test_the_newest_fixture_has_the_schemas_of_this_version(tmp_path: Path) -> N
     assert found == {name: schema(new / name) for name in made}
 
 
-def test_they_are_small(version: Path) -> None:
+def test_they_are_small(version):
     assert sum(path.stat().st_size for path in version.iterdir()) < 200_000
 
 
-def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge: Path, facts: dict) -> None:
+def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge, facts):
     assert DeviceIdentity.load_or_create(edge).device_id == facts["devices"][0]
     account = read_ledger(edge / LEDGER_FILE).account("digits")
     assert spent(account).epsilon == facts["training_epsilon"]
@@ -141,7 +141,7 @@ def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge: Path, fa
     assert release.job == "digits"
 
 
-def test_a_device_s_split_is_that_of_the_data_set_that_it_released(edge: Path) -> None:
+def test_a_device_s_split_is_that_of_the_data_set_that_it_released(edge):
     ledger, store = Ledger(edge / LEDGER_FILE, "others"), DeviceStore(edge / "device.sqlite")
     store.adopt_split(ledger.datasets or ("others",))
     found = [store.fact(split_fact(SPLIT_SHARE, name)) for name in ("digits", "others")]
@@ -150,7 +150,7 @@ def test_a_device_s_split_is_that_of_the_data_set_that_it_released(edge: Path) -
     assert found == ["0.1", None]
 
 
-def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy: Path, facts: dict) -> None:
+def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy, facts):
     registry = Registry(proxy / "registry.sqlite")
     admitted = set(facts["devices"]) - {facts["revoked"]}
     assert set(registry.admitted()) == admitted
@@ -165,7 +165,7 @@ def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy: Path, facts: dict)
     spool.close()
 
 
-def test_a_revoked_device_stays_out(proxy: Path, facts: dict) -> None:
+def test_a_revoked_device_stays_out(proxy, facts):
     registry = Registry(proxy / "registry.sqlite")
     (revoked,) = (one for one in registry.devices(revoked=True) if not one.active)
     assert revoked.device_id == facts["revoked"]
@@ -175,7 +175,7 @@ def test_a_revoked_device_stays_out(proxy: Path, facts: dict) -> None:
     registry.close()
 
 
-def test_a_cloud_keeps_its_jobs_and_goes_on(cloud: Path, facts: dict) -> None:
+def test_a_cloud_keeps_its_jobs_and_goes_on(cloud, facts):
     store = Store(f"sqlite:///{cloud / 'cloud.sqlite'}")
     found = {job.id: job.status for job in store.jobs()}
     assert found == {facts["done"]: "completed", facts["waiting"]: "running"}

@@ -13,7 +13,7 @@ import hmac
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from edgeveil.crypto.labels import RECORD_RANK, context
 from edgeveil.data.records import as_records
 from edgeveil.data.schema import DataSchema
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
 from edgeveil.parts import own_records
 from edgeveil.parts.sources import SOURCES, brings_its_test
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
@@ -48,28 +47,28 @@ NEIGHBOUR = st.one_of(st.none(), ROW, st.lists(st.sampled_from(HOSTILE), max_siz
 """One record: gone, another one, or one of another width."""
 
 
-def _csv(folder: Path, rows: Rows, header: list[str] | None) -> None:
+def _csv(folder, rows, header):
     with (folder / "records").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([*([header] if header else ()), *rows])
 
 
-def headed(folder: Path, rows: Rows) -> dict[str, Any]:
+def headed(folder, rows):
     _csv(folder, rows, NAMES)
     return {"source": "csv", "path": folder / "records", "header": True}
 
 
-def headless(folder: Path, rows: Rows) -> dict[str, Any]:
+def headless(folder, rows):
     _csv(folder, rows, None)
     return {"source": "csv", "path": folder / "records", "header": False}
 
 
-def unsaid(folder: Path, rows: Rows) -> dict[str, Any]:
+def unsaid(folder, rows):
     """As site files of before are."""
     _csv(folder, rows, None)
     return {"source": "csv", "path": folder / "records"}
 
 
-def numbers_or_texts(cells: list[str]) -> list[Any]:
+def numbers_or_texts(cells):
     for kind in (int, float):
         with suppress(ValueError, OverflowError):
             found = [None if cell == "" else kind(cell) for cell in cells]
@@ -78,18 +77,18 @@ def numbers_or_texts(cells: list[str]) -> list[Any]:
     return list(cells)
 
 
-def parquet_file(folder: Path, rows: Rows) -> dict[str, Any]:
+def parquet_file(folder, rows):
     whole = [[*row, "", "", ""][:3] for row in rows]
     columns = [numbers_or_texts([row[at] for row in whole]) for at in range(3)]
     parquet.write_table(table(dict(zip(NAMES, columns, strict=True))), folder / "records")
     return {"source": "parquet", "path": folder / "records"}
 
 
-def arrays(rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def arrays(rows):
     """x (n, 1, 2) and y (n,) with the types that NumPy takes from what they hold."""
     whole = [[*row, "", "", ""][:3] for row in rows]
 
-    def array(cells: list[list[str]], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def array(cells, shape):
         flat = [cell for row in cells for cell in row]
         typed = numbers_or_texts([cell or "nan" for cell in flat])
         return np.array(typed).reshape(shape)
@@ -97,14 +96,14 @@ def arrays(rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return array([row[:2] for row in whole], (-1, 1, 2)), array([row[2:] for row in whole], (-1,))
 
 
-def npz(folder: Path, rows: Rows) -> dict[str, Any]:
+def npz(folder, rows):
     x, y = arrays(rows)
     with (folder / "records").open("wb") as file:
         np.savez(file, x=x, y=y)
     return {"source": "npz", "path": folder / "records"}
 
 
-def idx(folder: Path, rows: Rows) -> dict[str, Any]:
+def idx(folder, rows):
     values = np.array(
         [[sum(map(ord, cell)) % 256 for cell in [*row, "", "", ""][:3]] for row in rows]
     )
@@ -115,7 +114,7 @@ def idx(folder: Path, rows: Rows) -> dict[str, Any]:
     return {"source": "idx", "path": folder / "records", "labels_path": folder / "labels"}
 
 
-def images(folder: Path, rows: Rows) -> dict[str, Any]:
+def images(folder, rows):
     """Pictures of any size and colour, broken ones, and folders that are none of the classes."""
     place = folder / "records"
     for name in ("<=50K", ">50K"):
@@ -134,7 +133,7 @@ def images(folder: Path, rows: Rows) -> dict[str, Any]:
     return {"source": "images", "path": place, "images": form}
 
 
-def python(folder: Path, rows: Rows) -> dict[str, Any]:
+def python(folder, rows):
     """An owner's function, which states its shape; its types NumPy takes from what it holds."""
     held["rows"] = rows
     return {"source": f"python: {__name__}:made"}
@@ -143,7 +142,7 @@ def python(folder: Path, rows: Rows) -> dict[str, Any]:
 held: dict[str, Rows] = {}
 
 
-def made() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def made():
     if any("raise" in row for row in held["rows"]):
         raise LookupError(held["rows"])
     return arrays(held["rows"])
@@ -161,7 +160,7 @@ FORMS: dict[str, Callable[[Path, Rows], dict[str, Any]]] = {
 }
 
 
-def test_every_source_of_own_records_is_played(tmp_path: Path) -> None:
+def test_every_source_of_own_records_is_played(tmp_path):
     played = {
         FORMS[form](folder, [["39", "Private", "<=50K"]])["source"].partition(":")[0]
         for form in FORMS
@@ -172,7 +171,7 @@ def test_every_source_of_own_records_is_played(tmp_path: Path) -> None:
 
 
 @st.composite
-def schemas(draw: st.DrawFn, form: str) -> dict[str, Any] | None:
+def schemas(draw, form):
     """What a cloud may write of records, with names and lists taken from guesses at them; of three
     in four the kind that is read of such a form."""
     names = draw(st.permutations([*NAMES, *(cell for cell in CELLS if cell)]))
@@ -206,7 +205,7 @@ def schemas(draw: st.DrawFn, form: str) -> dict[str, Any] | None:
     return schema
 
 
-def plan_of(schema: dict[str, Any] | None) -> Plan | None:
+def plan_of(schema):
     """The job's plan; None for a job that nobody can compile, whoever holds records."""
     data: dict[str, Any] = {"source": "bench", "nominal_records": 30}
     if schema is None:
@@ -224,15 +223,13 @@ def plan_of(schema: dict[str, Any] | None) -> Plan | None:
     return None
 
 
-def planned(schema: dict[str, Any] | None) -> Plan:
+def planned(schema):
     found = plan_of(schema)
     assert found is not None
     return found
 
 
-def answered(
-    folder: Path, form: str, rows: Rows, plan: Plan, max_records: int = 20_000
-) -> tuple[object, ...]:
+def answered(folder, form, rows, plan, max_records=20_000):
     """All that anybody but the owner sees of a device's answer to the job's first question, and
     what it cost."""
     folder.mkdir()
@@ -258,7 +255,7 @@ def answered(
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folders(tmp_path_factory):
     yield tmp_path_factory.mktemp("forms")
 
 
@@ -271,13 +268,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     other=NEIGHBOUR,
 )
 def test_one_record_changes_neither_whether_nor_when_nor_in_what_form_a_device_answers(
-    folders: Path,
-    form: str,
-    data: st.DataObject,
-    rows: Rows,
-    at: int,
-    other: list[str] | None,
-) -> None:
+    folders, form, data, rows, at, other
+):
     plan = plan_of(data.draw(schemas(form)))
     if plan is None:
         return
@@ -304,9 +296,7 @@ ADULT = [["39", "Private", "<=50K"], ["50", "State", ">50K"]]
         ("csv, a line of names", "declined"),
     ],
 )
-def test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike(
-    form: str, how: str, tmp_path: Path
-) -> None:
+def test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike(form, how, tmp_path):
     """Whatever the first record holds: whether a line names columns is the owner's word alone."""
     found = set()
     for guess in ("38", "39", "40"):
@@ -317,9 +307,7 @@ def test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike(
     assert found == {how}
 
 
-def test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none(
-    tmp_path: Path,
-) -> None:
+def test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none(tmp_path):
     plan = planned(FIRST_CELL)
     (tmp_path / "box").mkdir()
     _csv(tmp_path / "box", ADULT, None)
@@ -330,7 +318,7 @@ def test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none(
     assert "may be a record" in answer.why
 
 
-def test_a_file_s_own_names_stand_before_those_that_a_job_makes_up(tmp_path: Path) -> None:
+def test_a_file_s_own_names_stand_before_those_that_a_job_makes_up(tmp_path):
     """Or an owner who allows columns by their names would be read another one."""
     schema = {
         "origin": "public",
@@ -350,7 +338,7 @@ def test_a_file_s_own_names_stand_before_those_that_a_job_makes_up(tmp_path: Pat
     assert sorted(rows.tolist()) == [[0, 1, 0], [1, 0, 0]], "Private and State, as the file says"
 
 
-def test_one_text_among_numbers_makes_no_table_unreadable(tmp_path: Path) -> None:
+def test_one_text_among_numbers_makes_no_table_unreadable(tmp_path):
     for form in ("parquet", "npz", "python"):
         plan = planned(None)
         rows = [["1", "2", "0"], ["3", "4", "1"]]
@@ -381,11 +369,11 @@ BY_A_SCHEMA = list(READ_BY.items())
 BY_VALUES = [(form, None) for form in FORMS if "csv" not in form or form == "csv, a line of names"]
 
 
-def different(count: int) -> Rows:
+def different(count):
     return [[str(n + 10), str(n), ("<=50K", ">50K")[n % 2]] for n in range(count)]
 
 
-def with_room_for(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+def with_room_for(monkeypatch, size_bytes):
     """The limit of 2 GiB, where a test can reach it."""
     real = own_records.origin_of
     monkeypatch.setattr(
@@ -395,8 +383,8 @@ def with_room_for(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(("form", "schema"), BY_A_SCHEMA + BY_VALUES)
 def test_records_past_the_limit_of_memory_change_not_whether_a_device_answers_and_pays(
-    form: str, schema: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    form, schema, tmp_path, monkeypatch
+):
     plan = planned(schema)
     found = {}
     for at, size_bytes in enumerate((1 << 20, 800, 400, 64, 8)):
@@ -410,16 +398,12 @@ def test_records_past_the_limit_of_memory_change_not_whether_a_device_answers_an
 @pytest.mark.parametrize(("form", "schema"), BY_A_SCHEMA)
 @pytest.mark.parametrize("most", [1, 5, 90])
 def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
-    form: str,
-    schema: dict[str, Any],
-    most: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    form, schema, most, tmp_path, monkeypatch
+):
     """As many as the owner says, where a width could be chosen at which n fit and n + 1 do not."""
     plan = planned(schema)
 
-    def read(limit: int, rows: Rows) -> list[tuple[bytes, ...]]:
+    def read(limit, rows):
         """Half, values, label and place of each record that is used."""
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         block = {"name": "bench", **FORMS[form](folder, rows)}
@@ -450,8 +434,8 @@ def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
 @pytest.mark.parametrize("value", [None, 2**64])
 @pytest.mark.parametrize("form", ["npz", "python"])
 def test_one_value_that_makes_objects_of_an_array_changes_not_whether_a_device_answers(
-    form: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    form, value, tmp_path, monkeypatch
+):
     plan, rows = planned(None), [["1", "2", "0"], ["3", "4", "1"]]
     plain = answered(tmp_path / "plain", form, rows, plan)
     x, y = np.array([[1, 2], [3, 4]]).reshape(-1, 1, 2), np.array([0, value])
@@ -462,9 +446,7 @@ def test_one_value_that_makes_objects_of_an_array_changes_not_whether_a_device_a
     assert as_records(x, y, "here").y.tolist() == [0, -1]
 
 
-def test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records(
-    tmp_path: Path,
-) -> None:
+def test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records(tmp_path):
     plan = planned(None)
     rows = [["1", "2", "0"], ["3", "4", "1"]]
     plain = answered(tmp_path / "plain", "python", rows, plan)

@@ -1,22 +1,14 @@
-"""Every durable file on a file system that is really full: the fault is named, and it goes on."""
-
-from __future__ import annotations
+"""The cloud's store, its batches and the proxy's uploads on a file system that is really full: the
+fault is named, and it goes on. Of the other durable files `test_durable_files.py` tells."""
 
 import errno
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.privacy.gaussian_mechanism import gaussian_event
-from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, UploadKept
@@ -24,7 +16,6 @@ from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import BatchSpool
-from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.spool import Spool
 
 DISK_BYTES = 2 << 20
@@ -32,77 +23,38 @@ BIG = 400_000
 AT = RoundId(b"J" * 16, 1, 1)
 DATA = bytes(BIG)
 BLOB = describe(DATA, 4096)
-EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
-LIMITS = Limits(20, 50, 1e-4, 100)
 
 
-def opened_ledger(folder: Path) -> Ledger:
-    ledger = Ledger(folder / "ledger.sqlite", "digits")
-    ledger.open_job(JobRequest("job", 1e-5, (EVENT,)), LIMITS)
-    return ledger
-
-
-def recalled(ledger: Ledger) -> bytes:
-    found = ledger.recall("job", 1)
-    return found[1] if found else b""
-
-
-def taken(spool: BatchSpool) -> int:
+def taken(spool):
     spool.drop()
     for offset in range(0, BIG, 4096):
         spool.put(BatchPart(BLOB.digest, offset, DATA[offset : offset + 4096]))
     return len(spool.whole(BLOB))
 
 
-def stored(spool: Spool) -> None:
+def stored(spool):
     with spool.together():
         spool.store(UploadPart(AT, 0, DATA))
         spool.store(UploadKept(AT, "0" * 16, HeldUpload((BIG,), b"d" * 32, 0)))
 
 
-def opened_store(folder: Path) -> Store:
-    return Store(f"sqlite:///{folder}/cloud.sqlite")
-
-
-@dataclass(frozen=True)
-class Case:
-    """How to open it, to write much into it, and to see that this is there."""
-
-    open: Callable[[Path], Any]
-    write: Callable[[Any], object]
-    held: Callable[[Any], bool]
-
-
-CASES = {
-    "cloud store": Case(
-        opened_store,
+CASES = {  # how to open it, to write much into it, and to see that this is there
+    "cloud store": (
+        lambda folder: Store(f"sqlite:///{folder}/cloud.sqlite"),
         lambda s: s.submit_job("one", DATA, bytes(32)),
         lambda s: [job.name for job in s.jobs()] == ["one"],
     ),
-    "cloud batch": Case(BatchSpool, taken, lambda s: taken(s) == BIG),
-    "spool": Case(
+    "cloud batch": (BatchSpool, taken, lambda s: taken(s) == BIG),
+    "spooled upload": (
         lambda folder: Spool(folder / "spool.sqlite"),
-        lambda s: s.store(UploadKept(AT, "0" * 16, HeldUpload(tuple(range(BIG)), b"d" * 32, 0))),
+        stored,
         lambda s: s.load() != ProxyMemory(),
-    ),
-    "spooled upload": Case(
-        lambda folder: Spool(folder / "spool.sqlite"), stored, lambda s: s.load() != ProxyMemory()
-    ),
-    "device store": Case(
-        lambda folder: DeviceStore(folder / "device.sqlite"),
-        lambda s: s.put_job(b"j", b"", DATA),
-        lambda s: s.job(b"j") == (b"", DATA),
-    ),
-    "ledger": Case(
-        opened_ledger,
-        lambda ledger: ledger.commit("job", 1, [EVENT], DATA),
-        lambda ledger: recalled(ledger) == DATA,
     ),
 }
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A small file system of its own, in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -117,7 +69,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def fill(ballast: Path) -> None:
+def fill(ballast):
     with ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
             with suppress(OSError):
@@ -129,22 +81,23 @@ def fill(ballast: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_without_room_it_says_so_and_with_room_it_goes_on(case: Case, disk: Path) -> None:
-    opened = case.open(disk)
+def test_without_room_it_says_so_and_with_room_it_goes_on(case, disk):
+    open_, write, held = case
+    opened = open_(disk)
     ballast = disk / "ballast"
     fill(ballast)
     for _ in range(2):
         with pytest.raises((EdgeVeilError, OSError), match=r"full|No space left") as caught:
-            case.write(opened)
+            write(opened)
         if isinstance(caught.value, EdgeVeilError):
             assert caught.value.fix
         else:  # the job pauses for the disk, whose reason says what to do
             assert caught.value.errno == errno.ENOSPC
     ballast.unlink()
-    case.write(opened)
-    assert case.held(opened)
+    write(opened)
+    assert held(opened)
     if hasattr(opened, "close"):
         opened.close()
-        again = case.open(disk)
-        assert case.held(again)
+        again = open_(disk)
+        assert held(again)
         again.close()

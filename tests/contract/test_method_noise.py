@@ -124,13 +124,13 @@ def test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that
 def test_every_step_is_paid_for_and_takes_a_sample_of_its_own(name, monkeypatch):
     device, _, _, zeros = stepping(name)
     taken = []
-    total = dp_sgd.RecordSums.total
+    total = dp_sgd.NoisedSums.total
 
     def noted(self, rows, chosen, clip_norm):
         taken.append(np.isin(np.arange(len(EACH)), chosen))
         return total(self, rows, chosen, clip_norm)
 
-    monkeypatch.setattr(dp_sgd.RecordSums, "total", noted)
+    monkeypatch.setattr(dp_sgd.NoisedSums, "total", noted)
     device.answer(ROUND, zeros, EACH, random(8), "cpu")
     (event,) = device.price(ROUND)
     assert len(taken) == event.steps

@@ -12,7 +12,6 @@ from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.heads import WEIGHTS
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
@@ -222,19 +221,6 @@ def test_the_state_keeps_its_names_shapes_and_types(halves):
             n: (v.shape, v.dtype) for n, v in first.items()
         }
     assert all(np.array_equal(first[name], before[name]) for name in before)
-
-
-def test_the_model_feeds_the_graph(halves):
-    for _, _, _, state in play(halves, some_records()):
-        model = halves[1].model(state)
-        network = halves[1].context.network
-        projected = halves[1].context.projection is not None
-        features = network is None and not halves[1].context.anomaly
-        bias = features and halves[1].parameters.bias
-        head = {*WEIGHTS, *(["basis"] if projected else []), *(["bias"] if bias else [])}
-        head = {"centre", "residual"} if halves[1].context.anomaly else head
-        assert set(model) == ({weight.name for weight in network.weights} if network else head)
-        assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
 
 
 def test_a_question_asked_again_has_the_same_answer_and_other_records_have_other_noise(noised):

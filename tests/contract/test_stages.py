@@ -14,7 +14,6 @@ from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import Task
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from tests.kits.method_context import context
@@ -99,16 +98,6 @@ def test_noise_that_protects_is_drawn_anew_and_without_records_too(noisy):
         drawn = [flat(built(noisy).apply(task(seed, count), some())) for seed in range(3)]
         assert not np.array_equal(drawn[0], drawn[1])
         assert not np.array_equal(drawn[1], drawn[2])
-
-
-def test_it_has_a_price_exactly_where_it_protects(name):
-    stage = built(name)
-    price = stage.price(ROUND)
-    assert bool(price) == stage.protects
-    assert price == stage.price(ROUND)
-    for event in price:
-        assert event.unit == "device"
-        assert event_from_dict(to_dict(event)) == event
 
 
 def test_what_chooses_sends_no_more_than_its_share(name):

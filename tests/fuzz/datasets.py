@@ -41,7 +41,8 @@ def _cifar_seeds():
 
 def _parquet(data):
     column = (None, "label")[data[0] % 2 if data else 0]
-    sound(read_parquet(as_file("records.parquet", data[1:]), column, MAX_BYTES))
+    file = as_file("records.parquet", data[1:])
+    sound(read_parquet(Origin(path=file, label_column=column, max_bytes=MAX_BYTES)))
 
 
 def _parquet_seeds():
@@ -73,7 +74,7 @@ def _pictures():
 def _picture(data):
     form = _Form(colours=("grey", "rgb")[data[0] % 2 if data else 0])
     (_pictures() / "a" / "one.png").write_bytes(data[1:])
-    records = read_images(_pictures(), form, MAX_BYTES)
+    records = read_images(Origin(path=_pictures(), images=form, max_bytes=MAX_BYTES))
     sound(records)
     demand(records.y.tolist() == [0], "one picture, one record")
     dropped = bool(np.isnan(records.x).any())

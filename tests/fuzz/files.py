@@ -11,6 +11,7 @@ import numpy as np
 from edgeveil.errors import BrokerError, DataError, UsageError
 from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.idx import EMNIST_CLASSES, read_idx
+from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
 from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_tools.site.broker_rules import read_users
@@ -35,7 +36,7 @@ def _idx(data):
         if zipped >> index & 1:
             parts[index] = gzip.compress(parts[index], 1, mtime=0)
     images, labels = (as_file(f"{index}.idx", part) for index, part in enumerate(parts))
-    sound(read_idx(images, labels, MAX_BYTES))
+    sound(read_idx(Origin(path=images, labels_path=labels, max_bytes=MAX_BYTES)))
 
 
 def _published(name, split, stem, data):
@@ -77,8 +78,9 @@ def _mnist_seeds():
 def _csv(data):
     column = (None, "label")[data[0] % 2 if data else 0]
     path = as_file("records.csv", data[1:])
-    sound(read_csv(path, column, 4 * MAX_BYTES))
-    for fault in csv_faults(path, column):
+    origin = Origin(path=path, header=True, label_column=column, max_bytes=4 * MAX_BYTES)
+    sound(read_csv(origin))
+    for fault in csv_faults(origin):
         demand(fault.startswith(str(path)), "a fault says where")
 
 
@@ -92,7 +94,7 @@ def _npz(data):
     """Any bytes as the whole file, or any bytes as the arrays of a sound archive."""
     tape = Tape(data)
     if not tape.number(3):
-        sound(read_npz(as_file("any.npz", tape.rest()), MAX_BYTES))
+        sound(read_npz(Origin(path=as_file("any.npz", tape.rest()), max_bytes=MAX_BYTES)))
         return
     cut, packed = tape.number(512), tape.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     rest = tape.rest()
@@ -100,7 +102,7 @@ def _npz(data):
     with zipfile.ZipFile(made, "w", packed) as archive:
         archive.writestr(zipfile.ZipInfo("x.npy"), rest[:cut])
         archive.writestr(zipfile.ZipInfo("y.npy"), rest[cut:])
-    sound(read_npz(as_file("made.npz", made.getvalue()), MAX_BYTES))
+    sound(read_npz(Origin(path=as_file("made.npz", made.getvalue()), max_bytes=MAX_BYTES)))
 
 
 def _npz_seeds():

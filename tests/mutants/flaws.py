@@ -393,8 +393,8 @@ MUTANTS = (
         name="one-sample-for-all-steps",
         decides="Poisson sampling",
         where="edgeveil.parts.methods.dp_sgd:NoisedSums.draw",
-        find="self._sums.total(rows, chosen, norm)",
-        put="self._sums.total(rows, self.__dict__.setdefault('first', chosen), norm)",
+        find="self.total(rows, chosen, norm)",
+        put="self.total(rows, self.__dict__.setdefault('first', chosen), norm)",
         of=("dp_sgd",),
         killed_by="tests/contract/test_method_noise.py::test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that_is_paid",
     ),
@@ -695,7 +695,7 @@ MUTANTS = (
         find="min(context.max_participations, parameters.rounds)",
         put="1",
         of=("fm",),
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_rounds.py::test_the_whole_job_costs_what_was_asked_and_not_much_less",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_the_whole_job_costs_what_was_asked_whatever_the_options",
     ),
     Mutant(
         name="pca-residual-pays-one-round",
@@ -1330,7 +1330,6 @@ MUTANTS = (
         where="edgeveil.parts.sources.tables:_row",
         find="[missing] * width",
         put="[missing]",
-        nth=2,
         killed_by="tests/unit/edgeveil/parts/sources/test_sources.py::test_a_line_out_of_form_drops_its_record_alone",
     ),
     Mutant(
@@ -1345,7 +1344,7 @@ MUTANTS = (
         name="names-of-a-job-before-the-files",
         decides="form",
         where="edgeveil.parts.sources.tables:encode_csv",
-        find="None if header else encoding(list(schema.header or ()), str(file))",
+        find="None if origin.header else encoding(list(schema.header or ()), str(file))",
         put="None if schema.header is None else encoding(list(schema.header), str(file))",
         killed_by="tests/contract/test_forms.py::test_a_file_s_own_names_stand_before_those_that_a_job_makes_up",
     ),
@@ -1360,7 +1359,7 @@ MUTANTS = (
     Mutant(
         name="header-read-off-the-file",
         decides="form",
-        where="edgeveil.parts.sources.tables:_read",
+        where="edgeveil.parts.sources.tables:encode_csv",
         find="origin.header",
         put="guess_header(origin.path, schema)",
         nth=2,
@@ -1409,9 +1408,9 @@ MUTANTS = (
     Mutant(
         name="pictures-drawn-by-how-many-there-are",
         decides="form",
-        where="edgeveil.parts.sources.images:encode_images",
-        find="limit.kept(places)",
-        put="np.sort(np.random.default_rng(len(places)).permutation(len(places))[: limit.count])",
+        where="edgeveil.parts.sources.images:_read",
+        find="origin.limit.kept(places)",
+        put="np.sort(np.random.default_rng(len(places)).permutation(len(places))[:origin.limit.count])",
         killed_by="tests/contract/test_forms.py::test_however_wide_a_schema_makes_records_those_of_least_rank_are_read",
     ),
     Mutant(

@@ -139,20 +139,19 @@ def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64
     for name, arrays in stacked.items():
         if len(arrays) == 0:
             raise JobFailed(f"no valid upload of segment '{name}'")
-        shape, dtype = _form(arrays[0])
-        whole = np.issubdtype(dtype, np.integer)
-        grids = None if whole else Grids.of(largest_of(arrays), len(arrays))
+        first = np.asarray(arrays[0])
+        shape = first.shape
+        grids = (
+            None
+            if np.issubdtype(first.dtype, np.integer)
+            else Grids.of(largest_of(arrays), len(arrays))
+        )
         if isinstance(arrays, AddedUp):
             found = arrays.added(grids)
         else:
             found = ExactSum(math.prod(shape), grids).add(arrays)
         result[name] = found.divided(len(arrays)).reshape(shape)
     return result
-
-
-def _form(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    found = np.asarray(array)
-    return found.shape, found.dtype
 
 
 def largest_of(arrays: Sequence[Array]) -> float:

@@ -1,11 +1,8 @@
 """Rules that bear poisoned uploads.
 
-Krum (Blanchard et al. 2017): the uploads nearest to most others.
-
-A score is the sum of squared L2 distances to the n − f − 2 nearest others, f the uploads that may
-be malicious. The k smallest scores are averaged: k = 1 is Krum, more Multi-Krum.
-
-`trimmed_mean`, `median`: value by value, without the extremes (Yin et al. 2018).
+Krum (Blanchard et al. 2017): an upload's score is the sum of squared L2 distances to the n − f − 2
+nearest others, f the uploads that may be malicious. The k smallest scores are averaged: k = 1 is
+Krum, more Multi-Krum. `trimmed_mean`, `median`: value by value (Yin et al. 2018).
 """
 
 from __future__ import annotations

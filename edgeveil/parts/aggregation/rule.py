@@ -107,8 +107,6 @@ class Chosen(Sequence[NDArray[np.generic]]):
         return len(self.indices)
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return Chosen(self.arrays, self.indices[at])
         return self.arrays[self.indices[at]]
 
 

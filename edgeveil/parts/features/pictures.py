@@ -89,6 +89,9 @@ class PictureMap:
         found[~valid] = 0.0
         return found
 
+    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+        raise NotImplementedError
+
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         raise NotImplementedError
 
@@ -118,7 +121,7 @@ class PictureMap:
                 fix="use records of shape [rows, columns] or [3, rows, columns], or say"
                 " `image: [rows, columns]`",
             )
-        return Raster(colours, *shape)
+        return self.raster_of(colours, *shape)
 
 
 CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
@@ -133,64 +136,98 @@ class Gabor(PictureMap):
 
     name = "gabor"
 
+    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+        p = self.parameters
+        return Raster(colours, rows, columns, p.pool, p.orientations, p.scales)
+
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        raster, p = self.raster(input_shape), self.parameters
-        return int(raster.colours * (1 + p.orientations * p.scales) * self._grid(raster).windows)
+        return self.raster(input_shape).values
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
-        images = levels.reshape(-1, raster.rows, raster.columns)
-        pooled = pooled_channels(images, self._grid(raster), self._bank)
-        return unit_rows(self._normalised(pooled).reshape(len(levels), -1))
+        """Each channel less its mean, over its norm; both exact up to the norm."""
+        sums = raster.pooled(levels.reshape(-1, raster.rows, raster.columns))
+        n, channels, windows = sums.shape
+        centred = sums * windows - sums.sum(axis=2, keepdims=True)
+        norms = row_norms(centred.reshape(n * channels, windows)).reshape(n, channels, 1)
+        units = (raster.units / windows)[:, None]
+        even: Float64 = (centred * units) / (norms * units + CHANNEL_FLOOR)
+        return unit_rows(even.reshape(len(levels), -1))
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        grid, p = self._grid(self.raster(input_shape)), self.parameters
-        levels = self.onnx_levels(graph, x, 1, grid.height, grid.width)
-        flat = onnx_channels(graph, levels, grid, self._bank)
-        units = (self._units() * p.pool**2).astype(np.float32)
+        raster = self.raster(input_shape)
+        levels = self.onnx_levels(graph, x, 1, raster.rows, raster.columns)
+        flat = onnx_channels(graph, levels, raster)
+        units = (raster.units * raster.pool**2).astype(np.float32)
         values = graph.add("Mul", flat, graph.constant(units[:, None]))
-        count = graph.number(grid.windows)
+        count = graph.number(raster.windows)
         mean = graph.add("Div", graph.add("ReduceSum", values, graph.whole(2), keepdims=1), count)
         centred = graph.add("Sub", values, mean)
         squares = graph.add("Mul", centred, centred)
         norms = graph.add("Sqrt", graph.add("ReduceSum", squares, graph.whole(2), keepdims=1))
         divisor = graph.add("Add", norms, graph.number(CHANNEL_FLOOR))
         even = graph.add("Div", centred, divisor)
-        whole = graph.whole(-1, self.output_dim(input_shape))
-        return graph.unit_rows(graph.add("Reshape", even, whole))
+        return graph.unit_rows(graph.add("Reshape", even, graph.whole(-1, raster.values)))
 
-    def _grid(self, raster: Raster) -> Windows:
-        return Windows(raster.rows, raster.columns, self.parameters.pool)
+
+@dataclass(frozen=True)
+class Raster:
+    """Pictures of `colours` planes, and what lies over each: wavelets of so many `orientations` and
+    `scales`, and pooling windows of side `pool` every pool/2 pixels, with a margin of pool/4."""
+
+    colours: int
+    rows: int
+    columns: int
+    pool: int
+    orientations: int
+    scales: int
 
     @property
-    def _bank(self) -> Bank:
-        return filters(self.parameters.orientations, self.parameters.scales)
+    def bank(self) -> Bank:
+        return filters(self.orientations, self.scales)
 
-    def _units(self) -> Float64:
-        return channel_units(self._bank, self.parameters.pool)
+    @property
+    def _steps(self) -> tuple[int, int]:
+        """How often half a window goes down and across."""
+        return -(-self.rows // (self.pool // 2)), -(-self.columns // (self.pool // 2))
 
-    def _normalised(self, pooled: Float64) -> Float64:
-        """(n, d): each channel less its mean, over its norm; both exact up to the norm."""
-        n, channels, windows = pooled.shape
-        centred = pooled * windows - pooled.sum(axis=2, keepdims=True)
-        norms = row_norms(centred.reshape(n * channels, windows)).reshape(n, channels, 1)
-        units = (self._units() / windows)[:, None]
-        even: Float64 = (centred * units) / (norms * units + CHANNEL_FLOOR)
-        return even.reshape(n, channels * windows)
+    @property
+    def padded(self) -> tuple[int, int]:
+        down, across = self._steps
+        return (down + 1) * (self.pool // 2), (across + 1) * (self.pool // 2)
 
+    @property
+    def windows(self) -> int:
+        return math.prod(self._steps)
 
-class Windows:
-    """Pooling windows of side `pool` every pool/2 pixels over an image with a margin of pool/4."""
+    @property
+    def channels(self) -> int:
+        """Of all colours."""
+        return self.colours * (1 + self.orientations * self.scales)
 
-    def __init__(self, height: int, width: int, pool: int) -> None:
-        self.height, self.width, self.pad, self.stride = height, width, pool // 4, pool // 2
-        self.pool = pool
-        down, across = -(-height // self.stride), -(-width // self.stride)
-        self.windows = down * across
-        self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)
+    @property
+    def values(self) -> int:
+        return self.channels * self.windows
 
-    def summed(self, channels: Float32) -> Float64:
+    @property
+    def units(self) -> Float64:
+        """(channels of a colour,): what one step of a channel's pooled sum stands for."""
+        wavelets = np.full(self.orientations * self.scales, 1 / (LEVELS * TAP_STEPS))
+        return np.concatenate([[1 / (LEVELS * self.pool**2)], wavelets])
+
+    def pooled(self, levels: Float32) -> Float64:
+        """Integers (n, channels of a colour, windows) of images (n, rows, columns) in whole levels
+        up to ±255: the image, then its moduli, cut to steps of pool² so that window sums stay below
+        2**24."""
+        pad = self.pool // 4
+        padded = np.zeros((len(levels), *self.padded), np.float32)
+        padded[:, pad : pad + self.rows, pad : pad + self.columns] = levels
+        steps = np.float32(self.pool**2)
+        channels = [np.rint(modulus(padded, scale) / steps) for scale in self.bank]
+        return np.concatenate([self._summed(one) for one in (padded[:, None], *channels)], axis=1)
+
+    def _summed(self, channels: Float32) -> Float64:
         n, c, rows, columns = channels.shape
-        s = self.stride
+        s = self.pool // 2
         blocks = channels.reshape(n, c, rows // s, s, columns // s, s).sum(axis=(3, 5))
         tall = blocks[:, :, :-1] + blocks[:, :, 1:]
         sums: Float64 = (tall[..., :-1] + tall[..., 1:]).astype(np.float64)
@@ -225,7 +262,7 @@ Bank = tuple[Filters, ...]
 @lru_cache(maxsize=8)
 def filters(orientations: int, scales: int) -> Bank:
     """One bank for each scale: wavelengths 4, 8, 16 on windows of side 7, 11, 15."""
-    return tuple(_bank(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
+    return tuple(_filters(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
 
 
 def modulus(padded: Float32, bank: Filters) -> Float32:
@@ -243,34 +280,16 @@ def modulus(padded: Float32, bank: Filters) -> Float32:
     return np.asarray(found[..., :columns], dtype=np.float32)
 
 
-def pooled_channels(levels: Float32, grid: Windows, bank: Bank) -> Float64:
-    """Integers (n, channels, windows) of images (n, rows, columns) in whole levels up to ±255: the
-    image, then its moduli, cut to steps of pool² so that window sums stay below 2**24."""
-    padded = np.zeros((len(levels), *grid.padded), np.float32)
-    inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
-    inside[...] = levels
-    channels = [padded[:, None]]
-    steps = np.float32(grid.pool**2)
-    channels += [np.rint(modulus(padded, scale) / steps) for scale in bank]
-    return np.concatenate([grid.summed(channel) for channel in channels], axis=1)
-
-
-def channel_units(bank: Bank, pool: int) -> Float64:
-    """(channels,): what one step of a channel's pooled sum stands for."""
-    wavelets = np.full(sum(len(scale.even) for scale in bank), 1 / (LEVELS * TAP_STEPS))
-    return np.concatenate([[1 / (LEVELS * pool**2)], wavelets])
-
-
-def onnx_channels(graph: NodeList, levels: str, grid: Windows, bank: Bank) -> str:
-    """The same over images (N, 1, rows, columns): means (N, channels, windows) in place of sums."""
-    below, right = grid.padded[0] - grid.height, grid.padded[1] - grid.width
-    pads = graph.whole(0, 0, grid.pad, grid.pad, 0, 0, below - grid.pad, right - grid.pad)
-    channels = [graph.add("Pad", levels, pads)]
-    channels += [_onnx_modulus(graph, channels[0], scale, grid.pool) for scale in bank]
+def onnx_channels(graph: NodeList, levels: str, raster: Raster) -> str:
+    """`Raster.pooled` of images (N, 1, rows, columns): means (N, channels, windows), not sums."""
+    pad, (height, width) = raster.pool // 4, raster.padded
+    below, right = height - raster.rows - pad, width - raster.columns - pad
+    channels = [graph.add("Pad", levels, graph.whole(0, 0, pad, pad, 0, 0, below, right))]
+    channels += [_onnx_modulus(graph, channels[0], scale, raster.pool) for scale in raster.bank]
     joined = graph.add("Concat", *channels, axis=1)
-    side: dict[str, Any] = {"kernel_shape": [grid.pool] * 2, "strides": [grid.pool // 2] * 2}
+    side: dict[str, Any] = {"kernel_shape": [raster.pool] * 2, "strides": [raster.pool // 2] * 2}
     pooled = graph.add("AveragePool", joined, **side)
-    return graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
+    return graph.add("Reshape", pooled, graph.whole(0, -1, raster.windows))
 
 
 def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
@@ -283,7 +302,7 @@ def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
     return graph.rounded(graph.add("Div", found, graph.number(pool**2)))
 
 
-def _bank(orientations: int, radius: int, wavelength: float, width: float) -> Filters:
+def _filters(orientations: int, radius: int, wavelength: float, width: float) -> Filters:
     side = 2 * radius + 1
     even = np.zeros((orientations, side, side))
     odd = np.zeros_like(even)
@@ -435,33 +454,6 @@ FLOOR = 0.01  # of the mean variance, added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
-@dataclass(frozen=True)
-class Raster:
-    """Pictures of `colours` planes, and how wavelets lie over them: by their size alone."""
-
-    colours: int
-    rows: int
-    columns: int
-
-    @property
-    def windows(self) -> Windows:
-        """Sides of 8 pixels, of 4 for pictures below 16."""
-        return Windows(self.rows, self.columns, 8 if min(self.rows, self.columns) >= 16 else 4)
-
-    @property
-    def bank(self) -> Bank:
-        """Wavelengths of 4 and 8 pixels, and 16 for pictures of 32 and more."""
-        return filters(ORIENTATIONS, 3 if min(self.rows, self.columns) >= 32 else 2)
-
-    @property
-    def channels(self) -> int:
-        return self.colours * (1 + sum(len(scale.even) for scale in self.bank))
-
-    @property
-    def values(self) -> int:
-        return self.channels * self.windows.windows
-
-
 @dataclass(frozen=True, eq=False)
 class Axes:
     """What procedural pictures of one raster share: `units` (channels, 1), a step over a channel's
@@ -482,6 +474,13 @@ class Pictures(PictureMap):
     name = "pictures"
     least = 4
 
+    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+        """By size alone: windows with sides of 8 pixels, of 4 for pictures below 16; wavelengths of
+        4 and 8 pixels, and 16 for pictures of 32 and more."""
+        side = min(rows, columns)
+        pool, scales = 8 if side >= 16 else 4, 3 if side >= 32 else 2
+        return Raster(colours, rows, columns, pool, ORIENTATIONS, scales)
+
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """The dimension asked for or usual; DataError for no pictures, or more than there are."""
         raster, asked = self.raster(input_shape), self.parameters.dimension
@@ -500,34 +499,31 @@ class Pictures(PictureMap):
         axes_of(self.raster(input_shape), self.output_dim(input_shape))
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
-        return projected(pooled(levels, raster), axes_of(raster, dimension))
+        common = axes_of(raster, dimension)
+        steps = roots(pooled(levels, raster), common.units) - common.middle
+        return unit_rows(exact_matmul(steps, common.axes).astype(np.float64))
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         raster = self.raster(input_shape)
-        windows, common = raster.windows, axes_of(raster, self.output_dim(input_shape))
+        common = axes_of(raster, self.output_dim(input_shape))
         levels = self.onnx_levels(graph, x, raster.colours, raster.rows, raster.columns)
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
             levels = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
         planes = graph.add("Reshape", levels, graph.whole(-1, 1, raster.rows, raster.columns))
-        means = onnx_channels(graph, planes, windows, raster.bank)
-        whole = graph.whole(-1, raster.channels, windows.windows)
-        sums = graph.add("Reshape", means, whole)
-        return onnx_projected(graph, sums, common, common.units * windows.pool**2)
-
-
-def onnx_projected(graph: NodeList, sums: str, common: Axes, units: Float64) -> str:
-    """`projected` in float32, of pooled sums (N, channels, windows) whose steps are `units`."""
-    sizes = graph.add("Mul", sums, graph.constant(units.astype(np.float32)))
-    bright = graph.add("Sqrt", graph.add("Relu", sizes))
-    dark = graph.add("Sqrt", graph.add("Relu", graph.add("Neg", sizes)))
-    root = graph.add("Sub", bright, dark)
-    within = graph.add("Clip", root, graph.number(-LARGEST), graph.number(LARGEST))
-    steps = graph.rounded(graph.add("Mul", within, graph.number(STEPS)))
-    flat = graph.add("Reshape", steps, graph.whole(-1, len(common.middle)))
-    middle = graph.constant(common.middle.astype(np.float32))
-    entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
-    return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
+        means = onnx_channels(graph, planes, raster)
+        sums = graph.add("Reshape", means, graph.whole(-1, raster.channels, raster.windows))
+        units = (common.units * raster.pool**2).astype(np.float32)
+        sizes = graph.add("Mul", sums, graph.constant(units))
+        bright = graph.add("Sqrt", graph.add("Relu", sizes))
+        dark = graph.add("Sqrt", graph.add("Relu", graph.add("Neg", sizes)))
+        root = graph.add("Sub", bright, dark)
+        within = graph.add("Clip", root, graph.number(-LARGEST), graph.number(LARGEST))
+        steps = graph.rounded(graph.add("Mul", within, graph.number(STEPS)))
+        flat = graph.add("Reshape", steps, graph.whole(-1, len(common.middle)))
+        middle = graph.constant(common.middle.astype(np.float32))
+        entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
+        return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
 
 
 # Brightness, red against blue, and both against green; whole levels up to ±255 again.
@@ -542,8 +538,7 @@ def pooled(levels: Float32, raster: Raster) -> Float64:
         grey, third = np.rint((red + green + blue) / _PARTS[0]), (red - 2 * green + blue)
         levels = np.stack([grey, red - blue, np.rint(third / _PARTS[2])], axis=1)
     planes = np.ascontiguousarray(levels.reshape(-1, raster.rows, raster.columns))
-    found = pooled_channels(planes, raster.windows, raster.bank)
-    return found.reshape(len(levels), raster.channels, raster.windows.windows)
+    return raster.pooled(planes).reshape(len(levels), raster.channels, raster.windows)
 
 
 def roots(sums: Float64, units: Float64) -> Int64:
@@ -560,7 +555,7 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
     sums = np.concatenate(
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
     )
-    once = np.tile(channel_units(raster.bank, raster.windows.pool), raster.colours)[:, None]
+    once = np.tile(raster.units, raster.colours)[:, None]
     typical = np.sqrt(np.square(sums * once).mean(axis=(0, 2)))[:, None]
     units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
     steps = roots(sums, units)
@@ -570,12 +565,6 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
     for array in (middle, whole):
         array.setflags(write=False)
     return Axes(units, middle, whole)
-
-
-def projected(sums: Float64, common: Axes) -> Float64:
-    steps = roots(sums, common.units)
-    products = exact_matmul(steps - common.middle, common.axes)
-    return unit_rows(products.astype(np.float64))
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:

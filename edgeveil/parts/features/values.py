@@ -18,6 +18,7 @@ from edgeveil.parts.features.feature_map import (
     Float64,
     MapParameters,
     NodeList,
+    finite_records,
     size_of,
     unit_rows,
     usable,
@@ -85,22 +86,20 @@ class Identity:
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        flat = x.reshape(len(x), self.output_dim(x.shape[1:])).astype(np.float64)
-        if self.parameters.ranges:
+        p, valid = self.parameters, finite_records(x)
+        rows = x.reshape(len(x), self.output_dim(x.shape[1:])).astype(np.float64)
+        rows[~valid] = 0.0
+        if p.ranges:
             low, high = self._ends(np.float64)
-            valid: NDArray[np.bool_] = np.asarray(np.isfinite(flat).all(axis=1))
-            within = np.clip(np.where(valid[:, None], flat, 0.0), low, high)
-            ranged = (within - low) / (high - low) * 2.0 - 1.0
-            return self._normed(np.where(valid[:, None], ranged, np.nan))
-        return self._normed(flat / self.parameters.input_scale + self.parameters.shift)
-
-    def _normed(self, rows: Float64) -> Float64:
-        if self.parameters.norm == "unit":
-            return unit_rows(rows)
-        valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
-        within = np.clip(np.where(valid[:, None], rows, 0.0), -1.0, 1.0)
-        bounded: Float64 = within / math.sqrt(rows.shape[1])
-        return bounded
+            rows = (np.clip(rows, low, high) - low) / (high - low) * 2.0 - 1.0
+        else:
+            rows = rows / p.input_scale + p.shift
+        if p.norm == "bounded":
+            rows = np.clip(rows, -1.0, 1.0) / math.sqrt(rows.shape[1])
+        else:
+            rows = unit_rows(rows)
+        rows[~valid] = 0.0
+        return rows
 
     def _ends(self, kind: type[np.floating[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         ends = np.array(self.parameters.ranges, kind)

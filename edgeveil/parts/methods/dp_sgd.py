@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
@@ -56,31 +55,6 @@ RECORD_BITS = 16  # steps of 2^-16 of the clip norm; sums of a block stay below 
 PLACES = {"cpu": 16}  # of a block, a power of two; elsewhere 128
 CHUNK = 1024  # a float32 sum of so many squares is off by less than 2^-13 of itself
 AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # of the norm that is scaled to; of the square allowed
-
-
-class RecordSums:
-    def __init__(self, records: Records, processor: str, random_bytes: RandomBytes) -> None:
-        import torch
-
-        self._random_bytes, self._places = random_bytes, PLACES.get(processor, 128)
-        # The record after the last is the zeros of empty places.
-        x = np.concatenate([records.x, np.zeros((1, *records.x.shape[1:]), records.x.dtype)])
-        self._x = torch.as_tensor(x).to(processor)
-        self._y = torch.as_tensor(np.append(records.y, 0)).to(processor)
-
-    def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
-        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶; one
-        record's L2 norm is 2¹⁶ steps at most."""
-        import torch
-
-        empty = len(self._y) - 1
-        total: Int64 = np.zeros(1, np.int64)
-        for block in in_places(chosen, self._places, empty, self._random_bytes):
-            at = torch.as_tensor(block).to(self._x.device)
-            whole = to_steps(rows(self._x[at], self._y[at]), at != empty, clip_norm)
-            sums = torch.cat([part.sum(0) for part in whole])
-            total = total + sums.cpu().numpy().astype(np.int64)
-        return total
 
 
 def record_gradients(network: Network) -> Gradients:
@@ -195,21 +169,42 @@ def noised_steps(
 
 class NoisedSums:
     def __init__(self, task: Task, event: PoissonSampled) -> None:
+        import torch
+
         self.processor = chosen_processor(task.processor)
-        self._sums = RecordSums(task.records, self.processor, task.random_bytes)
-        self._count, self._event, self._random_bytes = len(task.records), event, task.random_bytes
+        self._event, self._random_bytes = event, task.random_bytes
+        # The record after the last is the zeros of empty places.
+        x, y = task.records.x, task.records.y
+        x = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
+        self._x = torch.as_tensor(x).to(self.processor)
+        self._y = torch.as_tensor(np.append(y, 0)).to(self.processor)
+        self.count = len(y)
 
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
         """The noised sum of `rows(x, y)`, a row per record clipped to L2 `norm`: one step of the
         event. Raises PrivacyError for more values than it prices."""
-        chosen = poisson_sample(self._count, self._event.sampling_probability, self._random_bytes)
-        total = self._sums.total(rows, chosen, norm)
+        chosen = poisson_sample(self.count, self._event.sampling_probability, self._random_bytes)
+        total = self.total(rows, chosen, norm)
         one = self._event.event
         if total.size > one.coordinates:
             raise PrivacyError(f"{self._event.what}: {total.size} values are more than was priced")
         event = replace(self._event, event=replace(one, coordinates=total.size))
         steps = noised_step(total << (NOISE_BITS - RECORD_BITS), event, self._random_bytes)
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
+
+    def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
+        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶; one
+        record's L2 norm is 2¹⁶ steps at most."""
+        import torch
+
+        total: Int64 = np.zeros(1, np.int64)
+        places = PLACES.get(self.processor, 128)
+        for block in in_places(chosen, places, self.count, self._random_bytes):
+            at = torch.as_tensor(block).to(self._x.device)
+            whole = to_steps(rows(self._x[at], self._y[at]), at != self.count, clip_norm)
+            sums = torch.cat([part.sum(0) for part in whole])
+            total = total + sums.cpu().numpy().astype(np.int64)
+        return total
 
 
 class NoisedSgd:
@@ -219,8 +214,16 @@ class NoisedSgd:
         self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
         self._sums, self._gradients = sums, record_gradients(task.network)
+        self._global = task.weights
         batch = parameters.sampling_rate * context.nominal_records  # public, unlike the sample's
         self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
+
+    def trained(self, start: Mapping[str, NDArray[np.float32]], steps: int) -> Update:
+        """Weights after so many steps from `start`, minus the global ones."""
+        weights = self.weights(start)
+        for _ in range(steps):
+            self.take(weights)
+        return {name: one.cpu().numpy() - self._global[name] for name, one in weights.items()}
 
     def weights(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
         import torch
@@ -242,10 +245,6 @@ class NoisedSgd:
             value.sub_(part.view_as(value))
 
 
-def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
-    return {name: value.cpu().numpy() - task.weights[name] for name, value in weights.items()}
-
-
 class DpSgd:
     """Trainer by noised sums alone."""
 
@@ -264,10 +263,7 @@ class DpSgd:
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Weights after the noised steps, minus the global ones. Needs torch."""
         sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.context)
-        weights = sgd.weights(start)
-        for _ in range(self.parameters.local_steps):
-            sgd.take(weights)
-        return update_to(weights, task)
+        return sgd.trained(start, self.parameters.local_steps)
 
 
 PART = trainer_part(

@@ -100,14 +100,8 @@ class FmDevice:
         self.intercept = fm_sums.intercept_steps(parameters, context, self.budget)
         self._cache = fm_sums.RowCache(context)
 
-    def job_events(self) -> tuple[Event, ...]:
-        return self.budget.job_events()
-
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return self.budget.price(round)
-
-    def prepare(self, records: Records) -> None:
-        self._cache.features(records)
 
     @flushed()
     def answer(

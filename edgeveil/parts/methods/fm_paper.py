@@ -120,9 +120,6 @@ class FmPaperDevice:
         event = round_event(self.parameters, self.context)
         return (event, *self._fm.budget.tainted)
 
-    def prepare(self, records: Records) -> None:
-        self._fm.prepare(records)
-
     @flushed()
     def answer(
         self,

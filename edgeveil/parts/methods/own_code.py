@@ -14,7 +14,7 @@ from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 PROBES = 3  # made-up records
 FAR = 1e-3  # of a probability: rounding alone makes no such difference
@@ -35,7 +35,8 @@ def check_own_code(network: Network, parameters: Any) -> None:
     labels = torch.arange(PROBES) % network.classes
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
     try:
-        _one_gradient(network, tensors, given, labels)
+        leaves = [value.requires_grad_() for value in tensors.values()]
+        torch.autograd.grad(network.loss(tensors, given, labels), leaves)
     except OF_OTHERS_CODE as error:  # the user's code may raise anything
         raise _refused(
             "cannot be differentiated",
@@ -53,19 +54,6 @@ def check_own_code(network: Network, parameters: Any) -> None:
             "let no step change its input or branch on values (see torch.func.vmap), or train with "
             "for example sgd and an update stage",
         ) from error
-
-
-def _one_gradient(
-    network: Network,
-    weights: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
-    labels: torch.Tensor,
-) -> None:
-    import torch
-
-    leaves = [value.requires_grad_() for value in weights.values()]
-    loss = network.loss(weights, x, labels)
-    torch.autograd.grad(loss, leaves)
 
 
 def _check_graph(

@@ -37,6 +37,7 @@ from edgeveil.parts.round import (
     summed_spec,
 )
 from edgeveil.privacy.accountant import mu_for
+from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
 
@@ -71,26 +72,18 @@ class PcaResidualParameters(MethodParameters):
         return max(1, round(self.keep * d))
 
 
-def released(phase: str, context: MethodContext) -> fm_sums.ReleasedSum:
-    """The sum of a phase, and how far one record moves it."""
-    if phase == CENTRE:
-        return fm_sums.features_sum(context.dimension)
-    return fm_sums.products_sum("sum of products of centred features", context.dimension)
-
-
 def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums.Budget:
     """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
-    times = min(context.max_participations, parameters.rounds)
+    times, d = min(context.max_participations, parameters.rounds), context.dimension
+    products = fm_sums.products_sum("sum of products of centred features", d)
+    released = {CENTRE: fm_sums.features_sum(d), TRAIN: products}
     shares = {CENTRE: CENTRE_SHARE, TRAIN: (1 - CENTRE_SHARE) / times}
 
     def made(delta: float) -> fm_sums.Budget:
-        mu = mu_for(context.epsilon, delta)
-        events = {
-            phase: shared_gaussian(
-                released(phase, context).gaussian(mu * math.sqrt(share)), context.honest
-            )
-            for phase, share in shares.items()
-        }
+        mu, events = mu_for(context.epsilon, delta), dict[str, Event]()
+        for phase, share in shares.items():
+            event = released[phase].gaussian(mu * math.sqrt(share))
+            events[phase] = shared_gaussian(event, context.honest)
         return fm_sums.Budget(events, times)
 
     return fm_sums.settled(made, context, context.epsilon)

@@ -33,7 +33,6 @@ from edgeveil.parts.methods.dp_sgd import (
     NoisedSums,
     noised_steps,
     record_losses,
-    update_to,
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import Sgd, SgdParameters
@@ -101,6 +100,17 @@ class Swarm:
         if self._own_fitness[first] < self._fitness:
             self.best, self._fitness = self._own[first].copy(), self._own_fitness[first]
 
+    def search(
+        self, moves: int, train: Callable[[Float64], Float64], fitness: Callable[[Float64], Float64]
+    ) -> Float64:
+        """The best place (d,) after so many moves, the training of each particle, and the `fitness`
+        (N,) of all."""
+        for _ in range(moves):
+            self.move()
+            self.positions = np.array([train(one) for one in self.positions])
+            self.judge(fitness(self.positions))
+        return self.best
+
     def _uniform(self, count: int) -> Float64:
         words = np.frombuffer(self._random_bytes(8 * count), "<u8")
         return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
@@ -132,16 +142,11 @@ class PsoDpFl:
 
     def search(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
         origin = flat(task.weights)
-        swarm = Swarm(flat(start), task.random_bytes)
-        for _ in range(self.parameters.local_epochs):
-            swarm.move()
-            fitness = []
-            for k, position in enumerate(swarm.positions):
-                change = self._epoch.train(task, shaped(task.weights, position))
-                swarm.positions[k] = origin + flat(change)
-                fitness.append(mean_loss(task, swarm.positions[k]))
-            swarm.judge(np.array(fitness))
-        return swarm.best
+        return Swarm(flat(start), task.random_bytes).search(
+            self.parameters.local_epochs,
+            lambda one: origin + flat(self._epoch.train(task, shaped(task.weights, one))),
+            lambda positions: np.array([mean_loss(task, one) for one in positions]),
+        )
 
 
 def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
@@ -192,17 +197,13 @@ class PsoDpSgd(DpSgd):
         self, task: Task, start: Mapping[str, NDArray[np.float32]], sums: NoisedSums
     ) -> NDArray[np.float64]:
         p = self.parameters
-        sgd = NoisedSgd(task, sums, p, self.context)
+        sgd, origin = NoisedSgd(task, sums, p, self.context), flat(task.weights)
         swarm = Swarm(flat(start), task.random_bytes, adaptive=p.search == "adaptive")
-        for _ in range(MOVES):
-            swarm.move()
-            for k, position in enumerate(swarm.positions):
-                weights = sgd.weights(shaped(task.weights, position))
-                for _ in range(p.local_steps):
-                    sgd.take(weights)
-                swarm.positions[k] = flat(task.weights) + flat(update_to(weights, task))
-            swarm.judge(self._fitness(task, swarm.positions, sums))
-        return swarm.best
+        return swarm.search(
+            MOVES,
+            lambda one: origin + flat(sgd.trained(shaped(task.weights, one), p.local_steps)),
+            lambda positions: self._fitness(task, positions, sums),
+        )
 
     def _fitness(
         self, task: Task, positions: NDArray[np.float64], sums: NoisedSums

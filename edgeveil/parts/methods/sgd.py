@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -174,30 +174,27 @@ class OutputPerturbation(Sgd):
         return noised
 
 
+_plain = partial(
+    trainer_part,
+    parameters=SgdParameters,
+    trainer=Sgd,
+    needs="model; an update stage that protects, or privacy.accept_unproven",
+    reveals="each device's update, layers shuffled among the devices",
+    privacy="none",
+    note="an update stage may protect it",
+)
 PARTS = (
-    trainer_part(
+    _plain(
         name="sgd",
         summary="FedAvg's local half: mini-batch SGD on a whole model, without noise; no"
         " guarantee.",
-        parameters=SgdParameters,
-        trainer=Sgd,
         source="McMahan et al. 2017, alg. 1",
-        needs="model; an update stage that protects, or privacy.accept_unproven",
-        reveals="each device's update, layers shuffled among the devices",
-        privacy="none",
-        note="an update stage may protect it",
         example="train: {method: sgd, rounds: 10, learning_rate: 0.05}",
     ),
-    trainer_part(
+    _plain(
         name="fedprox",
         summary="SGD with the proximal term ½μ‖w − w_t‖², without noise; no guarantee.",
-        parameters=SgdParameters,
-        trainer=Sgd,
         source="Li et al. 2020",
-        needs="model; an update stage that protects, or privacy.accept_unproven",
-        reveals="each device's update, layers shuffled among the devices",
-        privacy="none",
-        note="an update stage may protect it",
         example="train: {method: fedprox, mu: 0.01}",
     ),
     trainer_part(

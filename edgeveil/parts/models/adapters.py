@@ -142,9 +142,7 @@ class AdaptedNetwork(Network):
                 result[one.name] = np.asarray(weights[one.name], np.float32)
             elif one.name in adapted:
                 a, b = (np.asarray(weights[f"{one.name}.{m}"], np.float32) for m in (A, B))
-                change = np.float32(self._scale) * (b @ a)
-                change = change.T if one.turned else change
-                result[one.name] = self.frozen[one.name] + change.reshape(one.shape)
+                result[one.name] = self._adapted(one, self.frozen[one.name], a, b)
             else:
                 result[one.name] = self.frozen[one.name]
         return result
@@ -154,9 +152,8 @@ class AdaptedNetwork(Network):
         frozen = {name: value.to(x.device) for name, value in self._tensors.items()}
         result = frozen | {name: weights[name] for name in self.head}
         for one in self.adapted:
-            change = self._scale * (weights[f"{one.name}.{B}"] @ weights[f"{one.name}.{A}"])
-            change = change.T if one.turned else change
-            result[one.name] = frozen[one.name] + change.reshape(one.shape)
+            a, b = (weights[f"{one.name}.{m}"] for m in (A, B))
+            result[one.name] = self._adapted(one, frozen[one.name], a, b)
         return self.base.logits(result, x)
 
     @cached_property
@@ -171,9 +168,10 @@ class AdaptedNetwork(Network):
         self.base.prepare()
         _ = self._tensors
 
-    @property
-    def _scale(self) -> float:
-        return self.adapters.alpha / max(1, self.adapters.rank)
+    def _adapted(self, weight: Weight, frozen: Any, a: Any, b: Any) -> Any:
+        """Arrays of numpy, or all of torch."""
+        change = self.adapters.alpha / max(1, self.adapters.rank) * (b @ a)
+        return frozen + (change.T if weight.turned else change).reshape(weight.shape)
 
     def _named(self, name: str, patterns: tuple[str, ...]) -> bool:
         return any(fnmatchcase(self.saved_name(name), pattern) for pattern in patterns)

@@ -115,14 +115,8 @@ def described(model: bytes, entries: Mapping[str, str]) -> bytes:
     return model + added  # protobuf takes messages one after the other as one
 
 
-def probabilities(
-    features: FeatureMap, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.generic]]
-) -> Float64:
-    return head_probabilities(features(x), weights)
-
-
 def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
-    """The same from features (n, D), for records that are looked at more than once."""
+    """The graph's output (n, classes) from features (n, D), by numpy in float64."""
     logits = bounded(phi, weights) @ weights["weight"].astype(np.float64)
     return softmax(logits + weights["bias"].astype(np.float64) if "bias" in weights else logits)
 

@@ -221,17 +221,9 @@ class GlobalAveragePool(Layer):
 @dataclass(frozen=True)
 class GroupNorm(Layer):
     """Each group of a record's channels to mean 0, variance 1, then a scale and shift a channel (Wu
-    and He 2018); in place of batch normalisation, which mixes records."""
+    and He 2018); in place of batch normalisation, which mixes records. `groups` divides them."""
 
     groups: int
-
-    def output_shape(self, given: Shape) -> Shape:
-        if given[0] % self.groups:
-            raise DataError(
-                f"{given[0]} channels do not fall into {self.groups} equal groups",
-                fix="choose a number of groups that divides all channel counts",
-            )
-        return given
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         channels = given[:1]
@@ -249,7 +241,8 @@ class GroupNorm(Layer):
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         import numpy as np
 
-        grouped = graph.add("Reshape", x, graph.whole(-1, self.groups, _values(given, self.groups)))
+        each = math.prod(given) // self.groups
+        grouped = graph.add("Reshape", x, graph.whole(-1, self.groups, each))
         ones = graph.constant(np.ones(self.groups, np.float32))
         zeros = graph.constant(np.zeros(self.groups, np.float32))
         even = graph.add("InstanceNormalization", grouped, ones, zeros, epsilon=NORM_EPSILON)
@@ -258,11 +251,6 @@ class GroupNorm(Layer):
         scale = graph.add("Reshape", f"{name}.weight", channels)
         shift = graph.add("Reshape", f"{name}.bias", channels)
         return graph.add("Add", graph.add("Mul", even, scale), shift)
-
-
-def _values(given: Shape, groups: int) -> int:
-    channels, height, width = given
-    return channels * height * width // groups
 
 
 @dataclass(frozen=True)
@@ -293,19 +281,13 @@ class Chain(Layer):
 
 @dataclass(frozen=True)
 class Residual(Layer):
-    """body(x) + shortcut(x); without layers the shortcut is x itself."""
+    """body(x) + shortcut(x), of one shape; without layers the shortcut is x itself."""
 
     body: Chain
     shortcut: Chain = Chain()
 
     def output_shape(self, given: Shape) -> Shape:
-        found, short = self.body.output_shape(given), self.shortcut.output_shape(given)
-        if found != short:
-            raise DataError(
-                f"a residual layer's branches give {list(found)} and {list(short)}",
-                fix="give the shortcut layers that end in the same shape",
-            )
-        return found
+        return self.body.output_shape(given)
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return self.body.weights(name, given) + self.shortcut.weights(f"{name}.shortcut", given)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -30,7 +29,7 @@ from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.parts.part import as_tuples
+from edgeveil.parts.part import as_tuples, own_function
 
 if TYPE_CHECKING:
     import torch
@@ -159,15 +158,7 @@ def loaded(function: str) -> torch.nn.Module:
     """The module that `module:function` gives, in eval mode. Raises DataError."""
     import torch
 
-    module_name, _, function_name = function.partition(":")
-    try:
-        make = getattr(import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise _refused(function, str(error), "install the module, check both names") from error
-    except OF_OTHERS_CODE as error:  # of the user's code
-        raise _refused(
-            function, f"cannot be imported, {type(error).__name__}: {error}", "correct the module"
-        ) from error
+    make = own_function(function, f"model python: {function}")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(START_SEED)

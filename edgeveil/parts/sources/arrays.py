@@ -7,7 +7,6 @@ import math
 import tokenize
 import zipfile
 import zlib
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,8 +26,8 @@ from edgeveil.data.records import (
     require_room,
     whole_labels,
 )
-from edgeveil.data.schema import DataSchema
 from edgeveil.errors import OF_OTHERS_CODE, DataError, RecordsError
+from edgeveil.parts.part import own_function
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 # RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
@@ -42,19 +41,16 @@ _READERS = {
 }
 
 
-def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
-    """Records from `x` (n, ...) and `y` (n,). Raises DataError; never loads a pickle."""
-    file = require_file(path, "data.path")
-    return as_records(
-        npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes), where=str(file)
-    )
+def read_npz(origin: Origin) -> Records:
+    """Records from `x` (n, ...) and `y` (n,). Raises DataError; never loads a pickle.
 
-
-def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
-    """Pictures `x` and labels `y`, the classes' names or numbers from 0, as a job's schema reads
-    them. Where a class is called by a number, numbers are names. Raises DataError."""
-    file = require_file(path, "data.path")
-    x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes)
+    A schema reads pictures, and labels that are classes' names or numbers from 0; where a class is
+    called by a number, numbers are names.
+    """
+    file, schema = require_file(origin.path, "data.path"), origin.schema
+    x, y = npz_array(file, "x", origin.max_bytes), npz_array(file, "y", origin.max_bytes)
+    if schema is None:
+        return as_records(x, y, where=str(file))
     plain = as_records(x, _by_name(y, schema.label.numbers), where=str(file))
     return Records(pictures(schema, plain.x, str(file)), plain.y, flat_rows(plain.x))
 
@@ -112,10 +108,9 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
 def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
     shape, fortran, dtype = _header(stream)
     if dtype.kind in OPAQUE:
-        what, fix = f"holds {dtype}, not numbers", "store plain numbers"
-        if dtype.kind == "O":  # of all where one value is None, or past 64 bits
-            raise RecordsError(what, where=where, fix=fix)
-        raise DataError(what, where=where, fix=fix)
+        # Objects are all values of an array where one is None, or past 64 bits.
+        kind = RecordsError if dtype.kind == "O" else DataError
+        raise kind(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
     require_room(shape, dtype.itemsize, max_bytes, where)
     count = int(np.prod(shape, dtype=np.int64))
     content = stream.read(count * dtype.itemsize + 1)
@@ -142,27 +137,14 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"the NPY header is damaged ({type(error).__name__})") from None
 
 
-def _read(origin: Origin) -> Records:
-    if origin.schema is not None:
-        return encode_npz(origin.path, origin.schema, origin.max_bytes)
-    return read_npz(origin.path, origin.max_bytes)
-
-
 def read_python(origin: Origin) -> Records:
     """What the owner's `module:function` gives without arguments: (x, y), two arrays whose type and
     shape state the form."""
     where = f"data.source python: {origin.function or ''}"
-    module_name, _, function_name = (origin.function or "").partition(":")
-    if not module_name or not function_name:
+    target = origin.function or ""
+    if not all(target.partition(":")):
         raise DataError("names no function", where=where, fix="write python: module:function")
-    try:
-        function = getattr(import_module(module_name), function_name)
-    except OF_OTHERS_CODE as error:  # the owner's module may raise anything
-        raise DataError(
-            f"cannot be imported, {type(error).__name__}: {error}",
-            where=where,
-            fix="install the module, check both names",
-        ) from error
+    function = own_function(target, where)
     try:
         found = function()
     except OF_OTHERS_CODE as error:  # the owner's code may raise anything
@@ -195,7 +177,7 @@ def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Reco
 PARTS = (
     SourcePart(
         name="npz",
-        read=_read,
+        read=read_npz,
         place="file",
         by_schema="image",
         source="the user's own data",

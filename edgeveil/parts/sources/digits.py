@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeveil.data.public_order import SPLIT_SEED, hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.parts.sources.source import SourcePart
 
 TEST_RECORDS = 360
 
@@ -49,18 +49,10 @@ def _all_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return values[:, :-1].copy(), values[:, -1].astype(np.int64)
 
 
-def _train(origin: Origin) -> Records:
-    return load_digits_split(origin.test_records)[0]
-
-
-def _test(origin: Origin) -> Records:
-    return load_digits_split(origin.test_records)[1]
-
-
 PART = SourcePart(
     name="digits",
-    read=_train,
-    test=_test,
+    read=lambda at: load_digits_split(at.test_records)[0],
+    test=lambda at: load_digits_split(at.test_records)[1],
     shape=(64,),
     classes=10,
     source="Alpaydin and Kaynak 1998, in scikit-learn",

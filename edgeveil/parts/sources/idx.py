@@ -11,7 +11,6 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -26,13 +25,12 @@ from edgeveil.parts.sources.source import FileSet, Origin, SourcePart, published
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-def read_idx(path: Path | None, labels_path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
+def read_idx(origin: Origin) -> Records:
     """Records from an images file (n, rows, columns) and a labels file (n,). Raises DataError."""
-    images = require_file(path, "data.path")
-    labels = require_file(labels_path, "data.labels_path")
-    return as_records(
-        idx_array(images, max_bytes), idx_array(labels, max_bytes), where=f"{images} and {labels}"
-    )
+    images = require_file(origin.path, "data.path")
+    labels = require_file(origin.labels_path, "data.labels_path")
+    x, y = idx_array(images, origin.max_bytes), idx_array(labels, origin.max_bytes)
+    return as_records(x, y, where=f"{images} and {labels}")
 
 
 def idx_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
@@ -72,10 +70,6 @@ def _read_array(stream: IO[bytes], file: Path, max_bytes: int) -> NDArray[Any]:
             fix="copy the file again",
         )
     return np.frombuffer(content, dtype=dtype).reshape(shape)
-
-
-def _read_pair(origin: Origin) -> Records:
-    return read_idx(origin.path, origin.labels_path, origin.max_bytes)
 
 
 EMNIST_CLASSES = 47
@@ -120,18 +114,19 @@ def _read_half(
             fix=f"see that {images.name} and {labels.name} are not swapped, or copy them again",
         )
     records = as_records(x, y, where=f"{images} and {labels}")
-    _check_labels(records.y, classes, name, lambda at: f"{labels}, byte {8 + at} unpacked", fix)
+    _check_labels(records.y, classes, name, f"{labels}, unpacked byte", 8, 1, fix)
     return records
 
 
 def _check_labels(
-    labels: NDArray[Any], classes: int, name: str, where: Callable[[int], str], fix: str
+    labels: NDArray[Any], classes: int, name: str, where: str, start: int, step: int, fix: str
 ) -> None:
+    """Raise DataError for a label of no class, with the byte that holds it."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
         what = f"record {first} has the label {labels[first]}, {name} has 0 to {classes - 1}"
-        raise DataError(what, where=where(first), fix=fix)
+        raise DataError(what, where=f"{where} {start + first * step}", fix=fix)
 
 
 def _read_cifar(
@@ -158,11 +153,8 @@ def _read_cifar(
         if len(content) != count * size:
             raise DataError("became shorter while it was read", where=str(file), fix=fix)
         rows.append(np.frombuffer(content, np.uint8).reshape(count, size))
-
-        def place(at: int, file: Path = file) -> str:
-            return f"{file}, byte {at * size + labels - 1}"
-
-        _check_labels(rows[-1][:, labels - 1], classes, name, place, fix)
+        found, where = rows[-1][:, labels - 1], f"{file}, byte"
+        _check_labels(found, classes, name, where, labels - 1, size, fix)
     whole = np.concatenate(rows)
     return as_records(
         whole[:, labels:].reshape(-1, *SHAPE), whole[:, labels - 1], str(files[0].parent)
@@ -176,7 +168,7 @@ read_cifar100 = partial(_read_cifar, "CIFAR-100", 2, 100)  # the coarse class, t
 PARTS = (
     SourcePart(
         name="idx",
-        read=_read_pair,
+        read=read_idx,
         place="file",
         reads=("labels_path",),
         demands={"labels_path": "idx keeps labels in a file of their own; add labels_path"},

@@ -4,7 +4,7 @@ the owner's word. An unreadable picture becomes a record that learning drops."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema, PictureForm
-from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
 
 if TYPE_CHECKING:
     from edgeveil.config.data import Images
@@ -30,25 +29,25 @@ _FORMATS = ("PNG", "JPEG")
 _Labelled = tuple[Path, int]  # a picture and its class
 
 
-def read_images(
-    folder: Path | None, form: Images | SchemaForm | None, max_bytes: int = MAX_BYTES
-) -> Records:
-    """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
+def read_images(origin: Origin) -> Records:
+    """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255; by a
+    schema placed by their files' bytes and cut to the limit.
 
-    Classes count from 0 in the order of `form.classes`, never by the folders that are there; other
+    Classes count from 0 in the order of their names, never by the folders that are there; other
     folders' pictures have the label -1. DataError without Pillow, folder or classes, or beyond
     `max_bytes`.
     """
-    return _read(folder, form, max_bytes)[0]
+    return _read(origin)[0]
 
 
-def _read(
-    folder: Path | None,
-    form: Images | SchemaForm | None,
-    max_bytes: int,
-    chosen: Callable[[list[_Labelled]], list[_Labelled]] | None = None,
-) -> tuple[Records, list[str]]:
+def image_faults(origin: Origin) -> list[str]:
+    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
+    return _read(origin)[1]
+
+
+def _read(origin: Origin) -> tuple[Records, list[str]]:
     _require_pillow()
+    form = origin.images if origin.schema is None else SchemaForm.of(origin.schema)
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
@@ -57,20 +56,24 @@ def _read(
             where="data.images.classes",
             fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
         )
-    listed = _listed(folder, form.classes)
-    if chosen is not None:
-        listed = chosen(listed)
+    listed, places = _listed(origin.path, form.classes), None
+    if origin.schema is not None:
+        places = _stored(listed)
+        if origin.limit is not None:
+            kept = origin.limit.kept(places)
+            listed, places = [listed[index] for index in kept], places[kept]
     height, width = form.size
     shape = (3, height, width) if form.colours == "rgb" else (height, width)
-    require_room((len(listed), *shape), 4, max_bytes, str(folder))
+    require_room((len(listed), *shape), 4, origin.max_bytes, str(origin.path))
     x = np.full((len(listed), *shape), np.nan, np.float32)
     faults = []
-    for index, (file, label) in enumerate(listed):
-        fault = _into(x[index], file, form) if label >= 0 else "its folder is none of the classes"
+    for record, (file, label) in zip(x, listed, strict=True):
+        fault = _into(record, file, form) if label >= 0 else "its folder is none of the classes"
         if fault:
             faults.append(f"{file}: {fault}")
     y = np.array([label for _, label in listed], np.int64)
-    return as_records(x, y, str(folder)), faults
+    found = as_records(x, y, str(origin.path))
+    return (found if places is None else Records(found.x, found.y, places)), faults
 
 
 def _require_pillow() -> None:
@@ -84,13 +87,8 @@ def _require_pillow() -> None:
 
 def class_folders(folder: Path | None) -> list[Path]:
     """The folders below, by name, but the hidden ones. Raises DataError."""
-    if folder is None or not folder.is_dir():
-        raise DataError(
-            "no such folder" if folder else "no folder is named",
-            where=str(folder or "data.path"),
-            fix="name the folder that holds one folder of pictures for each class",
-        )
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    place = require_folder(folder, "name the one that holds a folder of pictures for each class")
+    return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
@@ -141,29 +139,6 @@ class SchemaForm:
         return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
 
 
-def encode_images(
-    folder: Path | None,
-    schema: DataSchema,
-    max_bytes: int = MAX_BYTES,
-    limit: RecordLimit | None = None,
-) -> Records:
-    """The pictures as a job's schema reads them, placed by their files' bytes; `limit` cuts
-    them."""
-    places = np.zeros((0, 0), np.float32)
-
-    def chosen(listed: list[_Labelled]) -> list[_Labelled]:
-        nonlocal places
-        places = _stored(listed)
-        if limit is None:
-            return listed
-        kept = limit.kept(places)
-        places = places[kept]
-        return [listed[index] for index in kept]
-
-    found, _ = _read(folder, SchemaForm.of(schema), max_bytes, chosen)
-    return Records(found.x, found.y, places)
-
-
 def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
     digests = bytearray()
     for file, _ in listed:
@@ -195,24 +170,12 @@ def pictures_below(folder: Path) -> list[Path]:
     return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]
 
 
-def _read_folder(origin: Origin) -> Records:
-    if origin.schema is not None:
-        return encode_images(origin.path, origin.schema, origin.max_bytes, origin.limit)
-    return read_images(origin.path, origin.images, origin.max_bytes)
-
-
-def _faults(origin: Origin) -> list[str]:
-    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
-    form = origin.images if origin.schema is None else SchemaForm.of(origin.schema)
-    return _read(origin.path, form, MAX_BYTES)[1]
-
-
 PART = SourcePart(
     name="images",
-    read=_read_folder,
+    read=read_images,
     place="folder",
     reads=("images",),
-    faults=_faults,
+    faults=image_faults,
     by_schema="image",
     source="the user's own data",
     needs="a folder for each of images.classes; pip install 'edgeveil[images]'",

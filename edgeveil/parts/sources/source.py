@@ -14,7 +14,6 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
-from edgeveil.registry import nearest
 
 if TYPE_CHECKING:
     from edgeveil.config.data import Images
@@ -41,6 +40,13 @@ class Origin:
     limit: RecordLimit | None = None  # of what a schema reads; None: all, or RecordsError
 
 
+def require_folder(folder: Path | None, fix: str) -> Path:
+    if folder is None or not folder.is_dir():
+        what = "no such folder" if folder else "no folder is named"
+        raise DataError(what, where=str(folder or "data.path"), fix=fix)
+    return folder
+
+
 @dataclass(frozen=True)
 class FileSet:
     """Files of a published data set by half; `below`: the folder that its archive makes."""
@@ -58,24 +64,15 @@ class FileSet:
 
     def paths(self, folder: Path | None, half: Half) -> tuple[Path, ...]:
         """One half's files, in their order. Raises DataError that lists what is wanted."""
-        listed = ", ".join(self.names)
-        if folder is None:
-            raise DataError(
-                "no folder is named", where="data.path", fix=f"set it to a folder with {listed}"
-            )
-        if not folder.is_dir():
-            raise DataError("no such folder", where=str(folder), fix=f"name one with {listed}")
-        found = []
+        fix = f"name the folder with {', '.join(self.names)}"
+        place, paths = require_folder(folder, fix), list[Path]()
         for name in self.train if half == "train" else self.test:
-            path = self._found(folder, name)
+            path = self._found(place, name)
             if path is None:
-                raise DataError(
-                    f"has no {name}" + (" (nor one without .gz)" if name.endswith(".gz") else ""),
-                    where=str(folder),
-                    fix=f"name the folder with {listed}",
-                )
-            found.append(path)
-        return tuple(found)
+                plain = " (nor one without .gz)" if name.endswith(".gz") else ""
+                raise DataError(f"has no {name}{plain}", where=str(place), fix=fix)
+            paths.append(path)
+        return tuple(paths)
 
     def _found(self, folder: Path, name: str) -> Path | None:
         plain = name.removesuffix(".gz")
@@ -142,12 +139,3 @@ def published_part(
         files=files,
         **said,
     )
-
-
-def label_index(columns: list[str], name: str | None, where: str) -> int:
-    """The place of the label's column: the last, or the one named. Raises DataError."""
-    if name is None:
-        return len(columns) - 1
-    if name not in columns:
-        raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, columns))
-    return columns.index(name)

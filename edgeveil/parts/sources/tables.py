@@ -1,17 +1,13 @@
-"""Tables: CSV and Parquet files.
+"""Tables: CSV and Parquet files, numbers with a label column, or whatever a job's schema reads.
 
-CSV files: one record a line; numbers with a label column, or whatever a job's schema reads.
+Whether a CSV file's first line names the columns is the owner's word (`Origin.header`), never
+guessed: a job could otherwise ask whether the first record holds certain cells. No record makes a
+file unreadable, since taking part may not depend on one: a line out of form becomes a record that
+learning drops, and `csv_faults` says where.
 
-Whether the first line names the columns is the owner's word (`Origin.header`), never guessed: a job
-could otherwise ask whether the first record holds certain cells. No record makes a file unreadable,
-since taking part may not depend on one: a line out of form becomes a record that learning drops,
-and `csv_faults` says where.
-
-Parquet files: one record a row; numbers with a label column, or whatever a job's schema reads.
-
-Names of columns are the form of the file. Types are not, since writers take them from the rows. A
-value that is no number is NaN, such a label -1, and learning drops these records. Numbers are read
-as float64, so that a gap rounds none of the others differently.
+Names of a Parquet file's columns are its form. Types are not, since writers take them from the
+rows. A value that is no number is NaN, such a label -1, and learning drops these records. Numbers
+are read as float64, so that a gap rounds none of the others differently.
 """
 
 from __future__ import annotations
@@ -39,9 +35,9 @@ from edgeveil.data.records import (
     whole_labels,
 )
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError, RecordsError
-from edgeveil.parts.sources.source import Origin, SourcePart, label_index
+from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
 _SAY_IT = (
@@ -53,31 +49,36 @@ _LINES_LOOKED_AT = 100
 Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
 
 
-def read_csv(
-    path: Path | None, label_column: str | None = None, max_bytes: int = MAX_BYTES
-) -> Records:
-    """Records with x (n, columns-1); the label is the last column or the one named.
+def read_csv(origin: Origin) -> Records:
+    """Records by the origin's schema, or with x (n, columns-1) and as label the last column or the
+    one named.
 
     The first line names every column. A later cell that is no number is NaN, such a label -1, a
     line of another width all of that. Raises DataError for a file that is no such table.
     """
-    file = require_file(path, "data.path")
-    header, table = read_matrix(file, max_bytes)
-    column = _label_index(header, label_column, file)
+    if origin.schema is not None:
+        return encode_csv(origin, origin.schema).records
+    require_columns(origin.header, None)
+    file = require_file(origin.path, "data.path")
+    header, table = read_matrix(file, origin.max_bytes)
+    column = _label_index(header, origin.label_column, f"{file}:1")
     return as_records(np.delete(table, column, axis=1), table[:, column], where=str(file))
 
 
-def csv_faults(path: Path | None, label_column: str | None = None) -> list[str]:
+def csv_faults(origin: Origin) -> list[str]:
     """`file:line: what is wrong` of each line that learning drops; never shows a cell."""
-    file = require_file(path, "data.path")
     found: dict[int, str] = {}
-    numbers: list[int] = []
-    header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
-    labels = table[:, _label_index(header, label_column, file)]
-    for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
-        if label != whole:
-            found.setdefault(line, "the label is missing or no whole number")
-    return [f"{file}:{line}: {what}" for line, what in sorted(found.items())]
+    if origin.schema is not None:
+        encode_csv(origin, origin.schema, found.setdefault)
+    else:
+        require_columns(origin.header, None)
+        file, numbers = require_file(origin.path, "data.path"), list[int]()
+        header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
+        labels = table[:, _label_index(header, origin.label_column, f"{file}:1")]
+        for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
+            if label != whole:
+                found.setdefault(line, "the label is missing or no whole number")
+    return [f"{origin.path}:{line}: {what}" for line, what in sorted(found.items())]
 
 
 def read_matrix(
@@ -115,30 +116,28 @@ def read_matrix(
 
 
 def encode_csv(
-    path: Path | None,
+    origin: Origin,
     schema: DataSchema,
-    max_bytes: int = MAX_BYTES,
     tell: Tell = lambda _line, _what: None,
     *,
-    header: bool | None = True,
     labelled: bool | None = True,
-    limit: RecordLimit | None = None,
 ) -> Encoded:
     """The records of a CSV file as a job's schema reads them, and what its columns hold.
 
-    `header`: the first line names the columns; else `schema.header` does. `tell` gets lines out of
-    form. With a `limit` so many records of a file of any size are read. DataError for a header that
-    is missing or holds a number, and for a lacking column; never for a record.
+    Where no first line names the columns, `schema.header` does. `tell` gets lines out of form. With
+    a limit so many records of a file of any size are read. DataError for a header that is missing
+    or holds a number, and for a lacking column; never for a record.
     """
-    require_columns(header, schema)
-    file = require_file(path, "data.path")
-    if limit is None:
-        _require_small(file, max_bytes)
+    require_columns(origin.header, schema)
+    file = require_file(origin.path, "data.path")
+    if origin.limit is None:
+        _require_small(file, origin.max_bytes)
 
     def encoding(names: list[str], where: str) -> RowEncoder:
-        return RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes, limit=limit)
+        most, limit = origin.max_bytes, origin.limit
+        return RowEncoder(schema, names, where, labelled=labelled, max_bytes=most, limit=limit)
 
-    encoder = None if header else encoding(list(schema.header or ()), str(file))
+    encoder = None if origin.header else encoding(list(schema.header or ()), str(file))
     for number, line in _lines(file):
         if encoder is None:
             names = _first_row(line, f"{file}:{number}")
@@ -259,11 +258,7 @@ def _require_no_number(cells: list[str], where: str) -> None:
 def _row(line: str, width: int) -> tuple[list[float], str]:
     """The numbers of one record's line, and what is wrong. Lines are read alone, so that an open
     quote swallows nothing."""
-    missing = float("nan")
-    try:
-        cells = next(csv.reader([line]))
-    except csv.Error:
-        return [missing] * width, "is not readable CSV"
+    cells, missing = _cells(line), float("nan")
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
     with suppress(ValueError):
@@ -284,33 +279,14 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _label_index(header: list[str], name: str | None, file: Path) -> int:
-    if len(header) < 2:
-        raise DataError(
-            "has a single column",
-            where=f"{file}:1",
-            fix="give each line its values and a label, with commas between them",
-        )
-    return label_index(header, name, f"{file}:1")
-
-
-def _read(origin: Origin) -> Records:
-    require_columns(origin.header, origin.schema)
-    if origin.schema is not None:
-        path, schema, most = origin.path, origin.schema, origin.max_bytes
-        return encode_csv(path, schema, most, header=origin.header, limit=origin.limit).records
-    return read_csv(origin.path, origin.label_column, origin.max_bytes)
-
-
-def _faults(origin: Origin) -> list[str]:
-    require_columns(origin.header, origin.schema)
-    if origin.schema is not None:
-        found: dict[int, str] = {}
-        encode_csv(
-            origin.path, origin.schema, origin.max_bytes, found.setdefault, header=origin.header
-        )
-        return [f"{origin.path}:{line}: {what}" for line, what in sorted(found.items())]
-    return csv_faults(origin.path, origin.label_column)
+def _label_index(columns: list[str], name: str | None, where: str) -> int:
+    """The place of the label's column: the last, or the one named. Raises DataError."""
+    if len(columns) < 2:
+        fix = "give each record its values and a label"
+        raise DataError("has a single column", where=where, fix=fix)
+    if name is not None and name not in columns:
+        raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, columns))
+    return len(columns) - 1 if name is None else columns.index(name)
 
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
@@ -322,42 +298,33 @@ _AS_DICTIONARY = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE"
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
-def read_parquet(
-    path: Path | None, label_column: str | None = None, max_bytes: int = MAX_BYTES
-) -> Records:
-    """Records with x (n, columns-1) float32. DataError without pyarrow, for a file that is none or
-    has no such columns, and by its footer for one of more than `max_bytes`."""
-    file = require_file(path, "data.path")
+def read_parquet(origin: Origin) -> Records:
+    """Records by the origin's schema, or with x (n, columns-1) float32. DataError without pyarrow,
+    for a file that is none or has no such columns, and by its footer for one of more than
+    `max_bytes`."""
+    if origin.schema is not None:
+        return encode_parquet(origin, origin.schema).records
+    file = require_file(origin.path, "data.path")
     with _opened(file) as opened:
-        if len(opened.schema_arrow) < 2:
-            what, fix = "has fewer than two columns", "give each row its values and a label"
-            raise DataError(what, where=str(file), fix=fix)
-        _check_size(opened, str(file), max_bytes)
+        _check_size(opened, str(file), origin.max_bytes)
         names = opened.schema_arrow.names
+        label = _label_index(names, origin.label_column, str(file))
         parts = [np.column_stack(list(map(_numbers, batch.columns))) for batch in _batches(opened)]
         rows = np.concatenate([np.empty((0, len(names))), *parts])
-    label = label_index(names, label_column, str(file))
     return as_records(np.delete(rows, label, axis=1), rows[:, label], str(file))
 
 
-def encode_parquet(
-    path: Path | None,
-    schema: DataSchema,
-    max_bytes: int = MAX_BYTES,
-    *,
-    labelled: bool | None = True,
-    limit: RecordLimit | None = None,
-) -> Encoded:
-    """The records as a job's schema reads them, and what its columns hold; `limit` cuts them.
-    DataError as `read_parquet`, for a lacking column, and without a limit for too long texts."""
-    file = require_file(path, "data.path")
+def encode_parquet(origin: Origin, schema: DataSchema, *, labelled: bool | None = True) -> Encoded:
+    """The records as a job's schema reads them, and what its columns hold. DataError as
+    `read_parquet`, for a lacking column, and without a limit for too long texts."""
+    file, most, limit = require_file(origin.path, "data.path"), origin.max_bytes, origin.limit
     with _opened(file) as opened:
-        _check_size(opened, str(file), max_bytes)
+        _check_size(opened, str(file), most)
         names = opened.schema_arrow.names
         encoder = RowEncoder(
-            schema, names, str(file), labelled=labelled, max_bytes=max_bytes, limit=limit
+            schema, names, str(file), labelled=labelled, max_bytes=most, limit=limit
         )
-        for cells in _row_texts(opened, str(file), None if limit else max_bytes):
+        for cells in _row_texts(opened, str(file), None if limit else most):
             encoder.add(cells)
     return encoder.encoded()
 
@@ -387,9 +354,11 @@ def _holds_numbers(kind: Any) -> bool:
     return any(is_kind(kind) for is_kind in numbers)
 
 
-def parquet_faults(path: Path | None) -> list[str]:
-    """`file: what is wrong` of each column whose type is not one of numbers."""
-    file = require_file(path, "data.path")
+def parquet_faults(origin: Origin) -> list[str]:
+    """`file: what is wrong` of each column whose type is not one of numbers; a schema reads all."""
+    if origin.schema is not None:
+        return []
+    file = require_file(origin.path, "data.path")
     with _opened(file, as_typed=True) as opened:
         return [
             f"{file}: column '{field.name}' holds {str(field.type)[:100]}: what is no number there"
@@ -508,21 +477,14 @@ def _check_size(opened: Any, where: str, max_bytes: int) -> None:
     require_room((words,), 8, _TIMES_ROOM * max_bytes, where)
 
 
-def _read_parquet(origin: Origin) -> Records:
-    if origin.schema is not None:
-        path, most = origin.path, origin.max_bytes
-        return encode_parquet(path, origin.schema, most, limit=origin.limit).records
-    return read_parquet(origin.path, origin.label_column, origin.max_bytes)
-
-
 PARTS = (
     SourcePart(
         name="csv",
-        read=_read,
+        read=read_csv,
         place="file",
         reads=("header", "label_column"),
-        faults=_faults,
-        tallies=lambda at, schema: encode_csv(at.path, schema, at.max_bytes, header=at.header),
+        faults=csv_faults,
+        tallies=encode_csv,
         by_schema="columns",
         source="the user's own data",
         needs="a file of the user's",
@@ -531,11 +493,11 @@ PARTS = (
     ),
     SourcePart(
         name="parquet",
-        read=_read_parquet,
+        read=read_parquet,
         place="file",
         reads=("label_column",),
-        faults=lambda at: [] if at.schema is not None else parquet_faults(at.path),
-        tallies=lambda at, schema: encode_parquet(at.path, schema, at.max_bytes),
+        faults=parquet_faults,
+        tallies=encode_parquet,
         by_schema="columns",
         source="the user's own data",
         needs="a file of the user's; pip install 'edgeveil[parquet]'",

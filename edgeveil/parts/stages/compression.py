@@ -1,20 +1,9 @@
-"""Stages that make an upload smaller; after noise they are post-processing and free.
+"""Stages that make an upload or a download smaller; after noise they are post-processing and free.
 
-`cast`: each value is rounded to the nearest float16 (IEEE 754 binary16: 11 bits of precision, steps
-of 2⁻²⁴ near 0, at most 65,504), which halves what goes up. The cloud widens the values again before
-it adds them up.
-
-`upload_top_k`: only the largest changes are uploaded, the others as 0; λ_u of anonymous federated
-learning (Zhao et al. 2021). Before the noise, *which* values are chosen follows from the records.
-
-`stc`: sparse ternary compression with error feedback (Sattler et al. 2020, alg. 1 and 2). Of the
-update plus what earlier rounds left unsent, the share p of largest magnitude is sent, each value as
-its sign times their mean magnitude μ; the rest is kept on the device for the next round. The text
-compresses the cloud's answer too, which is not done here.
-
-`download_random` (λ_d of Zhao et al. 2021, anonymous federated learning): training starts from a
-random share of the global weights and the device's own last ones elsewhere; the first time from
-all.
+`cast`: to the nearest float16 (IEEE 754 binary16); the cloud widens values before it adds them up.
+`upload_top_k`: λ_u of Zhao et al. 2021; before the noise, *which* values are chosen follows from
+the records. `stc`: sparse ternary compression with error feedback (Sattler et al. 2020, alg. 1 and
+2), of uploads alone. `download_random`: λ_d of Zhao et al. 2021; the first time from all weights.
 """
 
 from __future__ import annotations
@@ -103,18 +92,12 @@ class DownloadRandom(BaseStage):
         weights = task.weights
         if any(OWN + name not in task.memory for name in weights):
             return None
-        size = sum(array.size for array in weights.values())
-        keys = np.frombuffer(task.random_bytes(8 * size), "<u8")
-        count = int(np.ceil(self.parameters.share * size))
-        drawn = np.zeros(size, bool)
+        both = flat(weights), flat({name: task.memory[OWN + name] for name in weights})
+        keys = np.frombuffer(task.random_bytes(8 * both[0].size), "<u8")
+        count = int(np.ceil(self.parameters.share * keys.size))
+        drawn = np.zeros(keys.size, bool)
         drawn[np.argsort(keys, kind="stable")[:count]] = True
-        result, start = {}, 0
-        for name, array in weights.items():
-            mask = drawn[start : start + array.size].reshape(array.shape)
-            own = np.asarray(task.memory[OWN + name], np.float32)
-            result[name] = np.where(mask, array, own)
-            start += array.size
-        return result
+        return shaped(weights, np.where(drawn, *both))
 
     def apply(self, task: Task, update: Update) -> Update:
         for name, change in update.items():

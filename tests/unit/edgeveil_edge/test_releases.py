@@ -7,7 +7,7 @@ import pytest
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.features.values import Identity, IdentityParameters
-from edgeveil.parts.models.heads import bake, build_graph, probabilities
+from edgeveil.parts.models.heads import bake, build_graph, head_probabilities
 from edgeveil_edge import releases
 from edgeveil_edge.predict import predict, rollback
 from edgeveil_edge.releases import ReleaseStore
@@ -112,7 +112,7 @@ def inputs(tmp_path):
 def test_predict_equals_numpy(inputs, kind):
     (inputs / "m.onnx").write_bytes(model())
     found = predict(inputs / "m.onnx", X if kind == "array" else inputs / f"x.{kind}")
-    wanted = probabilities(FEATURES, X, weights())
+    wanted = head_probabilities(FEATURES(X), weights())
     assert found.model == "m.onnx"
     assert list(found.labels) == [0, 1, int(wanted[2].argmax())]
     assert np.allclose([one["probabilities"] for one in found.plain()], wanted, atol=1e-6)

@@ -16,8 +16,6 @@ from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
-
-
 def test_devices_of_an_earlier_version_stay_known(spool, path):
     for number in range(3):
         spool.store(DeviceKnows(str(number) * 16, 0))

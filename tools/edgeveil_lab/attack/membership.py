@@ -98,7 +98,7 @@ def infer(recording: Recording) -> Membership:
             ratio = _likelihood_ratio(recording, both, phi, scores, noise)
             curves.append(roc("likelihood ratio", noise, ratio[:count], ratio[count:]))
     upload = single_uploads(recording, members)
-    events = [e for e in recording.device.job_events() if isinstance(e, GaussianEvent)]
+    events = [e for e in recording.device.budget.job_events() if isinstance(e, GaussianEvent)]
     return Membership(tuple(curves), tuple(rounds), upload, events[-1].mu, total_mu(events))
 
 

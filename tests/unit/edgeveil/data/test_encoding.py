@@ -174,7 +174,7 @@ def test_what_a_parquet_file_holds_once_is_not_in_memory_for_each_row(kind, as_t
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
-        found = encode_parquet(path, of, limit=limit)
+        found = encode_parquet(Origin(path=path, limit=limit), of)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -191,11 +191,12 @@ def test_texts_that_are_too_long_in_all_are_refused_where_no_limit_of_records_is
     of = schema(columns=[{"name": "hours", "number": [0, 9]}])
     limit = RecordLimit(100, KEY) if limited else None
     room = 8 << 20  # of the numbers
+    origin = Origin(path=tmp_path / "a.parquet", max_bytes=room, limit=limit)
     if limited:
-        assert len(encode_parquet(tmp_path / "a.parquet", of, room, limit=limit).records) == 100
+        assert len(encode_parquet(origin, of).records) == 100
         return
     with pytest.raises(DataError, match=f"the limit is {4 * room}"):
-        encode_parquet(tmp_path / "a.parquet", of, room)
+        encode_parquet(origin, of)
 
 
 LONG_BY_TYPE = {
@@ -209,8 +210,9 @@ def test_what_a_parquet_file_would_unpack_to_is_refused_before_it_is(kind, tmp_p
     plain = {"hours": [1] * 100, "work": LONG_BY_TYPE[kind], "income": ["low"] * 100}
     parquet.write_table(pa.table(plain), tmp_path / "a.parquet")
     of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    limit = RecordLimit(100, KEY)
     with pytest.raises(DataError, match=f"the limit is {4 << 23}"):
-        encode_parquet(tmp_path / "a.parquet", of, 8 << 20, limit=RecordLimit(100, KEY))
+        encode_parquet(Origin(tmp_path / "a.parquet", max_bytes=8 << 20, limit=limit), of)
 
 
 def test_lists_are_one_text_and_gaps_among_them_are_empty(tmp_path):
@@ -253,7 +255,9 @@ def test_two_schemas_split_and_deal_alike_where_labels_are_alike(kind, tmp_path)
 
 def test_what_is_not_as_the_schema_says_is_counted_and_never_shown(tmp_path):
     path = written(tmp_path / "a.csv", [*ROWS, ["one cell"]])
-    told = "\n".join(schema_problems(schema(), encode_csv(path, schema())))
+    told = "\n".join(
+        schema_problems(schema(), encode_csv(Origin(path=path, header=True), schema()))
+    )
     assert "'age': 1 of 4 values are no numbers" in told
     assert "'age': 1 of 4 values lie outside 20 to 60: clipped" in told
     assert "'work': 1 of 3 values are none of its categories" in told

@@ -15,7 +15,7 @@ from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.values import Identity, IdentityParameters
-from edgeveil.parts.models.heads import build_graph, probabilities
+from edgeveil.parts.models.heads import build_graph, head_probabilities
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 
 FEATURES = Identity(IdentityParameters(input_scale=16, shift=-0.3))
@@ -50,7 +50,7 @@ def test_the_sum_equals_numpys():
     x = np.random.default_rng(1).uniform(0, 16, (600, 4)).astype(np.float32)
     got = session().summed_softmax(x, WEIGHTS)
     assert got.dtype == np.int64
-    by_hand = probabilities(FEATURES, x, WEIGHTS).sum(axis=0)
+    by_hand = head_probabilities(FEATURES(x), WEIGHTS).sum(axis=0)
     assert np.allclose(got / 2.0**RECORD_BITS, by_hand, atol=600e-6)
     assert 600 * (2**RECORD_BITS - 3) <= got.sum() <= 600 * 2**RECORD_BITS
 
@@ -84,7 +84,7 @@ def test_outputs_that_are_no_distribution_count_zero():
 def test_each_slot_holds_its_own_records_softmax_and_an_empty_one_the_uniform():
     x = np.random.default_rng(3).uniform(0, 16, (5, 4)).astype(np.float32)
     got = session().slot_softmax(x, WEIGHTS, np.array([4, EMPTY, 0]))
-    assert np.allclose(got[[0, 2]], probabilities(FEATURES, x[[4, 0]], WEIGHTS), atol=1e-6)
+    assert np.allclose(got[[0, 2]], head_probabilities(FEATURES(x[[4, 0]]), WEIGHTS), atol=1e-6)
     assert got[1].tolist() == UNIFORM
 
 

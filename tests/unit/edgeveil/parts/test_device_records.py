@@ -2,38 +2,8 @@
 
 import numpy as np
 
-from edgeveil.config.data import DataSource
 from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
-from edgeveil.parts.own_records import device_records, held_records, own_records
-from edgeveil.parts.sources.digits import load_digits_split
-
-KEY = bytes(range(32))
-
-
-def shard(index):
-    share = {"devices": 20, "index": index, "partition": {"kind": "n_class"}, "seed": 7}
-    return DataSource.model_validate({"name": "digits", "source": "digits", "shard": share})
-
-
-def rows(*parts):
-    return sorted(map(tuple, np.concatenate([np.column_stack([p.x, p.y]) for p in parts]).tolist()))
-
-
-def test_all_shards_together_are_the_training_half_and_the_cloud_holds_the_rest():
-    train, test = load_digits_split()
-    shares = [own_records(shard(index)) for index in range(20)]
-    assert rows(*shares) == rows(train)
-    cloud = held_records(DataSource.model_validate({"name": "digits", "source": "digits"}))
-    assert rows(cloud) == rows(test)
-
-
-def test_a_device_splits_its_shard_the_same_way_at_every_start():
-    first = device_records(shard(3), KEY, evaluation_share=0.2)
-    again = device_records(shard(3), KEY, evaluation_share=0.2)
-    assert rows(first[0]) == rows(again[0])
-    assert rows(*first) == rows(own_records(shard(3)))
-    assert len(first[1])
 
 
 def test_the_report_counts_what_learning_drops():

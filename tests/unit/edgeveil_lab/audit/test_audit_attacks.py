@@ -266,13 +266,13 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
 def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
     attack = many_steps_attack(4000)
     assert failing(attack) == set()
-    total = dp_sgd.RecordSums.total
+    total = dp_sgd.NoisedSums.total
 
     def first(self, rows, chosen, clip_norm):
         chosen = self.__dict__.setdefault("first", chosen)
         return total(self, rows, chosen, clip_norm)
 
-    monkeypatch.setattr(dp_sgd.RecordSums, "total", first)
+    monkeypatch.setattr(dp_sgd.NoisedSums, "total", first)
     assert failing(attack) == {"in most of the steps"}
 
 

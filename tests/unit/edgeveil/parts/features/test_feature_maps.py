@@ -1,7 +1,5 @@
 """Values as they are, random projections, and maps side by side."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -11,27 +9,12 @@ from pydantic import ValidationError
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import (
-    Concatenation,
     IdentityParameters,
     PcaParameters,
     build_features,
     projection_of,
-    valid_records,
 )
 from edgeveil.parts.features.values import STEPS, projection
-
-
-def test_scales_shifts_and_brings_to_unit_norm():
-    phi = build_features([IdentityParameters(input_scale=2.0, shift=1.0)])
-    np.testing.assert_allclose(phi(np.array([[4.0, 6.0]], np.float32)), [[0.6, 0.8]])
-    assert phi.output_dim((8, 8)) == 64
-
-
-def test_invalid_records_are_named_one_by_one():
-    x = np.zeros((5, 2, 2), np.float32)
-    x[0, 1, 1], x[1, 0, 0] = np.nan, np.inf
-    y = np.array([0, 0, -1, 3, 2])
-    assert valid_records(x, y, 3).tolist() == [False, False, False, False, True]
 
 
 def test_each_value_is_brought_from_its_own_range_and_clipped():
@@ -79,14 +62,6 @@ def test_maps_stand_side_by_side_by_the_roots_of_their_weights():
     np.testing.assert_allclose(found[:, 4:], np.sqrt(0.25) * build_features([TWO])(X), rtol=1e-15)
 
 
-def test_one_map_is_itself_whatever_its_weight():
-    alone = build_features([ONE])
-    assert not isinstance(alone, Concatenation)
-    np.testing.assert_array_equal(
-        alone(X), build_features([IdentityParameters(input_scale=2.0)])(X)
-    )
-
-
 def test_a_pca_is_no_map_but_a_projection():
     np.testing.assert_array_equal(build_features([ONE, PCA])(X), build_features([ONE])(X))
     assert projection_of([ONE, PCA]) == PCA
@@ -111,12 +86,6 @@ def job(*features, shape=(4,)):
     return compile_job(made).job
 
 
-def test_a_job_takes_several_maps_and_a_pca_behind_them():
-    found = job(ONE, TWO, PCA)
-    assert Job.from_canonical(found.canonical()) == found
-    assert [entry.name for entry in found.features] == ["identity", "random", "ldp_pca"]
-
-
 @pytest.mark.parametrize("order", [(PCA,), (PCA, ONE), (ONE, PCA, TWO), (ONE, PCA, PCA)])
 def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
     with pytest.raises(ConfigError, match="put it last"):
@@ -127,20 +96,6 @@ def test_the_projection_is_the_same_everywhere():
     assert projection(7, 3, 4).tolist() == [[-1, 4, -3, 2], [3, 2, 4, 1], [-3, -5, -3, 4]]
     bits = hashlib.shake_256(b"edgeveil/v1/random-features/7/3/4").digest(8)
     assert sum(byte.bit_count() for byte in bits) - 32 == -1
-
-
-def test_its_entries_are_nearly_normal_with_deviation_4():
-    entries = projection(0, 784, 512).astype(np.float64) / 4
-    assert abs(entries.mean()) < 0.01
-    assert abs(entries.var() - 1) < 0.01
-    assert abs((entries**4).mean() - (3 - 2 / 64)) < 0.05
-
-
-def test_features_are_the_rectified_products_at_unit_norm():
-    phi = build_features([IdentityParameters(name="random", dimension=4, seed=7, input_scale=2.0)])
-    found = phi(np.array([[1.0, 2.0, -1.0]], np.float32))[0]
-    whole = np.array([0.5, 1.0, -0.5]) @ projection(7, 3, 4)
-    np.testing.assert_allclose(found, np.maximum(whole, 0) / np.linalg.norm(np.maximum(whole, 0)))
 
 
 def test_products_are_exact():

@@ -34,22 +34,6 @@ def test_no_sum_leaves_the_integers_that_float32_holds(orientations):
         assert np.abs(bank.even.sum(axis=(1, 2))).max() <= bank.even[0].size / 2  # no mean
 
 
-def test_moduli_are_those_of_exact_sums():
-    rng, bank = np.random.default_rng(0), filters(3, 2)[1]
-    image = rng.integers(0, LEVELS + 1, (2, 9, 6))
-    found = modulus(image.astype(np.float32), bank)
-    r, side = bank.radius, 2 * bank.radius + 1
-    wide = np.zeros((2, 9 + 2 * r, 6 + 2 * r), np.int64)
-    wide[:, r:-r, r:-r] = image
-    for k, i, j in ((0, 0, 0), (1, 4, 3), (2, 8, 5), (2, 3, 4)):
-        window = wide[:, i : i + side, j : j + side]
-        even, odd = (
-            (window * part[k].astype(np.int64)).sum((1, 2)) for part in (bank.even, bank.odd)
-        )
-        squares = [np.float32(v) * np.float32(v) for v in (even, odd)]
-        np.testing.assert_array_equal(found[:, k, i, j], np.sqrt(squares[0] + squares[1]))
-
-
 def test_the_largest_sums_are_exact_too():
     """Images that are bright where a filter is positive, at the full number of levels."""
     for bank in filters(8, 3):

@@ -1,7 +1,5 @@
 """Features for pictures: what they are made of, what they tell apart, and from which records."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from edgeveil.parts.features.pictures import (
     STEPS,
     Pictures,
     PicturesParameters,
-    Raster,
     axes_of,
     pooled,
     procedural_pictures,
@@ -45,19 +42,8 @@ def test_golden_pictures():
     np.testing.assert_array_equal(drawn, procedural_pictures(40, (1, 8, 8)))
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 6)])
-def test_procedural_pictures_are_whole_levels_and_no_two_alike(shape):
-    drawn = procedural_pictures(50, shape)
-    assert drawn.shape == (50, *shape)
-    assert drawn.dtype == np.float32
-    assert np.array_equal(drawn, np.rint(drawn))
-    assert drawn.min() >= 0 and drawn.max() <= 255
-    assert len({one.tobytes() for one in drawn}) == 50
-    assert 40 < drawn.std() < 120
-
-
 def test_an_axis_has_the_variance_that_narrowing_leaves():
-    raster = Raster(1, 8, 8)
+    raster = Pictures(PicturesParameters(name="pictures")).raster((8, 8))
     common = axes_of(raster, 60)
     drawn = procedural_pictures(DRAWN, (1, 8, 8))
     steps = roots(pooled(drawn, raster), common.units) - common.middle
@@ -79,17 +65,6 @@ def test_a_flat_record_is_the_picture_that_it_says():
     grey = strokes()
     flat = phi(dimension=40, image=(8, 8))(grey.reshape(1, -1))
     np.testing.assert_array_equal(flat, phi(dimension=40)(grey))
-
-
-@pytest.mark.parametrize(
-    ("shape", "features", "windows"),
-    [((28, 28), 400, 49), ((3, 32, 32), 600, 64), ((8, 8), 272, 16), ((64, 64), 400, 256)],
-)
-def test_there_is_a_default_for_every_size(shape, features, windows):
-    made = Pictures(PicturesParameters(name="pictures"))
-    assert made.output_dim(shape) == features
-    raster = Raster(shape[0] if len(shape) == 3 else 1, *shape[-2:])
-    assert raster.windows.windows == windows
 
 
 @pytest.mark.parametrize(

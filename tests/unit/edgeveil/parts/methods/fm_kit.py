@@ -1,45 +1,26 @@
 """A fleet on digits, played by hand through the two halves of `fm`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from edgeveil.data.records import Records
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.method_context import MethodContext
+from tests.kits.method_context import context as made_context
 
 
-def context(**changes: Any) -> MethodContext:
-    plain: dict[str, Any] = {
-        "epsilon": 8.0,
-        "delta": 1e-5,
-        "max_participations": 15,
-        "classes": 2,
-        "input_shape": (2,),
-        "features": build_features([IdentityParameters()]),
-        "nominal_records": 1,
-        "devices": 1,
-    }
-    return MethodContext(**{**plain, **changes})
+def context(**changes):
+    plain = {"epsilon": 8.0, "max_participations": 15, "classes": 2, "input_shape": (2,)}
+    return made_context(**{**plain, "nominal_records": 1, "devices": 1, **changes})
 
 
-def digits_context(**changes: Any) -> MethodContext:
+def digits_context(**changes):
     features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
-    plain: dict[str, Any] = {
-        "classes": 10,
-        "input_shape": (8, 8),
-        "features": features,
-        "nominal_records": 64,
-        "devices": 20,
-    }
-    return context(**{**plain, **changes})
+    plain = {"classes": 10, "input_shape": (8, 8), "features": features}
+    return context(**{**plain, "nominal_records": 64, "devices": 20, **changes})
 
 
-def digits(seed: int) -> tuple[list[Records], Records]:
+def digits(seed):
     """20 devices of two classes each, a tenth held out for evaluation; and the test records."""
     source = load_digits()
     x, y = source.images.astype(np.float32), source.target.astype(np.int64)
@@ -54,5 +35,5 @@ def digits(seed: int) -> tuple[list[Records], Records]:
     return shards, Records(xb, yb)
 
 
-def pooled(shards: list[Records]) -> Records:
+def pooled(shards):
     return Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))

@@ -1,7 +1,5 @@
 """A clip norm that follows a quantile: its sensitivity, where it goes, and what travels with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -2,11 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from fm_kit import context, digits_context
+from fm_kit import context
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
@@ -17,8 +16,7 @@ from edgeveil.jobs import Job, compile_canonical, parse_job
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters, Rows, shrunk, with_intercept
-from edgeveil.parts.models.heads import bake, build_graph, probabilities
-from edgeveil_tools.local.reference import noise_free_reference
+from edgeveil.parts.models.heads import bake, build_graph, head_probabilities
 
 FINE = 2.0**-28
 
@@ -55,43 +53,6 @@ def test_no_record_is_beyond_norm_one_with_any_intercept(intercept):
     assert shrunk(intercept) ** 2 + intercept**2 <= 1 << 24
 
 
-def test_its_size_is_the_same_for_all_parties_and_falls_with_the_noise():
-    sizes = [
-        FmDevice(FmParameters(), replace(digits_context(), epsilon=epsilon)).intercept
-        for epsilon in (0.1, 1.0, 8.0, 16.0)
-    ]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] <= 0.3 * 4096
-    shared = replace(digits_context(), summed=20, honest=16)
-    assert FmDevice(FmParameters(), shared).intercept > sizes[2]
-
-
-def uneven(count, seed):
-    """Six of seven records of one class, which overlaps the other."""
-    rng = np.random.default_rng(seed)
-    y = (rng.random(count) < 1 / 7).astype(np.int64)
-    x = rng.normal(size=(count, 6))
-    x[:, 0] += 2.0 * y
-    return Records(x.astype(np.float32), y)
-
-
-def test_without_noise_it_learns_how_frequent_a_class_is():
-    train, test = uneven(6000, 0), uneven(3000, 1)
-    chosen = context(
-        input_shape=(6,),
-        features=build_features([IdentityParameters()]),
-        nominal_records=6000,
-        epsilon=16.0,
-    )
-    with_it, without = (
-        noise_free_reference(FmParameters(intercept=has), chosen, train, test)[-1]
-        for has in (True, False)
-    )
-    frequent = float((test.y == 0).mean())
-    assert without < frequent  # worse than always saying the frequent one
-    assert with_it > frequent
-
-
 @pytest.mark.parametrize("kept", [None, 3])
 def test_the_released_graph_computes_what_the_head_does(kept):
     rng = np.random.default_rng(2)
@@ -109,7 +70,7 @@ def test_the_released_graph_computes_what_the_head_does(kept):
     check_graph(onnx, released=True)
     x = rng.normal(size=(40, 5)).astype(np.float32)
     found = OnnxModel(onnx).answers(x, {})
-    np.testing.assert_allclose(found, probabilities(features, x, weights), atol=1e-5)
+    np.testing.assert_allclose(found, head_probabilities(features(x), weights), atol=1e-5)
     head = find_head(onnx)  # what a device learns further on
     np.testing.assert_allclose(head.bias, weights["bias"])
     moved = find_head(head.replaced(onnx, head.weight, head.bias + 1))

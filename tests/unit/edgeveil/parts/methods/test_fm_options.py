@@ -3,8 +3,6 @@
 What one record may change, measured in integer steps before any noise.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -21,7 +19,7 @@ from edgeveil.parts.features import IdentityParameters, PcaParameters, build_fea
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import QUADRATIC, FmParameters, head_shape, noised, wishart
 from edgeveil.parts.round import TRAIN
-from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
+from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context as made_context
@@ -60,7 +58,9 @@ def test_what_is_not_asked_for_has_no_round_and_the_indices_count_on(options, pr
     assert phases(cloud) == expected
     assert [e.index for e in plan] == list(range(1, len(plan) + 1))
     assert [e.number for e in plan if e.phase == TRAIN] == list(range(1, 16))
-    assert len(device.job_events()) == (len(plan) if projection is not LOCAL else 2 * len(plan))
+    assert len(device.budget.job_events()) == (
+        len(plan) if projection is not LOCAL else 2 * len(plan)
+    )
 
 
 @pytest.mark.parametrize("projection", [None, FPCA, OWN, WISHART, LOCAL])
@@ -71,7 +71,7 @@ def test_the_whole_job_costs_what_was_asked_whatever_the_options(options, projec
     for asked in (0.5, 4.0):
         device, cloud = halves(projection, epsilon=asked, **options)
         events = [event for round in cloud.plan() for event in device.price(round)]
-        assert sorted(events, key=repr) == sorted(device.job_events(), key=repr)
+        assert sorted(events, key=repr) == sorted(device.budget.job_events(), key=repr)
         parts = [
             epsilon([e for e in events if isinstance(e, kind)], 1e-5).epsilon
             for kind in (GaussianEvent, LaplaceEvent, ClaimedEvent)
@@ -83,32 +83,9 @@ def test_the_whole_job_costs_what_was_asked_whatever_the_options(options, projec
 
 def test_a_pca_takes_its_share_first_and_the_others_share_the_rest():
     device, _ = halves(FPCA)
-    whole = total_mu(device.job_events()) ** 2
+    whole = total_mu(device.budget.job_events()) ** 2
     found = [device.budget.events[p].mu ** 2 / whole for p in ("covariance", "centre", "quadratic")]
     assert found == pytest.approx([0.3, 0.7 * 0.02, 0.7 * 0.2], rel=1e-6)
-
-
-def test_pure_noise_has_no_delta_and_shares_epsilon():
-    device, _ = halves(noise="laplace")
-    events = device.job_events()
-    price = epsilon(events, 1e-5)
-    assert (price.delta, price.status) == (0.0, "proven")
-    assert pure_epsilon(events) <= 8
-    found = [float(device.budget.events[p].epsilon) for p in ("centre", "quadratic", TRAIN)]
-    assert found == pytest.approx([0.16, 1.6, 6.24 / 15], rel=1e-9)
-
-
-def test_the_l1_sensitivities_of_digits():
-    """d = 64, c = 10, clip 0.6: √d = 8, (d + 1)/2 = 32.5, 2·0.6·√(64·0.9); d one more with an
-    intercept, but for the centre."""
-    device, _ = halves(noise="laplace", intercept=False)
-    events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
-    found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
-    assert found == pytest.approx([8, 32.5, 1.2 * math.sqrt(57.6)], rel=1e-3)
-    device, _ = halves(noise="laplace")
-    events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
-    found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
-    assert found == pytest.approx([8, 33, 1.2 * math.sqrt(58.5)], rel=1e-3)
 
 
 def test_wishart_noise_has_the_mean_and_spread_of_its_text():

@@ -13,12 +13,10 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import PART, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.models.heads import bake, head_values, regression_graph
-from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import LaplaceEvent
 from edgeveil_tools.local.reference import noise_free_reference
 
 FINE = 2.0**-28
@@ -76,26 +74,6 @@ def test_without_noise_it_is_least_squares():
     assert second == pytest.approx(first, abs=0.005 * spread)
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-@pytest.mark.parametrize("projection", [None, PcaParameters(name="ldp_fpca", keep=0.5)])
-def test_the_whole_job_costs_what_was_asked(noise, projection):
-    chosen = of_numbers(epsilon=2.0, projection=projection, input_shape=(6,), nominal_records=50)
-    parameters = FmParameters(noise=noise)
-    device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
-    events = [event for round in cloud.plan() for event in device.price(round)]
-    gaussian = [event for event in events if not isinstance(event, LaplaceEvent)]
-    pure = [event for event in events if isinstance(event, LaplaceEvent)]
-    cost = sum(epsilon(part, 1e-5).epsilon for part in (gaussian, pure) if part)
-    assert 0.98 * 2 < cost <= 2
-    for round in cloud.plan():
-        spec = cloud.segments(round)[0]
-        records = Records(np.ones((3, 6), np.float32), np.array([0, 4096, 8192]))
-        answer = device.answer(
-            round, cloud.package(cloud.initial_state(), round), records
-        ).segments[spec.name]
-        assert answer.shape == spec.shape
-
-
 def model(kept=None):
     rng = np.random.default_rng(2)
     d = 4 if kept is None else kept
@@ -127,19 +105,6 @@ def test_the_released_graph_computes_the_same_and_stays_in_the_range(kept):
         OnnxModel(onnx).probabilities(x, {})
     with pytest.raises(DataError, match="tells a number"):
         find_head(onnx)
-
-
-def test_the_cloud_s_model_is_what_the_devices_learned_on():
-    """Weight and bias of the graph are those of (a·z, b)."""
-    parameters = FmParameters(centre=False, radius=1.0)
-    cloud = FmCloud(parameters, of_numbers())
-    state = cloud.initial_state()
-    state["iterate"] = np.array([[4096], [0], [2048]], np.int32)
-    weights = cloud.model(state)
-    assert weights["weight"][:, 0] == pytest.approx([math.sqrt(0.75), 0], abs=1e-3)
-    assert weights["bias"] == pytest.approx([0.25])
-    value = head_values(np.array([[0.6, 0.8]]), weights, TARGET)
-    assert value == pytest.approx(20 + 10 * (math.sqrt(0.75) * 0.6 + 0.25), abs=0.01)
 
 
 def test_a_curvature_of_its_own_is_refused():

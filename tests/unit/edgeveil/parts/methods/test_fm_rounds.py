@@ -3,8 +3,6 @@
 What a device refuses before it reads a record, so that no record makes it fail afterwards.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -22,7 +20,6 @@ from edgeveil.parts.methods.fm_paper import FmPaperDevice, FmPaperParameters
 from edgeveil.parts.methods.fm_sums import FmParameters, Rows, linear_sum, projected
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.round import TRAIN, PlannedRound
-from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.grid import LARGEST_DIMENSION
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference
@@ -60,25 +57,6 @@ def test_one_record_by_hand():
     np.testing.assert_array_equal(cloud.model(after)["weight"], state["iterate"] / 4096)
 
 
-def test_a_clip_scales_the_residual_before_it_is_rounded():
-    parameters = FmParameters(clip=0.3, radius=1.0, intercept=False)
-    device = FmDevice(parameters, context())
-    record = Records(np.array([[1, 0]], np.float32), np.array([1]))
-    package = {"centre": np.zeros(2, np.float32), "iterate": np.zeros((2, 2), np.int32)}
-    # z = (4095, 0) by rounding toward zero; 0.3/√2 / ‖z‖ = 0.21218 = 869.1 steps
-    total = device.sums(PlannedRound(3, TRAIN, 1), package, record)
-    np.testing.assert_array_equal(total, 16 * np.array([[4095 * 869, -4095 * 869], [0, 0]]))
-
-
-def test_the_tail_average_starts_after_its_share_of_the_rounds():
-    parameters = FmParameters(rounds=4, average_from=0.5, intercept=False)
-    cloud = FmCloud(parameters, context())
-    state = cloud.initial_state()
-    for round in cloud.plan()[2:]:
-        state = cloud.absorb(state, round, {"head.weight": np.ones((2, 2))}, 1)
-    np.testing.assert_array_equal(cloud.model(state)["weight"], np.full((2, 2), 3.5))
-
-
 def test_a_step_that_is_not_finite_or_too_large_is_bounded():
     cloud = FmCloud(FmParameters(intercept=False), context())
     mean = {"head.weight": np.array([[np.nan, 1e300], [-np.inf, 0.5]])}
@@ -106,17 +84,6 @@ def test_local_steps_are_linear_so_averaging_devices_is_exact(seed, low, steps):
     mean_of_steps = np.mean([minimise_quadratic(p, a, (low, 1.0), steps) for p in parts], axis=0)
     step_of_mean = minimise_quadratic(parts.mean(axis=0), a, (low, 1.0), steps)
     np.testing.assert_allclose(mean_of_steps, step_of_mean, atol=1e-5 / low)
-
-
-def test_enough_local_steps_reach_the_minimum():
-    rng = np.random.default_rng(0)
-    basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
-    a = (basis * np.linspace(0.02, 1.0, 6)) @ basis.T
-    linear = rng.normal(size=(6, 3))
-    exact = -np.linalg.solve(a, linear)
-    few, many = (minimise_quadratic(linear, a, (0.02, 1.0), k) for k in (3, 80))
-    np.testing.assert_allclose(many, exact, atol=1e-4)
-    assert np.abs(few - exact).max() > 0.1
 
 
 def quadratic(d, classes, low=0.1):
@@ -177,19 +144,6 @@ def test_a_curvature_from_anybody_ends_no_round(recwarn):
     wild = np.full((8, 8), 3e38, np.float32)
     assert not np.isfinite(minimise_quadratic(linear, wild, spectrum, 20, "cpu")).all()
     assert not recwarn.list
-
-
-@pytest.mark.parametrize(("eps", "times"), [(0.1, 15), (8.0, 15), (8.0, 4), (16.0, 15), (19.0, 15)])
-def test_the_whole_job_costs_what_was_asked_and_not_much_less(eps, times):
-    parameters = FmParameters()
-    device = FmDevice(
-        parameters, context(epsilon=eps, max_participations=times, classes=10, input_shape=(8, 8))
-    )
-    events = device.job_events()
-    assert len(events) == 2 + times
-    assert 0.98 * eps < epsilon(events, 1e-5).epsilon <= eps
-    shares = np.array([device.budget.events[p].mu for p in ("centre", "quadratic")]) ** 2
-    np.testing.assert_allclose(shares / total_mu(events) ** 2, [0.02, 0.2], rtol=1e-6)
 
 
 def test_a_budget_that_the_grid_cannot_meet_is_refused():

@@ -1,12 +1,8 @@
 """`pate`: votes on a public set, their bound and price, the labels and the student."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.compile import compile_canonical
 from edgeveil.parts.features import Identity, IdentityParameters
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.pate import (
     FILE_BYTES,
     VOTE_BITS,
@@ -29,7 +24,7 @@ from edgeveil.parts.methods.pate import (
     vote_event,
 )
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import GaussianEvent, SharedGaussian
+from edgeveil.privacy.events import GaussianEvent
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context as made_context
 
@@ -43,16 +38,16 @@ CONTEXT = made_context(
 CORNERS = np.array([[4, 0], [0, 4], [-4, -4]], np.float32)  # one of each class
 
 
-def told(rows: np.ndarray, rounds: int = 1) -> PateParameters:
+def told(rows, rounds=1):
     public = PublicSet(records=len(rows), **_facts(rows, len(rows)))
     return PateParameters(rounds=rounds, public=public)
 
 
-def of(labels: list[int], x: np.ndarray = CORNERS) -> Records:
+def of(labels, x=CORNERS):
     return Records(x[: len(labels)], np.array(labels))
 
 
-def played(p: PateParameters, context: MethodContext, fleet: list[Records]) -> dict[str, Any]:
+def played(p, context, fleet):
     cloud, random = PateCloud(p, context), SeededRandom(3)
     state = cloud.initial_state()
     for round in cloud.plan():
@@ -65,7 +60,7 @@ def played(p: PateParameters, context: MethodContext, fleet: list[Records]) -> d
     return state
 
 
-def test_three_teachers_by_hand() -> None:
+def test_three_teachers_by_hand():
     """Two know the corners and one has their labels turned: 2 votes of 3 for each true class."""
     p = told(CORNERS * 0.75)
     round = PateCloud(p, CONTEXT).plan()[0]
@@ -82,7 +77,7 @@ def test_three_teachers_by_hand() -> None:
     assert (z @ head["weight"]).argmax(axis=1).tolist() == [0, 1, 2]
 
 
-def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None:
+def test_no_two_data_sets_have_votes_further_apart_than_the_price_says():
     rng = np.random.default_rng(0)
     p = told(rng.normal(size=(12, 2)).astype(np.float32))
     round, device = PateCloud(p, CONTEXT).plan()[0], PateDevice(p, CONTEXT)
@@ -100,16 +95,7 @@ def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None
             assert int(((one - other) ** 2).sum()) <= event.sensitivity_steps**2
 
 
-def test_two_data_sets_of_a_device_reach_the_bound() -> None:
-    """So no smaller one is true of a whole device; without records there is no vote at all."""
-    p = told(CORNERS)
-    round, device = PateCloud(p, CONTEXT).plan()[0], PateDevice(p, CONTEXT)
-    one, other = (device.votes(round, of(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
-    assert int(((one - other) ** 2).sum()) == 2 * 3
-    assert not device.votes(round, of([])).any()
-
-
-def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once() -> None:
+def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once():
     rows = np.tile(CORNERS, (3, 1))[:7]
     p, context = told(rows, rounds=3), replace(CONTEXT, epsilon=20.0, max_participations=3)
     assert p.per_round == 3
@@ -120,16 +106,7 @@ def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once()
     assert 0.999 * CONTEXT.epsilon < spent <= CONTEXT.epsilon
 
 
-def test_shared_parts_add_up_to_the_noise_of_one_release() -> None:
-    p = told(CORNERS)
-    alone, shared = (vote_event(p, replace(CONTEXT, summed=5, honest=h)) for h in (0, 4))
-    assert isinstance(alone, GaussianEvent)
-    assert isinstance(shared, SharedGaussian)
-    assert shared.honest == 4
-    assert alone.sigma_squared <= shared.together.sigma_squared <= alone.sigma_squared + 8
-
-
-def test_a_sum_of_noised_votes_keeps_to_its_room() -> None:
+def test_a_sum_of_noised_votes_keeps_to_its_room():
     p, context = told(CORNERS), replace(CONTEXT, summed=40, honest=30)
     (spec,) = PateCloud(p, context).segments(PateCloud(p, context).plan()[0])
     cloud, random = PateCloud(p, context), SeededRandom(0)
@@ -155,7 +132,7 @@ unsupervised: {{eval_type: NOT_EVAL}}
 """
 
 
-def job(folder: Path, **changes: object) -> Any:
+def job(folder, **changes):
     plain = {
         "shape": "[64]",
         "features": "[{name: identity}]",
@@ -168,16 +145,13 @@ def job(folder: Path, **changes: object) -> Any:
     return load_job(file)
 
 
-def test_the_public_set_travels_in_the_job(tmp_path: Path) -> None:
+def test_the_public_set_travels_in_the_job(tmp_path):
     """So that all parties label the same records, and the file stays where it is."""
     made = compile_job(job(tmp_path))
     raw = made.job.canonical()
     assert b"digits.csv" not in raw and b'"file"' not in raw
     again = compile_canonical(raw)
-    assert np.array_equal(
-        again.job.train.public.values(),
-        made.job.train.public.values(),
-    )
+    assert np.array_equal(again.job.train.public.values(), made.job.train.public.values())
 
 
 @pytest.mark.parametrize(
@@ -194,14 +168,12 @@ def test_the_public_set_travels_in_the_job(tmp_path: Path) -> None:
         ({"public": ", teacher: {hidden: [4]}"}, r"train\.teacher: is always null by now"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_way_out(
-    tmp_path: Path, changes: dict[str, object], said: str
-) -> None:
+def test_what_cannot_be_is_refused_with_a_way_out(tmp_path, changes, said):
     with pytest.raises(ConfigError, match=said):
         compile_job(job(tmp_path, **changes))
 
 
-def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path: Path) -> None:
+def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path):
     rows = FILE_BYTES // 4 + 1
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 1)}}".ljust(117) + "\n"
     npy = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
@@ -212,12 +184,12 @@ def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rows", ["!!!!", "AAAA"])
-def test_sent_rows_are_judged_before_they_are_used(rows: str) -> None:
+def test_sent_rows_are_judged_before_they_are_used(rows):
     with pytest.raises(ValueError, match="rows: "):
         PublicSet(records=2, input_form=(2,), rows=rows)
 
 
-def test_values_that_are_not_finite_are_refused() -> None:
+def test_values_that_are_not_finite_are_refused():
     given = _facts(np.array([[0.5, np.nan]], np.float32), 1)
     with pytest.raises(ValueError, match="not finite"):
         PublicSet(records=1, **given)

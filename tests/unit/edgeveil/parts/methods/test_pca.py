@@ -1,14 +1,12 @@
 """Federated PCA: the covariance, the basis made of it, and the projection, by hand and in whole."""
 
 import numpy as np
-import onnxruntime
 import pytest
 from fm_kit import context, digits, digits_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.data.records import Records
-from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import (
@@ -21,7 +19,6 @@ from edgeveil.parts.methods.fm_sums import (
     top_basis,
     upper,
 )
-from edgeveil.parts.models.heads import build_graph, probabilities
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5)
 LOCAL = PcaParameters(name="local_pca", keep=0.5)
@@ -87,25 +84,6 @@ def test_no_matrix_makes_a_projected_record_longer_than_one(seed, reach):
     basis = rng.integers(-reach - 1, reach + 1, (6, 4)).astype(np.int16)
     steps = projected(phi, basis).steps.astype(object)
     assert ((steps**2).sum(axis=1) <= 2**48).all()
-
-
-def test_the_graph_projects_as_numpy_does_and_is_plain():
-    chosen = digits_context(projection=FPCA)
-    _, test = digits(1)
-    cloud = FmCloud(FmParameters(intercept=False), chosen)
-    rng = np.random.default_rng(0)
-    weights = cloud.model(
-        {
-            **cloud.initial_state(),
-            "basis": top_basis(covariance(3, d=64), 64, 32),
-            "iterate": rng.integers(-4096, 4096, (32, 10)),
-        }
-    )
-    graph = build_graph(chosen.features, chosen.input_shape, 10, chosen.kept)
-    check_graph(graph)
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": test.x, **weights})
-    np.testing.assert_allclose(found, probabilities(chosen.features, test.x, weights), atol=1e-5)
 
 
 def test_own_weights_are_for_local_pca_alone():

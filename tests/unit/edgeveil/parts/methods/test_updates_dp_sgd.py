@@ -45,8 +45,8 @@ class QuietSums(NoisedSums):
         self.chosen = np.asarray(chosen, np.int64)
 
     def draw(self, rows, norm):
-        self.total = self._sums.total(rows, self.chosen, norm)
-        return self.total * (norm * 2.0**-RECORD_BITS)
+        self.found = self.total(rows, self.chosen, norm)
+        return self.found * (norm * 2.0**-RECORD_BITS)
 
 
 def summed(network, records, weights, chosen, clip_norm, places=None):
@@ -57,7 +57,7 @@ def summed(network, records, weights, chosen, clip_norm, places=None):
     sums = QuietSums(task, chosen)
     steps = NoisedSgd(task, sums, DpSgdParameters(clip_norm=clip_norm), CONTEXT)
     steps.take(steps.weights(weights))
-    return sums.total
+    return sums.found
 
 
 def test_a_clipped_gradient_by_hand():

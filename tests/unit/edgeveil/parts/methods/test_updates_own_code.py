@@ -78,11 +78,6 @@ def plan_of(tmp_path, model, method="sgd"):
     return load_plan(path)
 
 
-@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "pso_dp_fl"])
-def test_a_sound_model_passes(tmp_path, method):
-    check_own_model(plan_of(tmp_path, "Sound", method))
-
-
 @pytest.mark.parametrize(
     ("model", "method", "why"),
     [

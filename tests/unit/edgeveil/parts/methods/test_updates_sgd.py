@@ -1,7 +1,5 @@
 """Local SGD and FedProx against steps computed by hand, PyTorch's optimiser, and what travels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ from edgeveil.errors import UsageError
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.update import WHOLE, segments_of, update_of
-from edgeveil.privacy.events import UnprotectedEvent
 from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, ZERO, answer
 
 
@@ -52,11 +49,6 @@ def test_a_diverging_device_sends_finite_numbers():
     far = {name: np.full_like(value, 3e38) for name, value in ZERO.items()}
     update = answer("sgd", weights=far, learning_rate=100.0, local_epochs=3).segments
     assert all(np.isfinite(value).all() for value in update.values())
-
-
-def test_an_update_without_noise_says_so():
-    (event,) = answer("sgd").events
-    assert isinstance(event, UnprotectedEvent) and event.unit == "record"
 
 
 def test_whole_updates_are_one_segment_and_come_apart_again():

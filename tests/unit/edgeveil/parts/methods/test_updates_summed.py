@@ -1,7 +1,5 @@
 """Updates as integers of which only sums are seen: their grid, their room, their noise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import USUAL_GRID, FixedPoint
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
-from edgeveil.parts.update import WHOLE, Pipeline, UpdateCloud
+from edgeveil.parts.update import Pipeline, UpdateCloud
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import SharedGaussian, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import LEAST_SHARE_BITS, clipped_steps
@@ -39,43 +37,12 @@ def row(segments):
     return np.concatenate([array.ravel() for array in segments.values()])
 
 
-def sums(answers):
-    return {
-        name: np.sum([one.segments[name] for one in answers], axis=0) / len(answers)
-        for name in answers[0].segments
-    }
-
-
 def test_an_update_is_the_nearest_whole_steps_of_the_one_that_is_not_summed():
     plain, steps = answer("sgd").segments, answer("sgd", context=SUMMED).segments
     assert plain.keys() == steps.keys()
     for name, values in plain.items():
         assert steps[name].dtype == np.int64
         np.testing.assert_array_equal(steps[name], np.rint(values.astype(np.float64) / STEP))
-
-
-def test_the_sum_moves_the_weights_as_the_mean_does():
-    others = [Records(np.array([[k, 1.0 - k]], np.float32), np.array([k % 2])) for k in range(5)]
-    loose = [answer("sgd", one).segments for one in others]
-    mean = {name: np.mean([one[name] for one in loose], axis=0) for name in loose[0]}
-    expected = cloud(CONTEXT).absorb(ZERO, ROUND, mean, 5)
-    summed = [answer("sgd", one, context=SUMMED) for one in others]
-    moved = cloud(SUMMED).absorb(ZERO, ROUND, sums(summed), 5)
-    for name, values in expected.items():
-        assert np.abs(values).max() > 100 * STEP
-        np.testing.assert_allclose(moved[name], values, rtol=0, atol=STEP)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_segments_are_what_the_cloud_says(whole):
-    context, _ = noised(replace(SUMMED, whole=whole))
-    specs = cloud(context).segments(ROUND)
-    segments = answer("sgd", context=context).segments
-    assert [(s.name, s.shape, s.dtype) for s in specs] == [
-        (name, array.shape, str(array.dtype)) for name, array in segments.items()
-    ]
-    assert (list(segments) == [WHOLE]) == whole
-    assert all(spec.bits for spec in specs)
 
 
 def test_no_sum_of_the_largest_leaves_the_ring():

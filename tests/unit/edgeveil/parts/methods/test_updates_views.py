@@ -10,7 +10,7 @@ import torch
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.dp_sgd import NoisedSums, RecordSums
+from edgeveil.parts.methods.dp_sgd import NoisedSums
 from edgeveil.parts.methods.pso import PARTICLES, PsoDpSgd, losses_under
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
@@ -39,8 +39,7 @@ class Quiet(NoisedSums):
     """Sums without sampling and noise."""
 
     def draw(self, rows, norm):
-        everyone = np.arange(self._count)
-        return self._sums.total(rows, everyone, norm) * (norm * 2.0**-16)
+        return self.total(rows, np.arange(self.count), norm) * (norm * 2.0**-16)
 
 
 def test_the_swarm_takes_the_steps_of_its_best_particle():
@@ -88,8 +87,10 @@ def test_a_record_moves_the_sum_by_its_own_part_alone_and_no_further_than_the_cl
     drawn = CHANCE.integers(0, 16, 40).astype(np.uint8)
 
     def total(chosen):
-        sums = RecordSums(FORTY, "cpu", lambda count: drawn[chosen].tobytes())
-        return sums.total(rows, np.array(chosen), norm)
+        random = lambda count: drawn[chosen].tobytes()  # noqa: E731
+        return NoisedSums(replace(task(FORTY), random_bytes=random), None).total(
+            rows, np.array(chosen), norm
+        )
 
     everyone = total(list(range(40)))
     for left_out in range(0, 40, 7):

@@ -12,7 +12,6 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.dp_sgd import RECORD_BITS, RecordSums, record_gradients
 from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.models.heads import bake
 from edgeveil.parts.models.network import AdapterParameters
@@ -200,44 +199,6 @@ def test_the_released_graph_is_plain_and_gives_what_the_adapted_model_gives(name
     assert np.allclose(OnnxModel(released).probabilities(x, {}), wanted, atol=1e-5)
     plain = net.logits(tensors(net.initial()), torch.tensor(x)).softmax(1).numpy()
     assert not np.allclose(plain, wanted, atol=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_record_moves_the_sum_of_adapter_gradients_by_the_clip_norm_at_most(seed):
-    """Over random neighbours, weights and scales: what is clipped is the adapters' gradient."""
-    chance = np.random.default_rng(seed)
-    weights = tensors(drawn(NET, seed))
-    records = some_records(NET, 12, seed)
-    records = Records(records.x * np.float32(10 ** chance.uniform(-1, 1)), records.y)
-    clip_norm = float(10 ** chance.uniform(-2, 1))
-    NET.prepare()
-    gradients = record_gradients(NET)
-
-    def rows(x, y):
-        found = gradients(weights, x, y)
-        return [found[name].flatten(1) for name in weights]
-
-    def total(chosen):
-        sums = RecordSums(records, "cpu", SeededRandom(seed))
-        return sums.total(rows, np.asarray(chosen), clip_norm)
-
-    gone = int(chance.integers(12))
-    with_it, without = total(range(12)), total([k for k in range(12) if k != gone])
-    assert with_it.size == sum(one.numel() for one in weights.values())
-    assert 0 < np.linalg.norm(with_it - without) <= 2**RECORD_BITS
-
-
-def test_gradients_are_those_of_plain_autograd():
-    weights = {name: value.requires_grad_() for name, value in tensors(drawn(NET)).items()}
-    records = some_records(NET, 3)
-    x, y = torch.tensor(records.x), torch.tensor(records.y)
-    NET.prepare()
-    found = record_gradients(NET)(weights, x, y)
-    for k in range(3):
-        loss = torch.nn.functional.cross_entropy(NET.logits(weights, x[k : k + 1]), y[k : k + 1])
-        alone = torch.autograd.grad(loss, list(weights.values()))
-        for name, one in zip(weights, alone, strict=True):
-            assert torch.allclose(found[name][k], one, atol=1e-5)
 
 
 def test_without_its_frozen_weights_it_has_a_form_and_computes_nothing():

@@ -34,21 +34,8 @@ def records(count=40, labels=None):
 
 
 def test_it_narrows_and_widens_in_turn():
-    shapes = {one.name: one.shape for one in network(hidden=(7, 5)).weights}
-    assert shapes == {
-        "encoder1.weight": (4, 7),
-        "encoder1.bias": (7,),
-        "encoder2.weight": (7, 5),
-        "encoder2.bias": (5,),
-        "code.weight": (5, 2),
-        "code.bias": (2,),
-        "decoder1.weight": (2, 5),
-        "decoder1.bias": (5,),
-        "decoder2.weight": (5, 7),
-        "decoder2.bias": (7,),
-        "output.weight": (7, 4),
-        "output.bias": (4,),
-    }
+    shapes = [one.shape for one in network(hidden=(7, 5)).weights if len(one.shape) == 2]
+    assert shapes == [(4, 7), (7, 5), (5, 2), (2, 5), (5, 7), (7, 4)]
 
 
 def test_one_record_by_hand():

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
-from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job, load_job
 from edgeveil.parts.models import python_model
-from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.own_models import check_own_model
 
 pytestmark = pytest.mark.usefixtures("own_process_here")
@@ -110,21 +106,6 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
         plan.graph()
 
 
-@pytest.mark.parametrize("function", ["Net", "Sloped"])
-def test_onnx_runtime_and_torch_agree(tmp_path, function):
-    network = compile_job(job_of(tmp_path, f"{HERE}:{function}")).context.network
-    weights = network.initial()
-    x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
-    graph = network.graph()
-    check_graph(graph)
-    model = OnnxModel(graph)
-    assert model.weight_names == set(weights) == {w.name for w in network.weights}
-    tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
-    expected = network.logits(tensors, torch.as_tensor(x)).softmax(1)
-    np.testing.assert_allclose(model.probabilities(x, weights), expected, atol=1e-6)
-    assert np.ptp(expected.numpy(), axis=0).min() > 0.01
-
-
 def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
     network = compile_job(job_of(tmp_path)).context.network
     before = torch.random.get_rng_state()
@@ -134,19 +115,6 @@ def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(np.array_equal(first[name], again[name]) for name in first)
     np.testing.assert_array_equal(first["module.norm.weight"], np.ones(4))
-
-
-def test_a_device_trains_it(tmp_path):
-    plan = compile_job(job_of(tmp_path))
-    round = plan.all_rounds[0]
-    tensors = plan.cloud.package(plan.cloud.initial_state(), round)
-    chance = np.random.default_rng(1)
-    records = Records(
-        chance.uniform(0, 4, (8, 1, 6, 6)).astype(np.float32), chance.integers(0, 3, 8)
-    )
-    answer = plan.device.answer(round, tensors, records, SeededRandom(1), "cpu")
-    assert set(answer.segments) == set(tensors)
-    assert all(np.abs(change).max() > 0 for change in answer.segments.values())
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Entry:
     by_record: bool = True  # a record's own gradient can be had, which dp_sgd needs
     why: str = ""
 
-    def model(self) -> nn.Module:
+    def model(self):
         return Part(self.shape, self.make, self.how)
 
 

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeveil.config.data import DataSource
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.parts.own_records import own_records
 from edgeveil.parts.partitions import dealing
 from edgeveil.parts.partitions.dealing import deal_own, disturbed, low_quality_devices, partition
 from edgeveil.parts.sources.digits import load_digits_split
@@ -53,15 +51,6 @@ def test_disturbed_records_have_classes_and_values_of_the_data_set(dealt, monkey
     assert np.all(np.abs(shifts - 1 / 9) < 0.03)  # any other class, each equally likely
 
 
-def test_noise_has_the_strength_that_is_named(monkeypatch):
-    monkeypatch.setattr(dealing, "LQ_NOISE", 0.1)
-    x = np.full((4000, 2), 0.5, np.float32)
-    x[0], x[1] = 0.0, 1.0  # the range is 1
-    records = Records(x, np.arange(4000) % 2)
-    spoilt = disturbed(records, [np.arange(4000)], rule(1.0, 1.0), SEED)
-    assert abs(float((spoilt.x - x)[2:].std()) - 0.1) < 0.003
-
-
 def test_nothing_to_disturb_leaves_the_records_alone(dealt):
     records, shares = dealt
     for nothing in (rule(0.0, 0.0), rule(0.01, 0.5), rule(0.5, 0.0)):
@@ -78,19 +67,6 @@ def test_values_that_are_not_finite_set_no_range():
     rest = spoilt.x[np.isfinite(spoilt.x)]
     assert rest.min() >= 1.0
     assert rest.max() <= 3.0
-
-
-def test_a_device_reads_its_share_as_disturbed():
-    plain = [own_records(site(index)).y for index in range(4)]
-    poor = [own_records(site(index, lq_user=0.5, lq_data=1.0)).y for index in range(4)]
-    changed = [bool(np.any(a != b)) for a, b in zip(plain, poor, strict=True)]
-    chosen = low_quality_devices(4, rule(0.5, 1.0), SEED)
-    assert np.flatnonzero(changed).tolist() == chosen.tolist()
-
-
-def site(index, **quality):
-    shard = {"devices": 4, "index": index, "seed": SEED, "partition": quality}
-    return DataSource(name="digits", source="digits", shard=shard)
 
 
 def test_own_records_are_disturbed_each_by_itself_in_a_public_range(monkeypatch):

@@ -22,12 +22,6 @@ def rule(kind, classes=2, alpha=0.5):
     return SimpleNamespace(kind=kind, classes_per_device=classes, alpha=alpha)
 
 
-def test_iid_cuts_the_public_order_evenly():
-    order = public_order(7, 1, "iid").tolist()
-    shares = [share.tolist() for share in dealt(np.arange(7), "iid")]
-    assert shares == [sorted(order[:2]), sorted(order[2:4]), sorted(order[4:])]
-
-
 @pytest.mark.parametrize(("classes", "records"), [(1, 6), (2, 3)])
 def test_n_class_deals_whole_classes_where_they_fit(classes, records):
     """Four devices of `classes` pieces each, of as many classes as there are pieces."""

@@ -6,13 +6,16 @@ import zlib
 import numpy as np
 import pytest
 
-from edgeveil.config.data import DataSource, Images
-from edgeveil.parts.own_records import own_records
+from edgeveil.config.data import Images
 from edgeveil.parts.sources.images import PART, read_images
 from edgeveil.parts.sources.source import Origin
 
 Image = pytest.importorskip("PIL.Image")
 PETS = ("cat", "dog")
+
+
+def read(folder, form):
+    return read_images(Origin(folder, images=form))
 
 
 def put(folder, name, pixels, **options):
@@ -37,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_folders_and_files_are_taken_by_name(folder):
-    records = read_images(folder, Images(size=(2, 3), classes=PETS))
+    records = read(folder, Images(size=(2, 3), classes=PETS))
     assert records.x.shape == (3, 2, 3)
     assert records.y.tolist() == [0, 1, 1]
     assert records.x[1:, 0, 0].tolist() == [10.0, 20.0]
@@ -45,7 +48,7 @@ def test_folders_and_files_are_taken_by_name(folder):
 
 
 def test_colours_come_first(folder):
-    records = read_images(folder, Images(size=(2, 3), colours="rgb", classes=PETS))
+    records = read(folder, Images(size=(2, 3), colours="rgb", classes=PETS))
     assert records.x.shape == (3, 3, 2, 3)
     assert records.x[0, :, 1, 2].tolist() == [90.0, 60.0, 30.0]
     assert records.x[1, :, 1, 2].tolist() == [10.0, 10.0, 10.0]
@@ -53,22 +56,17 @@ def test_colours_come_first(folder):
 
 def test_named_classes_number_a_device_that_lacks_one(folder):
     form = Images(size=(2, 3), classes=("bird", "dog"))
-    records = read_images(folder, form)
+    records = read(folder, form)
     assert records.y.tolist() == [-1, 1, 1]  # cats are none of the classes
     assert PART.faults(Origin(path=folder, images=form)) == [
         f"{folder / 'cat/z.png'}: its folder is none of the classes"
     ]
 
 
-def test_a_folder_without_pictures_is_an_empty_data_set(tmp_path):
-    records = read_images(tmp_path, Images(size=(2, 3), classes=PETS))
-    assert (records.x.shape, len(records)) == ((0, 2, 3), 0)
-
-
 def test_another_size_is_scaled_and_16_bits_are_kept_in_range(tmp_path):
     put(tmp_path, "a/large.png", np.repeat(np.repeat([[0, 200]], 8, 0), 8, 1).astype(np.uint8))
     put(tmp_path, "a/wide.png", np.full((2, 2), 0x80FF, np.uint16))
-    records = read_images(tmp_path, Images(size=(2, 2), classes=("a",)))
+    records = read(tmp_path, Images(size=(2, 2), classes=("a",)))
     assert records.x[0, :, 0].max() < 50
     assert records.x[0, :, 1].min() > 150
     assert records.x[1].tolist() == [[128.0, 128.0], [128.0, 128.0]]
@@ -76,7 +74,7 @@ def test_another_size_is_scaled_and_16_bits_are_kept_in_range(tmp_path):
 
 def test_jpeg_is_read(tmp_path):
     put(tmp_path, "a/one.jpeg", grey(120, (16, 16)), quality=95)
-    assert np.all(np.abs(read_images(tmp_path, Images(size=(16, 16), classes=("a",))).x - 120) < 3)
+    assert np.all(np.abs(read(tmp_path, Images(size=(16, 16), classes=("a",))).x - 120) < 3)
 
 
 def bomb(width, height):
@@ -104,17 +102,10 @@ def bomb(width, height):
 )
 def test_a_bad_picture_drops_itself_alone(folder, content, told):
     (folder / "cat" / "bad.png").write_bytes(content)
-    records = read_images(folder, Images(size=(2, 3), classes=PETS))
+    records = read(folder, Images(size=(2, 3), classes=PETS))
     assert np.isnan(records.x[0]).all()
     assert records.y.tolist() == [0, 0, 1, 1]
     assert np.isfinite(records.x[1:]).all()
     (fault,) = PART.faults(Origin(path=folder, images=Images(size=(2, 3), classes=PETS)))
     assert fault.startswith(f"{folder / 'cat' / 'bad.png'}: ")
     assert told in fault
-
-
-def test_a_site_file_names_the_form(folder):
-    data = DataSource(
-        name="pets", source="images", path=folder, images=Images(size=(2, 3), classes=PETS)
-    )
-    assert own_records(data).y.tolist() == [0, 1, 1]

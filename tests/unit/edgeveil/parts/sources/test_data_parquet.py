@@ -57,7 +57,7 @@ def test_a_column_of_no_numbers_drops_what_is_none_and_is_named_to_the_owner(tmp
     file = write(tmp_path, odd=column, kind=[0, 1])
     found = load_records("parquet", Origin(path=file)).x.tolist()
     assert np.array_equal(found, [[np.nan], [2.5 if "2.5" in column else np.nan]], equal_nan=True)
-    (said,) = reader.parquet_faults(file)
+    (said,) = reader.parquet_faults(Origin(file))
     assert "column 'odd' holds" in said
 
 
@@ -106,13 +106,14 @@ def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
     del texts, table
     code = f"""if True:
         import re
+        from edgeveil.parts.sources.source import Origin
         from edgeveil.parts.sources.tables import read_parquet
         import pyarrow.parquet
         from pathlib import Path
         def peak_kb():
             return int(re.search("VmHWM:[^0-9]*([0-9]+)", Path("/proc/self/status").read_text())[1])
         before = peak_kb()
-        records = read_parquet(Path({str(tmp_path / "a.parquet")!r}))
+        records = read_parquet(Origin(Path({str(tmp_path / "a.parquet")!r})))
         print((peak_kb() - before) >> 10, len(records))
     """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

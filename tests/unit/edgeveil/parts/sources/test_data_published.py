@@ -64,7 +64,7 @@ def test_emnist_in_the_folder_of_its_archive(tmp_path):
 def test_another_split_of_emnist_is_told_with_the_label(tmp_path):
     put_emnist(tmp_path, (1, 47))
     text = refused("emnist", tmp_path)
-    assert "byte 9 unpacked: record 1 has the label 47" in text
+    assert "unpacked byte 9: record 1 has the label 47" in text
     assert EMNIST_FILES.train[1] in text
 
 

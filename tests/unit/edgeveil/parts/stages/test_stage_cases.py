@@ -1,7 +1,5 @@
 """Stages against cases computed by hand: sparse ones, what training starts from, and pipelines."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from stage_kit import CONTEXT, ROUND, flat, stage, staged, task, values

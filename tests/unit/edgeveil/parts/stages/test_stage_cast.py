@@ -1,41 +1,32 @@
 """Values in half precision: what travels, what is refused, and that the cloud adds up more than
 halves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import compile_job, parse_job
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.sampler import SeededRandom
 
-
-def plan(update, *, secure=False):
-    return compile_job(
-        Job.model_validate(
-            {
-                "job": "halves",
-                "data": {
-                    "source": "digits",
-                    "classes": 10,
-                    "input_shape": (64,),
-                    "nominal_records": 30,
-                },
-                "model": {"name": "mlp", "hidden": (128,)},
-                "train": {"method": "sgd", "rounds": 2},
-                "update": tuple(update),
-                "proxy": {"shuffle": "whole"},
-                "aggregation": {"name": "fedavg", "secure": secure},
-                "privacy": {"accept_unproven": True, "epsilon": 8.0, "delta": 1e-5},
-            }
-        )
-    )
+JOB = """
+job: halves
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 30}
+model: {name: mlp}
+train: {method: sgd, rounds: 2}
+update: [%s]
+proxy: {shuffle: whole}
+aggregation: {name: fedavg, secure: %s}
+privacy: {accept_unproven: true, epsilon: 8, delta: 1.0e-5}
+"""
 
 
-CAST = {"name": "cast"}
+def plan(update, secure="false"):
+    return compile_job(parse_job(JOB % (update, secure)))
+
+
+CAST = "{name: cast}"
 
 
 def answer(made):
@@ -50,7 +41,7 @@ def answer(made):
 
 
 def test_an_upload_has_half_the_bytes_and_the_rounded_values():
-    whole, half = plan([]), plan([CAST])
+    whole, half = plan(""), plan(CAST)
     sent, rounded = answer(whole), answer(half)
     assert rounded.dtype == np.float16
     assert np.array_equal(rounded, sent.astype(np.float16))
@@ -61,4 +52,4 @@ def test_an_upload_has_half_the_bytes_and_the_rounded_values():
 
 def test_sums_under_masks_have_no_halves():
     with pytest.raises(ConfigError, match="travel as integers"):
-        plan([CAST], secure=True)
+        plan(CAST, "true")
