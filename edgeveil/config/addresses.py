@@ -19,8 +19,7 @@ def place(host: str, port: int | str) -> str:
 
 
 def split_place(text: str) -> tuple[str, int] | None:
-    """Host and port of `host:port` with an IPv6 address in brackets; None where it is none, or no
-    port of 1..65535."""
+    """Host and port of `host:port`, IPv6 in brackets; None where it is none."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -39,8 +39,7 @@ class CloudLimits(Block):
 
 
 class ComputeAt(Block):
-    """Where the segments of a batch are opened, checked and added up; the result is the same to the
-    bit."""
+    """Where the segments of a batch are opened, checked and added up, the same to the bit."""
 
     engine: Literal["local", "ray"] = "local"
     """`local`: processes here. `ray`: the operator's own Ray cluster, which sees a round's key."""

@@ -133,8 +133,7 @@ class RowEncoder:
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
-        """Add one row; returns what is wrong with it as a whole, or "". Without a limit
-        RecordsError where all rows would take too many bytes."""
+        """Add one row; what is wrong with it as a whole, or "". RecordsError for too many bytes."""
         self._make_room(len(self._labels) + 1)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)

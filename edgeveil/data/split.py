@@ -48,8 +48,7 @@ def split_once(
 def kept_places(
     halves: Sequence[NDArray[np.float32]], most: int, key: bytes
 ) -> list[NDArray[np.int64]]:
-    """Per half the ascending indices of the `most` records x (n, ...) of least rank in all halves,
-    by HMAC-SHA256 under the split `key`."""
+    """Per half the ascending indices of the `most` records of least keyed rank in all halves."""
     ranked = sorted(
         (hmac.digest(key, context(RECORD_RANK, row.tobytes()), "sha256"), half, index)
         for half, x in enumerate(halves)

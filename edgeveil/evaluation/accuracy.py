@@ -107,8 +107,7 @@ def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
-    """The graph before any weight enters (None where weights and records meet at their inputs, or
-    at more than one tensor), the graph after it, and the tensor that joins them."""
+    """The graph before any weight enters (None: not to be cut), that after it, and the joint."""
     import onnx
     from onnx import TensorProto, helper
 

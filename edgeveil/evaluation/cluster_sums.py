@@ -40,8 +40,7 @@ _SURE = 4.0  # standard errors that a score must have to be told
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Sums of records by the nearest of `classes` centroids, given in steps as rows of integers
-    ≥ 0 with sum ≤ ONE; (): the corners of the simplex."""
+    """Sums of records by the nearest centroid, rows in steps of sum ≤ ONE; (): the corners."""
 
     classes: int
     centroids: tuple[tuple[int, ...], ...] = ()
@@ -66,8 +65,7 @@ class ClusterSums:
         return found
 
     def of_broadcast(self, centroids: NDArray[np.generic]) -> ClusterSums:
-        """The same about these centroids. Raises ProtocolError `bad_package` unless they are
-        distributions, in steps."""
+        """The same about these centroids, in steps; ProtocolError `bad_package` for others."""
         whole = centroids.dtype == np.int64 and centroids.shape == (self.classes, self.classes)
         rows = tuple(tuple(row) for row in centroids.tolist()) if whole else ()
         if not rows or any(min(row) < 0 or sum(row) > ONE for row in rows):
@@ -75,8 +73,7 @@ class ClusterSums:
         return ClusterSums(self.classes, rows)
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """The sums (cells,), in steps; labels are not looked at. A record whose output is no
-        distribution adds nothing."""
+        """The sums (cells,), in steps, by outputs alone; what is no distribution adds nothing."""
         p = _in_steps(outputs)
         squares = np.stack([np.square(p - one).sum(axis=1) for one in self.about])  # exact
         own, rows = np.argmin(squares, axis=0), np.arange(len(p))
@@ -96,8 +93,7 @@ class ClusterSums:
         return np.concatenate([sums.ravel(), np.stack(totals).sum(axis=1)])
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """SCORES, each with its `_deviation` by noise of the same law, None where the noise hides
-        it; `clusters` with more records than noise, `records`, and `count_deviation`."""
+        """SCORES and their `_deviation`, None where noise hides them; `clusters`, `records`."""
         sums, noise = self._sums(counts / STEP), deviation / STEP
         found = _scores(sums, noise)
         likely, chance = _likely(sums, noise), np.random.default_rng(_SEED)
@@ -122,8 +118,7 @@ class ClusterSums:
         }
 
     def moved(self, counts: Float64, deviation: float) -> Int64:
-        """The centroids (classes, classes) of the next round, in steps: each the mean of its
-        noised sums, projected on the simplex; the one before where the noise hides its records."""
+        """The next centroids (classes, classes), in steps: projected means of the noised sums."""
         sums, after = self._sums(counts / STEP), self.about
         for k in np.flatnonzero(_there(sums, deviation / STEP)):
             mean = on_simplex(sums.vectors[k] / sums.counts[k])
@@ -141,8 +136,7 @@ class ClusterSums:
 
 
 def _in_steps(outputs: Float64) -> Int64:
-    """Distributions (n, classes) of the rows that are any, in steps: sum ONE, each entry less than
-    a step off. Each is a function of its own row, whatever the others are."""
+    """Distributions (n, classes) of the rows that are any, in steps of sum ONE; each alone."""
     kept = outputs[((outputs >= 0) & (outputs <= 2)).all(axis=1)]  # so none is NaN
     sums = np.array([math.fsum(row) for row in kept.tolist()])
     near = np.abs(sums - 1) < _SUM_ERROR

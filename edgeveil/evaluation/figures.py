@@ -180,8 +180,7 @@ def leading_of(name: str, row: Mapping[str, Any]) -> float | None:
 def leading_stored(
     name: str, accuracy: float | None, loss: float | None, half: float | None = None
 ) -> float | None:
-    """The value of `leading` by accuracy and loss alone, as `ModelScore` has them. `half` of a
-    number's range: RMSE follows from the loss, as AUC does."""
+    """The value of `leading` by accuracy and loss, as `ModelScore` has them; `half` of a range."""
     if name == ACCURACY:
         return accuracy
     if loss is None or not math.isfinite(loss):
@@ -203,8 +202,7 @@ def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
-    """What an accuracy or RMSE is read beside, by `guessing`: `always the largest class 0.866`, and
-    in words where the model is worse; "" where nothing is known of it."""
+    """`always the largest class 0.866`, by `guessing`; "" where nothing is known."""
     beside = guessing(figures)
     if name == RMSE and "rmse_of_mean" in beside:
         mean = beside["rmse_of_mean"]
@@ -217,8 +215,7 @@ def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> s
 
 
 def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | None = None) -> str:
-    """The value of `leading`: an accuracy to three places, an RMSE to as many digits; in brackets
-    what it is read beside, where `figures` of its test set say that."""
+    """The value of `leading`, three places or four digits; in brackets what it stands beside."""
     if value is None:
         return "unknown"
     beside = beside_text(name, value, figures)
@@ -230,8 +227,7 @@ def _part(some: float, whole: float) -> float | None:
 
 
 def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve by the rank sum (Mann and Whitney 1947); None without records of
-    both. In numpy: scipy.stats takes a second to load, and a device may lack it."""
+    """The area under the ROC curve by the rank sum (Mann and Whitney 1947), without scipy."""
     inside = int(np.count_nonzero(bad))
     outside = len(bad) - inside
     if not inside or not outside:
@@ -255,8 +251,7 @@ def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> f
 
 
 def score_bins(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bin of SCORE_BINS that each of finite scores (n,) is in; those beyond the first or the
-    last are in these."""
+    """The bin of SCORE_BINS of each finite score (n,), the first or the last for those beyond."""
     low, high, bins = SCORE_BINS
     at = (np.log2(np.maximum(scores, np.finfo(np.float64).tiny)) - low) / (high - low) * bins
     return np.clip(at, 0, bins - 1).astype(np.int64)
@@ -279,8 +274,7 @@ BY_DEVICES = " on the devices' own records"
 
 
 def federated_text(found: Mapping[str, Any]) -> str:
-    """The first figure on devices' own records: `accuracy 0.930 ± 0.012 on the devices' own
-    records`."""
+    """The first figure: `accuracy 0.930 ± 0.012 on the devices' own records`."""
     key = found.get("leading")
     if key is None:
         return f"nothing but noise{BY_DEVICES}"
@@ -306,8 +300,7 @@ def evaluation_text(data: Mapping[str, Any]) -> str:
 
 
 def cluster_text(found: Mapping[str, Any]) -> str:
-    """`silhouette 0.74 ± 0.03, Davies-Bouldin hidden by the noise, on the devices' own records`, or
-    `silhouette score 0.066 of 20 uploads with their noise`."""
+    """`silhouette 0.74 ± 0.03, …`, or `silhouette score 0.066 of 20 uploads with their noise`."""
     if "used" in found:
         kind, score = str(found["eval_type"]).replace("_", " ").lower(), found["score"]
         told = f"no {kind}" if score is None else f"{kind} {score:.3f}"
@@ -339,8 +332,7 @@ def to_digits(value: float) -> float:
 def _area(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64], sound: NDArray[np.bool_]
 ) -> float | None:
-    """The mean over classes; an unusable record is ranked below all others of its class, and above
-    all others elsewhere."""
+    """The mean over classes; an unusable record is ranked wrong in each."""
     of = labels[:, None] == np.arange(probabilities.shape[1])
     ranked = np.where(sound[:, None], probabilities.astype(np.float64), np.where(of, -1.0, 2.0))
     found = [_rank_area(*pair) for pair in zip(ranked.T, of.T, strict=True)]

@@ -79,8 +79,7 @@ _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 
 
 def check_graph(graph: bytes, *, released: bool = False) -> None:
-    """Raise DataError unless `graph` is an ONNX model of plain layers. A `released` one may name
-    the likeliest class, `label`. Whether it is a sound model ONNX Runtime says when it loads it."""
+    """Raise DataError unless the model has plain layers alone; `released`: maybe a `label`."""
     model = fields(memoryview(graph))
     if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
         raise _refused("holds functions or training steps of its own")
@@ -206,8 +205,7 @@ def _refused(what: str, fix: str = _PLAIN) -> DataError:
 
 
 class ConstantTensor:
-    """A constant: `kind` is its TensorProto.DataType, 0 if unknown; `values` (n,) where they are
-    few and plain, else None."""
+    """A constant of a TensorProto.DataType (0: unknown), `values` (n,) if few and plain."""
 
     def __init__(self, kind: int, values: NDArray[np.generic] | None = None) -> None:
         self.kind, self.values = kind, values

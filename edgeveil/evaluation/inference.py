@@ -39,8 +39,7 @@ class InferenceSession:
     def require_probabilities(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Raise DataError unless each of the public records x (n, ...) has its distribution; never
-        for a user's own."""
+        """Raise DataError unless each of the public records x (n, ...) has its distribution."""
         found = self._model.probabilities(x, weights)
         if len(_distributions(found, self.classes)) < len(x):
             what = f"gives made-up records no probabilities over {self.classes} classes"
@@ -109,9 +108,7 @@ class InferenceSession:
         held: NDArray[np.int64],
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names,
-        each by itself as in `_single`; uniform where there is none. Raises DataError as
-        `summed_softmax` does."""
+        """Probabilities (slots, classes) of the records `held` names; uniform for an empty slot."""
         return self._softmax(x, weights, held, 1.0 / self.classes, row_s)
 
     @flushed()
@@ -122,9 +119,7 @@ class InferenceSession:
         width: int,
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """The graph's output for each record of x (n, ...) by itself, (n, width); a row of NaN
-        where it fails or takes longer than `row_s` seconds. Raises DataError as `summed_softmax`
-        does."""
+        """The output for each record of x (n, ...) alone (n, width); NaN where it fails."""
         rows = np.full((len(x), width), np.nan)
         for index, output in self._single(x, weights, range(len(x)), row_s, width):
             rows[index] = output[0]

@@ -24,8 +24,7 @@ _LENGTH, _VARINT = 2, 0  # wire types
 
 @dataclass(frozen=True)
 class LinearHead:
-    """probabilities = softmax(h · weight + bias), `h` the tensor `features`; `weight` (d, classes)
-    float64, `bias` (classes,) or None."""
+    """softmax(h · weight + bias), `h` the tensor `features`, `weight` (d, classes) float64."""
 
     features: str
     weight: NDArray[np.float64]
@@ -48,8 +47,7 @@ class LinearHead:
 
 
 def find_head(graph: bytes) -> LinearHead:
-    """The head of a model whose `probabilities` are a softmax of a linear layer. Raises DataError
-    for any other graph."""
+    """The linear layer below a model's `probabilities`. DataError for any other graph."""
     parts = wire.fields(wire.message(wire.fields(memoryview(graph)), wire.GRAPH, "graph"))
     nodes = {node.output: node for node in map(wire.GraphNode, wire.messages(parts, wire.NODE))}
     tensors = {

@@ -151,8 +151,7 @@ def run_session(
     feed: Mapping[str, NDArray[Any]],
     limit: RunLimit | None = None,
 ) -> NDArray[Any]:
-    """One output of a run, with subnormal numbers as zero. Raises whatever ONNX Runtime does, and
-    where the run took longer than `limit` allows."""
+    """One output of a run, subnormals as zero. Raises what ONNX Runtime does, or past `limit`."""
     import onnxruntime as ort
 
     options = ort.RunOptions()  # a run gives its memory back when it ends, so that it does not stay

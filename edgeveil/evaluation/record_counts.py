@@ -87,8 +87,7 @@ class Confusion(_Classes):
 
 @dataclass(frozen=True)
 class Hits(_Classes):
-    """Of many classes, cells: right, wrong, and by class hit, missed and wrongly taken for it; one
-    record adds 1 to at most three."""
+    """Of many classes, cells: right, wrong, and by class hit, missed and wrongly taken for it."""
 
     sensitivity_squared = 3
 
@@ -202,8 +201,7 @@ class ScoreCounts:
     sensitivity_squared = 1
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """A record without a finite score, or with a label that says
-        neither, is not counted."""
+        """A record without a finite score, or a label that says either, is not counted."""
         scores, bad = outputs[:, 0], anomalous(labels)
         there = np.isfinite(scores) & (bad | learned_from(labels))
         at = score_bins(scores[there]) + np.where(bad[there], _BINS, 0)
@@ -258,16 +256,14 @@ RecordCounts = Confusion | Hits | Errors | ScoreCounts
 
 
 def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
-    """Of a number its errors, else of few classes all pairs of true and predicted one, of many
-    what each gets right and wrong."""
+    """Errors of a number, all pairs of few classes, hits of many."""
     if target is not None:
         return Errors(target)
     return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
 
 
 def _above_noise(counts: Float64, deviation: float) -> slice:
-    """The bins from the first to the last in which there is more than noise, and one beside each:
-    others hold noise alone, which would add up."""
+    """The bins from the first to the last with more than noise, and one beside each."""
     sure = counts.reshape(2, _BINS).max(axis=0) > (_SURE + 1) * deviation
     there = np.flatnonzero(sure)
     if not len(there):
@@ -288,8 +284,7 @@ def _at(share: Float64, edges: Float64, log_score: float) -> float:
 def _quantile(
     share: Float64, edges: Float64, wanted: float, noise: float
 ) -> tuple[float, bool] | None:
-    """log2 of the score below which the share `wanted` lies, and whether it is continued from a
-    lower quantile; None where even that is lost in the noise."""
+    """(log2 of the score below which `wanted` lies, whether continued); None: lost in noise."""
     sure = 1 - _SURE * noise
     if wanted <= sure:
         return _inverse(share, edges, wanted), False
@@ -312,8 +307,7 @@ def _inverse(share: Float64, edges: Float64, wanted: float) -> float:
 def _score_area(
     normal: Float64, bad: Float64, of_normal: float, of_bad: float
 ) -> tuple[float, float]:
-    """The area under the ROC curve of shares by bin, those in one bin counted half, and its
-    standard deviation by the noise of a share in each, to first order."""
+    """The area under the ROC curve of shares by bin, and its deviation to first order."""
     below = np.cumsum(normal) - normal / 2  # share of the normal below an anomalous one
     above = bad[::-1].cumsum()[::-1] - bad / 2
     area = float((bad * below).sum())

@@ -42,8 +42,7 @@ UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
 
 @dataclass(frozen=True)
 class KnownFleet:
-    """What is known of the fleet that will play a job: `devices`, `trainers` of them, the `source`
-    of their records, and the `key` of the file that says so."""
+    """What is known of the fleet that plays a job, and the `key` of the file that says so."""
 
     devices: int
     trainers: int
@@ -52,8 +51,7 @@ class KnownFleet:
 
 
 def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
-    """The plan of a job. Raises ImpossibleMixError with all reasons why the job, or this `fleet`,
-    cannot play it."""
+    """The plan of a job. ImpossibleMixError with all reasons why it, or this `fleet`, cannot be."""
     mixes = [
         *_privacy(job),
         *_evaluation(job),
@@ -76,8 +74,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
 
 
 def compile_canonical(raw: bytes) -> Plan:
-    """The plan of canonical bytes. Raises ProtocolError("bad_job") for anything else, and for a job
-    that is impossible."""
+    """The plan of canonical bytes. Raises ProtocolError("bad_job") for anything else."""
     job = Job.from_canonical(raw)
     try:
         return compile_job(job)

@@ -78,8 +78,7 @@ class FederatedEvaluation:
         random_bytes: RandomBytes = os_random,
         row_s: float = math.inf,
     ) -> Answer:
-        """A device's answer over these evaluation records; one that takes longer than `row_s`
-        seconds has no output. Raises DataError for a graph or weights that always fail."""
+        """A device's answer over evaluation records; DataError for what always fails."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
         return self.noised(self.counts.of(outputs, records.y), random_bytes)
 

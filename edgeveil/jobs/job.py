@@ -203,8 +203,7 @@ class Encrypt(Block):
 
 
 class Unsupervised(Block):
-    """Evaluation without labels: the cloud clusters the devices' softmax uploads, or averages
-    them."""
+    """Evaluation without labels: clusters of the devices' softmax uploads, or their mean."""
 
     every_rounds: int = Field(default=5, ge=0, le=10**6)
     """Evaluate in every so-manyth training round; 0: never."""
@@ -232,8 +231,7 @@ class Unsupervised(Block):
 
 
 class FederatedEvaluationBlock(Block):
-    """Evaluation with labels: each device counts on its own evaluation records how the model does,
-    and what it sends has noise."""
+    """Evaluation with labels: noised counts of how the model does on devices' own records."""
 
     epsilon: float = Field(gt=0, examples=[1])
     """ε of all evaluations of one device's evaluation records together, with `privacy.delta`."""

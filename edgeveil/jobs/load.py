@@ -19,8 +19,7 @@ LOCAL_RUN = "local_run"
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan of a job file; paths in it count from its folder. Raises ConfigError with all
-    problems."""
+    """The plan of a job file, whose folder its paths count from. ConfigError with all problems."""
     return parse_plan(read(path), str(path), folder=path.absolute().parent)
 
 

@@ -80,8 +80,7 @@ def summands(job: Job) -> int:
 
 
 def honest_devices(job: Job, sets: int = 0) -> int:
-    """Devices that add their part of shared noise to each of `sets` sums (0: as many as a round
-    has); 0 where noise is not shared."""
+    """Devices that share the noise of each of `sets` sums (0: the job's own); 0: not shared."""
     if job.privacy.noise != "shared":
         return 0
     least = job.round.min_batch // (sets or job.aggregation.groups)
@@ -220,8 +219,7 @@ class Plan:
         return tuple(round for round in self.all_rounds if not round.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
-        """The evaluation of this phase. Raises PrivacyError where its noise cannot be made,
-        UsageError where the job asks for none."""
+        """The evaluation of this phase. PrivacyError, or UsageError where none is asked for."""
         return self.cluster_sums if phase == CLUSTER else self.evaluation
 
     @cached_property
@@ -310,8 +308,7 @@ class Plan:
     def next_state(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The method's state after the aggregate of `uploads` devices' segments; an evaluation
-        changes the threshold or the centroids alone."""
+        """The method's state after an aggregate; an evaluation moves threshold or centroids."""
         if not round.evaluates:
             after = self.cloud.absorb(state, round, mean, uploads)
             if self.job.cluster_every:
@@ -414,8 +411,7 @@ class Plan:
     def noised_softmax(
         self, found: Array, random_bytes: RandomBytes = os_random
     ) -> tuple[Array, Event]:
-        """The upload of a device's `summed_softmax`, or of its rows (`per_sample`): integers where
-        they are summed, else probabilities."""
+        """The noised upload of a `summed_softmax` or of rows: integers where they are summed."""
         epsilon, sensitivity = self.softmax_epsilon, self.job.encrypt.laplace_eval_sensitivity
         if self.softmax_samples is not None:
             return softmax_laplace(

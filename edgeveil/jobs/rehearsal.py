@@ -148,8 +148,7 @@ class MadeUpDevice:
         self.kept: dict[str, Array] = {}
 
     def answer(self, round: PlannedRound, package: Tensors) -> dict[str, Array]:
-        """The segments of one round as they would be sealed. Raises ProtocolError for another
-        form, and PrivacyError for another price, than the plan states."""
+        """One round's segments. ProtocolError or PrivacyError where not as planned."""
         plan, tensors = self._plan, dict(unpack_tensors(pack_tensors(package)))
         for earlier in plan.recalled(round):
             tensors |= self._released.get(earlier.phase, {})

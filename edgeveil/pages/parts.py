@@ -75,8 +75,7 @@ def lines(
     low: float | None = None,
     high: float | None = None,
 ) -> Json:
-    """Lines over `x`, thinned to MOST_POINTS; `low` and `high` are the y axis's ends where they are
-    not the values' own."""
+    """Lines over `x`, thinned to MOST_POINTS; `low` and `high` end the y axis where given."""
     picks = thinned(len(x), MOST_POINTS)
     drawn = []
     for one in shown:
@@ -94,8 +93,7 @@ def table(
     text: Sequence[int] = (),
     first: int = 0,
 ) -> Json:
-    """Cells as they are shown; columns of `text` are words. The `first` rows alone are seen until
-    somebody asks for the others; 0: all."""
+    """Cells as they are shown, `text` columns of words; only the `first` rows unless asked."""
     plain = [list(row) for row in rows]
     kinds = {"kind": "table", "label": label, "head": list(head), "text": list(text)}
     return {**kinds, "rows": plain, "first": first}
@@ -119,8 +117,7 @@ def heat(
     red: Sequence[int] = (),
     top: Sequence[float] = (),
 ) -> Json:
-    """Counts as shades, row by row from above; `axes` name rows and columns; columns of `red` are
-    marked. `top` are bars above the columns."""
+    """Counts as shades, row by row; `axes` name rows and columns, `red` columns; `top` bars."""
     found = {"rows": list(rows), "columns": list(columns), "red": list(red), "top": list(top)}
     names = {"row_name": axes[0], "column_name": axes[1]}
     shown = [list(row) for row in values]

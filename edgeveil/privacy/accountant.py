@@ -115,8 +115,7 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """(ε, δ) of releasing all `events` on the same data: see `_epsilon`. Shared noise is priced as
-    sums show it, and as the device's own noise alone (`colluding`)."""
+    """(ε, δ) of releasing all `events` on the same data; shared noise as sums show it and alone."""
     listed = tuple(events)
     summed = tuple(map(as_summed, listed))
     found = replace(_epsilon(summed, delta), among_others=_among_others(summed, delta))

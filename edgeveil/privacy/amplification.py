@@ -28,8 +28,7 @@ _STEPS = 60
 
 
 def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
-    """ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP alone; never above it.
-    Raises PrivacyError for no device, or a δ outside (0, 1)."""
+    """ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP; PrivacyError if none."""
     if devices < 1 or not 0 < delta < 1 or not local_epsilon >= 0:
         raise PrivacyError("amplification needs a device, an ε >= 0 and a δ in (0, 1)")
     if devices == 1 or not 0 < local_epsilon <= LARGEST_EPSILON:

@@ -67,8 +67,7 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
 
 
 class DerivedRandom(SampleBytes):
-    """All chance in one answer, from its question's key (32 bytes), for one thread. A call gives
-    secret samples, places and orders; noise comes from `bound`."""
+    """All chance in one answer, from its key (32 bytes): samples by a call, noise from `bound`."""
 
     def __init__(self, question_key: bytes) -> None:
         if len(question_key) != KEY_BYTES:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from edgeveil.errors import PrivacyError
 
@@ -19,7 +19,12 @@ Status = Literal["proven", "claimed", "none"]
 ADD_OR_REMOVE = "add_or_remove"
 
 _UNITS = ("record", "device")
-_STATUSES = ("proven", "claimed", "none")
+_STATUSES: tuple[Status, ...] = ("proven", "claimed", "none")
+_LEAST = {  # of whole numbers
+    **dict.fromkeys(("sensitivity_steps", "coordinates"), 0),
+    **dict.fromkeys(("scale_numerator", "scale_denominator"), 1),
+    **dict.fromkeys(("epsilon_numerator", "epsilon_denominator", "candidates"), 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +38,14 @@ class _Event:
     neighbours: str = ADD_OR_REMOVE
     status: Status = "proven"
     source: str = ""
+    may_be: ClassVar[tuple[Status, ...]] = _STATUSES
 
     def __post_init__(self) -> None:
-        if self.unit not in _UNITS or self.status not in _STATUSES:
-            raise PrivacyError(f"event '{self.what}': unknown unit or status")
+        if self.unit not in _UNITS or self.status not in self.may_be:
+            raise PrivacyError(f"event '{self.what}': cannot be '{self.unit}' and '{self.status}'")
+        for name, least in _LEAST.items():
+            if getattr(self, name, least) < least:
+                raise PrivacyError(f"event '{self.what}': {name} must be at least {least}")
         if self.neighbours != ADD_OR_REMOVE:
             raise PrivacyError(f"event '{self.what}': unknown relation '{self.neighbours}'")
 
@@ -55,8 +64,6 @@ class GaussianEvent(_Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sensitivity_steps < 0 or self.coordinates < 0:
-            raise PrivacyError(f"event '{self.what}': negative sensitivity or size")
         if not 0 < self.finest_sigma_squared <= self.sigma_squared:
             raise PrivacyError(f"event '{self.what}': needs 0 < finest σ² <= σ²")
 
@@ -95,8 +102,7 @@ class _Wrapping:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(_Wrapping):
-    """`steps` releases of `event`, each over a fresh secret Poisson sample at
-    `sampling_probability`."""
+    """`steps` releases of `event`, each over a fresh secret sample at `sampling_probability`."""
 
     event: GaussianEvent
     sampling_probability: float
@@ -150,8 +156,6 @@ class LaplaceEvent(_Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
-            raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
         if not 0 <= self.record_sensitivity_steps <= self.sensitivity_steps:
             raise PrivacyError(f"event '{self.what}': a record changes no more than its device")
         if self.record_sensitivity_steps and self.unit != "device":
@@ -179,11 +183,8 @@ class SelectionEvent(_Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         # report_noisy_max, of earlier ledgers, has the same price.
-        known = ("exponential", "report_noisy_max")
-        if self.mechanism not in known or self.candidates < 1:
-            raise PrivacyError(f"event '{self.what}': unknown mechanism, or no candidates")
-        if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
-            raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
+        if self.mechanism not in ("exponential", "report_noisy_max"):
+            raise PrivacyError(f"event '{self.what}': unknown mechanism")
 
     @property
     def epsilon(self) -> Fraction:
@@ -200,11 +201,6 @@ class TwoValueEvent(_Event):
     epsilon_numerator: int
     epsilon_denominator: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.coordinates < 0 or self.epsilon_numerator <= 0 or self.epsilon_denominator <= 0:
-            raise PrivacyError(f"event '{self.what}': needs an ε > 0 and a size >= 0")
-
     @property
     def epsilon(self) -> Fraction:
         """The exact pure ε of all values together."""
@@ -217,11 +213,7 @@ class ClaimedEvent(_Event):
 
     claimed_epsilon: float
     status: Status = "claimed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.status != "claimed":
-            raise PrivacyError(f"event '{self.what}': a claimed event cannot be '{self.status}'")
+    may_be = ("claimed",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +221,7 @@ class UnprotectedEvent(_Event):
     """A release without noise: no guarantee of any size."""
 
     status: Status = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.status != "none":
-            raise PrivacyError(f"event '{self.what}': an unprotected event has status none")
+    may_be = ("none",)
 
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
@@ -252,8 +240,7 @@ def as_single(event: Event) -> Event:
 
 
 def for_one_record(event: Event) -> Event:
-    """The release for one record of a device that keeps its others: of a noised update twice as far
-    apart; pure events hold for any two data sets."""
+    """The release for one record of a device that keeps its others: an update is twice as far."""
     if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
         steps = event.record_sensitivity_steps
         return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)

@@ -197,8 +197,7 @@ def meeting(
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
-    """`values` (d,) scaled to L2 norm at most `steps`·2**-grid_bits, rounded toward zero and
-    checked in integers; 0 for what is not finite."""
+    """`values` (d,) of L2 norm at most `steps`·2**-grid_bits, toward zero; 0 if not finite."""
     nothing = np.zeros(values.shape, np.int64)
     largest = float(np.abs(values).max(initial=0.0))
     if not 0 < largest < math.inf:
@@ -223,8 +222,7 @@ def sampled_gaussian_event(
     grid_bits: int,
     noise_multiplier: float = 1.0,
 ) -> PoissonSampled:
-    """`steps` sums of `coordinates` values over Poisson samples: one record changes a sum by
-    `sensitivity_steps` in L2, σ is `noise_multiplier` sensitivities."""
+    """`steps` sums over Poisson samples; σ is `noise_multiplier` times the L2 sensitivity."""
     variance = _variance(sensitivity_steps, noise_multiplier)
     event = GaussianEvent(
         what=what,

@@ -110,8 +110,7 @@ def record_steps(classes: int, nominal: int) -> int:
 
 
 def probability_sum(rows: NDArray[np.floating]) -> Int64:
-    """The exact sum (k,) over records of their probabilities (n, k), each floored to steps of
-    2**-30 whose sum is at most 2**30. NaN and negative entries count as 0."""
+    """The exact sum (k,) of probabilities (n, k), each in steps of 2**-30; NaN counts as 0."""
     total = np.zeros(rows.shape[1], np.int64)
     for row in rows:
         total += _probability_steps(row, RECORD_BITS)
@@ -179,8 +178,7 @@ def largest_softmax(event: Event) -> int:
 
 
 def noise_law(event: LaplaceEvent) -> tuple[float, float]:
-    """(scale, variance) of each coordinate's noise, in the data's units: 2q/(1 − q)² steps², q =
-    e^(−1/scale)."""
+    """(scale, variance) of the noise in the data's units: 2q/(1 − q)² steps², q = e^(−1/scale)."""
     step, scale = 2.0**-event.grid_bits, float(scale_of(event))
     half = min(1 / (2 * scale), _NO_NOISE) if scale else _NO_NOISE
     return scale * step, (step / math.sinh(half)) ** 2 / 2

@@ -49,8 +49,7 @@ _TEXT_BYTES = 1 << 16  # of what is unpacked
 
 
 def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
-    """`DEPOSIT_BYTES`, holding a request, or nothing for None; unreadable where the request is too
-    large."""
+    """`DEPOSIT_BYTES`, holding a request or nothing; unreadable where that is too large."""
     text = zlib.compress(request.to_json().encode(), 9) if request else b""
     nonce = os.urandom(_NONCE_BYTES)
     if len(text) > _ROOM_BYTES:
@@ -151,8 +150,7 @@ class Ledger:
         return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
 
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
-        """`check`, and reserve the whole price durably. Raises `PrivacyError` for a job that was
-        closed, and for a new one while `limits.max_jobs` are open."""
+        """`check`, and reserve the price durably. PrivacyError if closed or `max_jobs` are open."""
         with self._written() as db:
             known = self._account().get(request.job_id)
             if known is not None and not known.is_open:
@@ -170,8 +168,7 @@ class Ledger:
             return quote
 
     def admit(self, job_id: str, events: Sequence[Event]) -> None:
-        """Raise `PrivacyError` unless the open job has room for these events: before data is read;
-        `commit` checks again."""
+        """Raise `PrivacyError` unless the open job has room for these events, as `commit` does."""
         with self._file.guard():
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -218,8 +215,7 @@ class Ledger:
             db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
 
     def recall(self, job_id: str, round: int) -> tuple[Receipt, bytes] | None:
-        """The receipt and payload of an earlier commit, or None. Raises `PrivacyError` if the
-        payload was forgotten or changed."""
+        """(receipt, payload) of an earlier commit, or None. PrivacyError if gone or changed."""
         with self._file.transaction() as db:
             self._chain.settle()  # what a crash left out of the head must be in it before it goes
             release = self._release(job_id, round)
@@ -257,8 +253,7 @@ class Ledger:
             return sealed_deposit(self._chain.key.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
-        """Count all that the `deposit` of a job reserved, which a copy of this device answered;
-        where it cannot be read nothing is left."""
+        """Count all that a copy's `deposit` of a job reserved; unreadable, nothing is left."""
         try:
             request = opened_deposit(self._chain.key.deposit_key(), deposit)
         except PrivacyError:

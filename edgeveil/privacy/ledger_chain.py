@@ -218,8 +218,7 @@ class LedgerChain:
         return self.accounts.setdefault(dataset, {})
 
     def make_tables(self) -> None:
-        """Make what a new ledger lacks, before `open` writes the key; beside a key or a head with
-        links nothing: a table gone there took rows along."""
+        """Make what a new ledger lacks; beside a key, or a head with links, nothing is lacking."""
         if self._key_path.exists() or self._begun():
             self._require_tables()
         with self._file.guard() as db:
@@ -261,8 +260,7 @@ class LedgerChain:
             self._take(row)
 
     def settle(self, *, write: bool = True) -> None:
-        """`follow`, and compare with the head; where it is one link behind, move it forward. Finds
-        files that were put back under the running device."""
+        """`follow`, and compare with the head, moved forward where it is one link behind."""
         if self._file.replaced():
             raise broken("another database was put in its place while it was open", self._path)
         self.follow()

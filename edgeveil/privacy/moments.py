@@ -67,8 +67,7 @@ def added(parts: Iterable[Moments]) -> Moments:
 
 
 def delta_at(epsilon: float, moments: Moments) -> float:
-    """δ(ε), at most 1: min over λ of e^(α(λ) − λε)·λ^λ/(λ + 1)^(λ + 1), rounded up (Canonne, Kamath
-    and Steinke 2020, prop. 12)."""
+    """δ(ε) ≤ 1, rounded up (Canonne, Kamath, Steinke 2020, prop. 12), least over λ."""
     least = min(
         moment - order * epsilon + order * math.log(order / (order + 1)) - math.log1p(order)
         for order, moment in zip(ORDERS, moments, strict=True)

@@ -27,8 +27,7 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set; see `edgeveil.config.policy.Policy`. None: as much as
-    the limit beside it."""
+    """The owner's limits for one data set, as `Policy` has them; None: as the limit beside it."""
 
     max_epsilon_per_job: float
     lifetime_epsilon: float
@@ -44,8 +43,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Everything a job may ever ask of this data set; `delta` is for the whole job, training events
-    are counted `max_participations` times."""
+    """All that a job may ever ask of this data set; training events `max_participations` times."""
 
     job_id: str
     delta: float
@@ -114,8 +112,7 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition of several jobs: ε and δ add up, per record for mixed units, the weakest
-    status stays; likewise if all others collude."""
+    """Basic composition of several jobs, per record for mixed units; the weakest status stays."""
     listed = tuple(parts)
     units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
     whole = _composed(listed, units)

@@ -52,8 +52,7 @@ class SeededRandom:
 def discrete_laplace(
     scale: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Independent draws with P(x) ∝ exp(-|x|/scale), int64 steps of `shape`. Raises `PrivacyError`
-    unless 0 < scale <= 2**40."""
+    """Draws with P(x) ∝ exp(-|x|/scale), int64; PrivacyError unless 0 < scale <= 2**40."""
     t = Fraction(scale)
     if not 0 < t <= LARGEST_SCALE:
         raise PrivacyError(f"scale must be in (0, 2^40] steps, got {t}")
@@ -64,8 +63,7 @@ def discrete_laplace(
 def discrete_gaussian(
     sigma_squared: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Independent draws with P(x) ∝ exp(-x²/2σ²), int64 steps of `shape`. Raises `PrivacyError`
-    unless 0 < σ² <= 2**80."""
+    """Draws with P(x) ∝ exp(-x²/2σ²), int64; PrivacyError unless 0 < σ² <= 2**80."""
     law = _gaussian_law(sigma_squared)
     _check_source(random_bytes)
 
