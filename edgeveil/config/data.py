@@ -142,7 +142,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = "the folders that are there may not number the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
     yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
-    yield from test_file_mixes(data.test_path, data.test_share, at)
+    if data.test_path is not None and data.test_share is not None:
+        text = "names a file to test on, and test_share holds records back for it; leave one out"
+        yield Mix((f"{at}.test_path", f"{at}.test_share"), text)
     if data.test_fold and (data.test_fold + 1) * (data.test_share or 1.0) > 1 + _ROUNDING:
         text = f"there is no fold {data.test_fold} of test_share {data.test_share}; count from 0"
         yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
@@ -154,7 +156,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
     published, at = _published(data.source), f"{at}.shard"
     if shard.classes is not None and published:
         yield Mix((f"{at}.classes", source), f"is for own files, not for {data.source}; drop it")
-    if shard.classes is None and not published and _by_class(shard.partition):
+    rule = part_named("partitions", shard.partition.kind)
+    by_class = bool(shard.partition.lq_data) or (rule is not None and rule.by_class)
+    if shard.classes is None and not published and by_class:
         text = f"deals or disturbs by class; add classes: 10 to {at}, as the job has it"
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
     if shard.index >= shard.devices:
@@ -172,12 +176,6 @@ def held_back_mixes(
     if share is not None and _published(source):
         text = f"is for files of your own, and {source} counts its test; write test_records"
         yield Mix((f"{at}.test_share", source_key), text)
-
-
-def test_file_mixes(path: object, share: float | None, at: str) -> Iterator[Mix]:
-    if path is not None and share is not None:
-        text = "names a file to test on, and test_share holds records back for it; leave one out"
-        yield Mix((f"{at}.test_path", f"{at}.test_share"), text)
 
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
@@ -200,12 +198,6 @@ def unstated_header(data: Mapping[str, Any]) -> str:
 def _readers(family: str, key: str) -> list[str]:
     named = ((name, part_named(family, name)) for name in known_names(family))
     return [name for name, part in named if part is None or key in part.reads]
-
-
-def _by_class(rule: Partition) -> bool:
-    """Whether own records are dealt or disturbed by class, so that the classes must be public."""
-    part = part_named("partitions", rule.kind)
-    return bool(rule.lq_data) or (part is not None and part.by_class)
 
 
 def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Iterator[Mix]:

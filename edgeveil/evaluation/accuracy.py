@@ -68,7 +68,8 @@ class HeldOutTest:
         ]
         features = open_session(before) if before else None
         self._features = [
-            _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
+            run_session(features, self._joint, {DATA: batch}) if features else batch
+            for batch in batches
         ]
 
     def tested(self, weights: Mapping[str, NDArray[Any]], *, alarms: bool = False) -> ModelScore:
@@ -94,7 +95,8 @@ class HeldOutTest:
     def _outputs(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
         parts = [
-            _run(self._head, self._output, {**feed, self._joint: phi}) for phi in self._features
+            run_session(self._head, self._output, {**feed, self._joint: phi})
+            for phi in self._features
         ]
         return np.concatenate(parts)
 
@@ -149,12 +151,3 @@ def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
     through = helper.make_tensor_value_info(joint, TensorProto.FLOAT, None)
     first = part(before, records, [through])
     return first, part(after, [through, *weights], list(whole.output)), joint
-
-
-def _run(session: Any, output: str, feed: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    try:
-        return run_session(session, output, feed)
-    except Exception as error:  # ONNX Runtime's own exceptions have no common root
-        what = f"cannot be run: {type(error).__name__}: {error}"
-        fix = "check data.input_shape of the job"
-        raise DataError(what, where="ONNX graph", fix=fix) from error

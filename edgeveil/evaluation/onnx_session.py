@@ -120,11 +120,7 @@ class OnnxModel:
         return np.concatenate(parts)[: len(x)].astype(np.float64)
 
     def _run(self, feed: dict[str, NDArray[Any]], limit: RunLimit | None) -> NDArray[Any]:
-        try:
-            found = run_session(self._session, self.output, feed, limit)
-        except Exception as error:  # ONNX Runtime's own exceptions have no common root
-            what = f"cannot be run: {type(error).__name__}: {error}"
-            raise DataError(what, where="ONNX graph") from error
+        found = run_session(self._session, self.output, feed, limit)
         wide = found.ndim == 2 and (self.output == PROBABILITIES or found.shape[1] == 1)
         if not wide or len(found) != len(feed["x"]):
             raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
@@ -151,13 +147,18 @@ def run_session(
     feed: Mapping[str, NDArray[Any]],
     limit: RunLimit | None = None,
 ) -> NDArray[Any]:
-    """One output of a run, subnormals as zero. Raises what ONNX Runtime does, or past `limit`."""
+    """One output of a run, subnormals as zero. DataError where it fails, or lasts past `limit`."""
     import onnxruntime as ort
 
     options = ort.RunOptions()  # a run gives its memory back when it ends, so that it does not stay
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    with flushed(), limit.of(options) if limit else nullcontext():
-        found = session.run([output], dict(feed), options)[0]
+    try:
+        with flushed(), limit.of(options) if limit else nullcontext():
+            found = session.run([output], dict(feed), options)[0]
+    except Exception as error:  # ONNX Runtime's own exceptions have no common root
+        what = f"cannot be run: {type(error).__name__}: {error}"
+        fix = "check data.input_shape of the job"
+        raise DataError(what, where="ONNX graph", fix=fix) from error
     return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
 
 

@@ -20,7 +20,6 @@ from edgeveil.config.data import (
     held_back_mixes,
     partition_mixes,
     source_name,
-    test_file_mixes,
     unread_mixes,
 )
 from edgeveil.config.explain import Schema
@@ -232,8 +231,8 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             for mix in held_back_mixes(source, None, 1 / folds, "local_run", named):
                 yield Mix(("local_run.test_folds", named), mix.text)
         for key in ("test_share", "test_folds"):
-            for mix in test_file_mixes(run.data.test_path, getattr(run, key), "local_run"):
-                text = mix.text.replace("test_share", key)
+            if run.data.test_path is not None and getattr(run, key) is not None:
+                text = f"names a file to test on, and {key} holds records back; leave one out"
                 yield Mix(("local_run.data.test_path", f"local_run.{key}"), text)
 
 

@@ -57,9 +57,9 @@ def test_features_are_computed_once(monkeypatch):
     made, given = graph(MAPS["both"])
     held = HeldOutTest(made, X, Y)
     asked = []
-    real = accuracy._run
+    real = accuracy.run_session
     monkeypatch.setattr(
-        accuracy, "_run", lambda s, out, feed: asked.append(out) or real(s, out, feed)
+        accuracy, "run_session", lambda s, out, feed: asked.append(out) or real(s, out, feed)
     )
     held.tested(weights(given))
     held.tested(weights(given))
