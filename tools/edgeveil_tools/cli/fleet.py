@@ -128,13 +128,13 @@ def rotate(args: argparse.Namespace) -> int:
 def status(args: argparse.Namespace) -> int:
     rows, table = [], []
     for one in FleetSite(args.dir, lambda _path: None).parties:
-        ends = one.ends()
+        ends = found.isoformat() if (found := one.ends()) else None
         row = {"name": one.name, "kind": one.kind, "cell": one.cell, "device": one.device_id}
-        until = {"certificate_ends": ends.isoformat() if ends else None}
-        rows.append({**row, "revoked": one.revoked, **until, "bundle": one.sequence})
+        until = {"revoked": one.revoked, "certificate_ends": ends, "bundle": one.sequence}
+        rows.append({**row, **until})
         state = f"revoked {one.revoked[:10]}" if one.revoked else "active"
-        shown = f"certificate until {ends:%Y-%m-%d}" if ends else ""
-        table.append((one.name, one.kind, one.cell, one.device_id or "", state, shown))
+        shown = f"certificate until {ends[:10]}" if ends else ""
+        table.append((*(text or "" for text in row.values()), state, shown))
     lines = columns(table) if rows else ["nothing was applied yet: edgeveil site apply DIR"]
     return answer(args, lines, {"parties": rows})
 

@@ -352,13 +352,10 @@ def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
     from edgeveil_tools.cloud_client import get_json, own_address
 
     try:
-        status = get_json(own_address(site.http), "/status")
-    except OSError:
-        return {}
-    found, shown = status.get("refused_by_device", []), ("refused", "cooling_down_s", "cool_downs")
-    try:
+        found = get_json(own_address(site.http), "/status").get("refused_by_device", [])
+        shown = ("refused", "cooling_down_s", "cool_downs")
         return {one["device"]: {key: one[key] for key in shown} for one in found}
-    except (KeyError, TypeError):  # whatever answers at that port, it is not this proxy
+    except (OSError, AttributeError, KeyError, TypeError):  # whatever else answers at that port
         return {}
 
 

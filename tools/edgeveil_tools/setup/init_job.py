@@ -41,20 +41,22 @@ def command(args: argparse.Namespace) -> int:
 def write(kind: str, folder: Path) -> str:
     """Write the folder for one kind; the command that plays it. UsageError for files in the way."""
     texts = {one.name: one.read_text("utf-8") for one in sorted((_TEMPLATES / kind).iterdir())}
-    files = {**{name: text.encode() for name, text in texts.items()}, **_RECORDS_OF[kind]()}
+    texts["README.md"] = texts["README.md"].replace("DIR/", f"{folder}/")
+    made = {name: text.encode() for name, text in texts.items()}
+    _write_new(folder, {**made, **_RECORDS_OF[kind]()})
+    return "edgeveil " + texts["README.md"].partition("    edgeveil ")[2].partition("\n")[0]
+
+
+def _write_new(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all of them, or none where one is in the way."""
     for name in files:
         if (folder / name).exists():
             fix = "name another folder with --out, or move it away"
             raise UsageError("is there already", where=str(folder / name), fix=fix)
-    play = texts["README.md"].partition("    edgeveil ")[2].partition("\n")[0]
-    shown = str(folder)
     with writing(folder):
         for name, raw in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if name == "README.md":
-                raw = raw.decode().replace("DIR/", f"{shown}/").encode()
             write_whole(folder / name, raw)
-    return f"edgeveil {play}".replace("DIR/", f"{shown}/")
 
 
 _OF_TABLE = """
@@ -76,9 +78,6 @@ _NAME = re.compile(r"[^a-z0-9_-]+")
 def write_from(records: Path, folder: Path, label: str | None = None) -> str:
     """Write a job drafted from a file or folder of records; returns the command to go on with.
     UsageError for a file in the way, DataError for records that cannot be described."""
-    path = folder / "job.yaml"
-    if path.exists():
-        raise UsageError("is there already", where=str(path), fix="name another folder with --out")
     source = "images" if records.is_dir() else records.suffix.removeprefix(".")
     if source not in ("images", "csv", "parquet"):
         fix = "use a CSV or Parquet file, or a folder with one folder of pictures for each class"
@@ -98,10 +97,8 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
         header=_HEADER[bool(csv_rows(records)[0])] if source == "csv" else "",
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
-    return f"edgeveil check {path}"
+    _write_new(folder, {"job.yaml": text.encode()})
+    return f"edgeveil check {folder / 'job.yaml'}"
 
 
 def _fruit() -> dict[str, bytes]:

@@ -428,7 +428,8 @@ def run_broker(site: BrokerSite) -> int:
     if site.tls is not None:
         _check_key(site.tls.key_file)
     plan = plan_of(site, max_connections=min(site.limits.max_connections, files))
-    users_file, stop = site.users_file, threading.Event()
+    users_file, stop, tls = site.users_file, threading.Event(), site.tls
+    tls_files = [tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file] if tls else []
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
@@ -438,7 +439,7 @@ def run_broker(site: BrokerSite) -> int:
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
         tell("READY=1")
-        known, read = _stamp(users_file), _tls_stamps(plan.tls)
+        known, read = _stamp(users_file), [_stamp(path) for path in tls_files]
         seen = read
         try:
             while broker.running() and not stop.wait(1.0):
@@ -449,7 +450,7 @@ def run_broker(site: BrokerSite) -> int:
                         broker.refresh_users()
                     except BrokerError as error:  # half edited: the users that were known go on
                         sys.stderr.write(f"{error}\n")
-                before, seen = seen, _tls_stamps(plan.tls)
+                before, seen = seen, [_stamp(path) for path in tls_files]
                 if seen != read and seen == before:  # whoever replaces them has done so
                     read = seen
                     _start_anew(broker, plan.tls)
@@ -496,12 +497,6 @@ def _problem(tls: BrokerTls) -> str:
     except OSError as error:  # of which ssl.SSLError is one
         return f"{path}: cannot be used ({error.strerror or error})"
     return ""
-
-
-def _tls_stamps(tls: BrokerTls | None) -> list[tuple[int, int]]:
-    if tls is None:
-        return []
-    return [_stamp(path) for path in (tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file)]
 
 
 def _stamp(path: Path | None) -> tuple[int, int]:
