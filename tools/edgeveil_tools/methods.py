@@ -127,7 +127,11 @@ def digests(args: argparse.Namespace) -> int:
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
         raise UsageError("names no plug-in", where="methods digest", fix=fix)
-    models = {name: _code_digest(name) for name in names if ":" in name}
+    models: dict[str, str] = {}
+    for name in (name for name in names if ":" in name):
+        if not re.fullmatch(FUNCTION, name, re.ASCII):
+            raise UsageError(f"'{name[:64]}' is no module:function", fix="write mypackage.net:Net")
+        models[name] = plugins.code_digest(name)
     installed, found = plugins.installed(), dict[str, str]()
     for name in (name for name in names if name not in models):
         mine = [one for one in installed if name in (one.name, one.distribution)]
@@ -151,12 +155,6 @@ def digests(args: argparse.Namespace) -> int:
             lines.append(f"  - {{{kind}: {text}, sha256: {digest}}}")
             allowed.append({kind: name, "sha256": digest})
     return answer(args, lines, {"allowed": allowed})
-
-
-def _code_digest(function: str) -> str:
-    if not re.fullmatch(FUNCTION, function, re.ASCII):
-        raise UsageError(f"'{function[:64]}' is no module:function", fix="write mypackage.net:Net")
-    return plugins.code_digest(function)
 
 
 def _brought(part: Part) -> str | None:

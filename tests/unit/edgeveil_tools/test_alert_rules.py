@@ -13,94 +13,52 @@ from edgeveil.transport.metrics import KNOWN_REASONS
 RULES = Path(__file__).parents[3] / "configs" / "prometheus" / "edgeveil-rules.yml"
 PROXY = 'instance="p",job="edgeveil-proxy"'
 CLOUD = 'instance="c",job="edgeveil-cloud"'
-CASES = {
+ONLINE = f'edgeveil_devices{{{PROXY},state="online"}}'
+ENROLLED = f'edgeveil_devices{{{PROXY},state="enrolled"}}'
+RUNNING = f'edgeveil_jobs{{{CLOUD},status="running"}}'
+PAUSED = f'edgeveil_jobs{{{CLOUD},status="paused"}}'
+COMMITTED = f'edgeveil_rounds_total{{{CLOUD},result="committed"}}'
+REPEATED = f'edgeveil_rounds_total{{{CLOUD},result="repeated"}}'
+LINK = f'edgeveil_link_up{{{PROXY},hop="edge"}}'
+FORGED = f'edgeveil_refused_total{{{PROXY},reason="forged"}}'
+DECLINED = f'edgeveil_answers_total{{{PROXY},outcome="budget"}}'
+UPLOADED = f'edgeveil_answers_total{{{PROXY},outcome="uploaded"}}'
+FREE, SIZE = (f"edgeveil_state_{what}_bytes{{{PROXY}}}" for what in ("free", "size"))
+SPOOL, INBOX = (f"edgeveil_{what}_bytes{{{PROXY}}}" for what in ("spool", "inbox"))
+ROLLED_BACK = f'edgeveil_release_reports{{{CLOUD},outcome="rolled_back"}}'
+IN_USE = f'edgeveil_release_reports{{{CLOUD},outcome="in_use"}}'
+EXPIRES = f'edgeveil_trust_expires_timestamp_seconds{{{CLOUD},document="root"}}'
+MEMORY = f"process_resident_memory_bytes{{{PROXY}}}"
+CASES = {  # series that make an alert fire, and others that do not
     "EdgeVeilDown": ({f"up{{{PROXY}}}": "0x30"}, {f"up{{{PROXY}}}": "1x30"}),
-    "EdgeVeilLinkDown": (
-        {f'edgeveil_link_up{{{PROXY},hop="edge"}}': "0x30"},
-        {f'edgeveil_link_up{{{PROXY},hop="edge"}}': "1x30"},
-    ),
-    "EdgeVeilSomebodyForges": (  # the very first, of a series that began at 0
-        {f'edgeveil_refused_total{{{PROXY},reason="forged"}}': "0x25 1x5"},
-        {f'edgeveil_refused_total{{{PROXY},reason="forged"}}': "0x30"},
-    ),
+    "EdgeVeilLinkDown": ({LINK: "0x30"}, {LINK: "1x30"}),
+    # The very first, of a series that began at 0.
+    "EdgeVeilSomebodyForges": ({FORGED: "0x25 1x5"}, {FORGED: "0x30"}),
     "EdgeVeilPartOfFleetOffline": (
-        {
-            f'edgeveil_devices{{{PROXY},state="online"}}': "6x30",
-            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "10x30",
-        },
-        {
-            f'edgeveil_devices{{{PROXY},state="online"}}': "8x30",
-            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "10x30",
-        },
+        {ONLINE: "6x30", ENROLLED: "10x30"},
+        {ONLINE: "8x30", ENROLLED: "10x30"},
     ),
     "EdgeVeilDevicesDecline": (
-        {
-            f'edgeveil_answers_total{{{PROXY},outcome="budget"}}': "0+3x30",
-            f'edgeveil_answers_total{{{PROXY},outcome="uploaded"}}': "0x30",
-        },
-        {
-            f'edgeveil_answers_total{{{PROXY},outcome="budget"}}': "0+1x30",
-            f'edgeveil_answers_total{{{PROXY},outcome="uploaded"}}': "0+5x30",
-        },
+        {DECLINED: "0+3x30", UPLOADED: "0x30"},
+        {DECLINED: "0+1x30", UPLOADED: "0+5x30"},
     ),
-    "EdgeVeilDiskNearlyFull": (
-        {
-            f"edgeveil_state_free_bytes{{{PROXY}}}": "5x30",
-            f"edgeveil_state_size_bytes{{{PROXY}}}": "100x30",
-        },
-        {
-            f"edgeveil_state_free_bytes{{{PROXY}}}": "50x30",
-            f"edgeveil_state_size_bytes{{{PROXY}}}": "100x30",
-        },
-    ),
-    "EdgeVeilJobPaused": (
-        {f'edgeveil_jobs{{{CLOUD},status="paused"}}': "0x20 1x10"},
-        {f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30"},
-    ),
+    "EdgeVeilDiskNearlyFull": ({FREE: "5x30", SIZE: "100x30"}, {FREE: "50x30", SIZE: "100x30"}),
+    "EdgeVeilJobPaused": ({PAUSED: "0x20 1x10"}, {RUNNING: "1x30"}),
     "EdgeVeilNoRoundCommitted": (
-        {
-            f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30",
-            f'edgeveil_rounds_total{{{CLOUD},result="committed"}}': "7x30",
-        },
-        {
-            f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30",
-            f'edgeveil_rounds_total{{{CLOUD},result="committed"}}': "0+1x30",
-        },
+        {RUNNING: "1x30", COMMITTED: "7x30"},
+        {RUNNING: "1x30", COMMITTED: "0+1x30"},
     ),
-    "EdgeVeilRoundsRepeated": (
-        {f'edgeveil_rounds_total{{{CLOUD},result="repeated"}}': "0+1x30"},
-        {f'edgeveil_rounds_total{{{CLOUD},result="repeated"}}': "0x20 1x10"},
-    ),
+    "EdgeVeilRoundsRepeated": ({REPEATED: "0+1x30"}, {REPEATED: "0x20 1x10"}),
     "EdgeVeilNobodyOnline": (
-        {
-            f'edgeveil_devices{{{PROXY},state="online"}}': "0x30",
-            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "10x30",
-        },
-        {  # a fleet that has nobody yet
-            f'edgeveil_devices{{{PROXY},state="online"}}': "0x30",
-            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "0x30",
-        },
+        {ONLINE: "0x30", ENROLLED: "10x30"},
+        {ONLINE: "0x30", ENROLLED: "0x30"},  # a fleet that has nobody yet
     ),
-    "EdgeVeilSpoolNearItsLimit": (
-        {f"edgeveil_spool_bytes{{{PROXY}}}": "1000000000x30"},
-        {f"edgeveil_spool_bytes{{{PROXY}}}": "500000000x30"},
-    ),
-    "EdgeVeilFallingBehind": (
-        {f"edgeveil_inbox_bytes{{{PROXY}}}": "9000000x30"},
-        {f"edgeveil_inbox_bytes{{{PROXY}}}": "0x27 9000000x3"},  # a burst
-    ),
-    "EdgeVeilReleaseFails": (
-        {f'edgeveil_release_reports{{{CLOUD},outcome="rolled_back"}}': "0x20 1x10"},
-        {f'edgeveil_release_reports{{{CLOUD},outcome="in_use"}}': "5x30"},
-    ),
-    "EdgeVeilTrustEnds": (  # promtool's time begins at 0
-        {f'edgeveil_trust_expires_timestamp_seconds{{{CLOUD},document="root"}}': "1000000x30"},
-        {f'edgeveil_trust_expires_timestamp_seconds{{{CLOUD},document="root"}}': "2000000x30"},
-    ),
-    "EdgeVeilMemoryGrows": (
-        {f"process_resident_memory_bytes{{{PROXY}}}": "600000000x30"},
-        {f"process_resident_memory_bytes{{{PROXY}}}": "100000000x30"},
-    ),
+    "EdgeVeilSpoolNearItsLimit": ({SPOOL: "1000000000x30"}, {SPOOL: "500000000x30"}),
+    "EdgeVeilFallingBehind": ({INBOX: "9000000x30"}, {INBOX: "0x27 9000000x3"}),  # a burst
+    "EdgeVeilReleaseFails": ({ROLLED_BACK: "0x20 1x10"}, {IN_USE: "5x30"}),
+    # promtool's time begins at 0
+    "EdgeVeilTrustEnds": ({EXPIRES: "1000000x30"}, {EXPIRES: "2000000x30"}),
+    "EdgeVeilMemoryGrows": ({MEMORY: "600000000x30"}, {MEMORY: "100000000x30"}),
 }
 
 

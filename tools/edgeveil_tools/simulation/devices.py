@@ -150,25 +150,23 @@ class SimulatedDevices:
         return DeviceAnswer(number, measured, told=told if found.without else ())
 
     def _device(self, number: int) -> _Device:
+        site = self._plan_of_site
+
         def load(
             _site: EdgeSite, key: bytes, share: float, schema: DataSchema | None
         ) -> tuple[Records, Records]:
-            return halves(self._own_records(number, schema), key, share)
+            of = (site.partition, site.seed, site.classes)
+            origin = origin_of(site.source, schema)
+            pool, shares = dealt_records(site.source.source, origin, site.devices, *of)
+            return halves(pool.at(shares[number - 1]), key, share)
 
         if number not in self._devices:
-            site = self._plan_of_site
             role: Role = "infer" if number > site.devices - site.infer_only else "train"
             key = self._seeds.split_key(number)
             # It keeps its records: what a method makes of them once is kept as long as they are.
             computer = Computer(self._sites[role], key, load, self._inference)
             self._devices[number] = _Device(role, self._seeds.noise(number), computer)
         return self._devices[number]
-
-    def _own_records(self, number: int, schema: DataSchema | None) -> Records:
-        site = self._plan_of_site
-        of, origin = (site.partition, site.seed, site.classes), origin_of(site.source, schema)
-        pool, shares = dealt_records(site.source.source, origin, site.devices, *of)
-        return pool.at(shares[number - 1])
 
     # --- the owner's word ---
 
