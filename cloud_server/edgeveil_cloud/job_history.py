@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.evaluation.figures import ACCURACY, GUESSING, guessing, leading
+from edgeveil.evaluation.figures import GUESSING, guessing, leading
 from edgeveil.pages.parts import thinned
 from edgeveil.parts.round import EVALUATIONS
-from edgeveil_cloud.evaluation import FEDERATED
-from edgeveil_cloud.store_tables import RoundRecord
 
 KEPT_EVENTS = 200  # that a page shows
 KEPT_ATTEMPTS = 100
@@ -70,7 +68,7 @@ class JobHistory:
         time_s = float(event.get("time") or 0.0)
         shown: Mapping[str, Any] = data
         if kind == "exchange_committed":
-            shown = self._committed(data, time_s)
+            shown = self._committed(data)
         elif kind == "broadcast" and data.get("kind") == "round":
             self._selected, self.doing = data.get("selected"), str(data.get("round", ""))
         elif kind == "round_repeated" or (kind == "job_paused" and data.get("answers")):
@@ -86,23 +84,6 @@ class JobHistory:
         for event in events:
             self.take(event)
 
-    def take_records(self, records: Iterable[RoundRecord]) -> None:
-        """Stored rounds, whose events may be forgotten; before any event."""
-        for record in records:
-            self.rows.append(
-                {
-                    **{name: getattr(record, name) for name in _ROW},
-                    "exchange": record.index,
-                    "led": (ACCURACY, record.accuracy),
-                    "bytes": dict(record.bytes),
-                    "ended_at": record.committed_at or 0.0,
-                    "declined": None,
-                    **{name: {} for name in ("causes", "epsilon", "timeline")},
-                }
-            )
-            self._score(record.number, record.scores)
-            self.guessing = guessing(record.scores) or self.guessing
-
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """Committed training rounds alone."""
@@ -113,7 +94,7 @@ class JobHistory:
         """Names of the rounds before round 1."""
         return [str(row["phase"]) for row in self.rows if not row["number"]]
 
-    def _committed(self, data: Mapping[str, Any], time_s: float) -> dict[str, Any]:
+    def _committed(self, data: Mapping[str, Any]) -> dict[str, Any]:
         uploads, selected = int(data["uploads"]), self._selected
         found, own = data.get("clusters"), data.get("federated") or None
         if own:  # its first figure, with its error
@@ -124,7 +105,6 @@ class JobHistory:
             **{name: data.get(name) for name in _ROW},
             "led": leading(data),
             GUESSING: guessing(data.get("figures")),
-            "exchange": int(data["exchange"]),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),
             "attempt": data.get("attempt", 1),
@@ -137,10 +117,7 @@ class JobHistory:
             "federated": own,
             # Scores from sums; those of uploads come with the uploads.
             "clusters": found if found and found.get("upload") == "sums" else None,
-            "ended_at": time_s,
         }
-        while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
-            self.rows.pop()  # from the store's records
         self.rows.append(row)
         self.void.update({str(why): int(n) for why, n in (data.get("refused") or {}).items()})
         self.causes.update(data.get("causes") or {})
@@ -151,28 +128,20 @@ class JobHistory:
         return row
 
     def _evaluate(self, data: Mapping[str, Any]) -> None:
-        number = int(data["number"])
+        number, found = {"round": int(data["number"])}, data.get("clusters") or {}
         if averaged := data.get("mean_softmax"):
-            self.means.append({**averaged, "round": number})
-        self._score(number, data.get("federated"))
-        found = data.get("clusters") or {}
-        self._score(number, found)
+            self.means.append({**averaged, **number})
+        if own := data.get("federated"):
+            self.federated.append({**own, **number})
+        if found:
+            kept = {name: value for name, value in found.items() if name not in _LONG}
+            self.scores.append({**kept, **number})
         if not (vectors := found.get("vectors")):
             return
         picks = thinned(len(vectors), MOST_POINTS)
         labels = found.get("labels") or [-1] * len(vectors)
         points, of_them = [vectors[k] for k in picks], [labels[k] for k in picks]
-        self.evaluations.append(
-            EvaluationPoints(number, self.scores[-1], points, of_them, len(vectors))
-        )
+        whole = EvaluationPoints(number["round"], self.scores[-1], points, of_them, len(vectors))
+        self.evaluations.append(whole)
         if len(self.evaluations) > EVALUATIONS_KEPT:
             del self.evaluations[1]
-
-    def _score(self, number: int, found: Mapping[str, Any] | None) -> None:
-        if found and found.get("eval_type") == FEDERATED:
-            self.federated = [one for one in self.federated if one["round"] < number]
-            self.federated.append({**found, "round": number})
-        elif found and "eval_type" in found and "mean" not in found:
-            kept = {name: value for name, value in found.items() if name not in _LONG}
-            self.scores = [one for one in self.scores if one["round"] < number]
-            self.scores.append({**kept, "round": number})

@@ -48,7 +48,8 @@ from edgeveil_cloud.store_tables import (
 Db = sa.Connection
 HASH_BYTES = 32
 JOBS_QUEUED = 100
-EVENTS_KEPT = 10_000  # of each job
+EVENTS_KEPT = 10_000  # of each job, and beside them its commits
+COMMITTED = "exchange_committed"
 _HOUR_S, _DAY_S = 3600.0, 24 * 3600.0
 _SWEEP_EVERY = 256  # events between two looks for old ones
 
@@ -249,15 +250,15 @@ class Store:
     def events_after(
         self, db: Db, seq: int, job: str | None = None, limit: int = 1000
     ) -> tuple[StoredEvent, ...]:
-        """Up to `limit` events numbered above `seq`, of one job (its newest `EVENTS_KEPT`) or
-        all."""
+        """Up to `limit` events numbered above `seq`, of one job or all; see `EVENTS_KEPT`."""
         table = tables.events
         query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
         query = query.filter_by(**({} if job is None else {"job": job}))
         return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
 
     def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> StoredEvent:
-        """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`."""
+        """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`, but for
+        its commits."""
         if job is not None:
             self._said.add(job)
         table, now_s = tables.events, self._now_s()
@@ -268,7 +269,8 @@ class Store:
             newest = sa.select(table.c.seq).where(of_job).order_by(table.c.seq.desc())
             oldest = db.scalar(newest.offset(EVENTS_KEPT).limit(1))
             if oldest is not None:
-                db.execute(table.delete().where(of_job, table.c.seq <= oldest))
+                forgotten = sa.and_(table.c.seq <= oldest, table.c.type != COMMITTED)
+                db.execute(table.delete().where(of_job, forgotten))
         return StoredEvent(seq, job, now_s, kind, dict(data))
 
     def _committed(self) -> None:

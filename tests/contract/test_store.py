@@ -165,10 +165,12 @@ def test_a_jobs_events_are_bounded_and_the_newest_stay(store, monkeypatch):
     assert EVENTS_KEPT >= 1000
     monkeypatch.setattr("edgeveil_cloud.store.EVENTS_KEPT", 20)
     quiet, noisy = submitted(store), submitted(store)
+    first = store.append_event(noisy, "exchange_committed", {"k": 0})
     made = [store.append_event(noisy, "note", {"k": k}) for k in range(600)]
-    kept = store.events_after(0, noisy)
+    commit, *kept = store.events_after(0, noisy)
+    assert commit == first
     assert 20 <= len(kept) <= 20 + 256
-    assert kept == tuple(made[-len(kept) :])
+    assert kept == made[-len(kept) :]
     assert len(store.events_after(0, quiet)) == 1
 
 

@@ -186,9 +186,6 @@ class JobViews:
 
     async def _make(self, job: str, one: _Looked) -> None:
         news, course = self._store.news(job), one.course
-        if not one.content:
-            records = await self._ask(partial(self._store.rounds, job))
-            await asyncio.to_thread(course.take_records, records)
         read = partial(self._store.events_after, job=job, limit=_EVENTS_AT_ONCE)
         while found := await self._ask(partial(read, course.seq)):
             await asyncio.to_thread(course.take_all, map(vars, found))

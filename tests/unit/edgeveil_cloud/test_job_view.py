@@ -11,7 +11,6 @@ from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil_cloud.job_history import KEPT_EVENTS, JobHistory
 from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import RoundRecord
 from tests.kits.job_events import broadcast, committed, course
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
@@ -139,24 +138,6 @@ def test_a_thousand_rounds_stay_small(planned):
     assert len(panels) == 6
 
 
-def test_rounds_whose_events_are_forgotten_come_from_the_stores_records(planned):
-    events = course(6)
-    records = [
-        RoundRecord(k, "train" if k > 1 else "centre", k - 1, 1, 18, 0.5 if k > 1 else None)
-        for k in range(1, 8)
-    ]
-    course_of_it = JobHistory()
-    course_of_it.take_records(records)
-    course_of_it.take_all(events[8:])
-    view = job_view(replace(planned, status="running"), course_of_it)
-    assert [row[0] for row in part(view, "rounds", "table")["rows"]] == [
-        *("centre", "1", "2", "3", "4", "5", "6")
-    ]
-    assert part(view, "accuracy", "lines")["x"] == [1, 2, 3, 4, 5, 6]
-    assert part(view, "rounds", "table")["rows"][1][6] == "–"  # its ε is not known any more
-    assert part(view, "rounds", "table")["rows"][-1][6] == "0.007"
-
-
 def test_attempts_that_failed_are_counted_by_reason(planned):
     answers = {"selected": 20, "uploaded": 3, "declined": 4, "absent": 13, "void": {}}
     repeated = {"round": 1, "attempt": 2, "why": "below the minimum", "answers": answers}
@@ -215,17 +196,12 @@ def test_the_view_of_an_entry_of_the_store(planned):
     assert "ε =" not in json.dumps(view, ensure_ascii=False)
 
 
-def test_rmse_follows_from_the_loss_where_the_events_of_a_round_are_forgotten():
+def test_rmse_follows_from_the_loss_where_a_round_has_no_figures():
     facts = facts_of_plan(compile_job(load_job(JOBS / "diabetes.yaml")))
-    kept = RoundRecord(index=3, phase="train", number=1, attempt=1, uploads=5, loss=0.04)
-    course_of_it = JobHistory()
-    course_of_it.take_records([kept])
-    view = job_view(facts, course_of_it)
+    view = job_view(facts, [committed(3, 1, 1, accuracy=None, loss=0.04)])
     (card, *_), _ = view["cards"]
-    assert (card["name"], card["value"]) == (
-        "RMSE now",
-        "35",
-    )  # 175, half of the range, times √0.04
+    found = card["name"], card["value"]
+    assert found == ("RMSE now", "35")  # 175, half of the range, times √0.04
     (section,) = [one for one in view["sections"] if one["id"] == "accuracy"]
     assert section["title"] == "RMSE by round"
     assert "accuracy" not in json.dumps([view["cards"], section["parts"]])
