@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,31 +112,27 @@ def explain(error: EdgeVeilError) -> Response:
     return refusal(status, error.what, error.fix)
 
 
+@dataclass
 class _Routes:
-    def __init__(
-        self,
-        store: Store,
-        control: Control,
-        tokens: Tokens,
-        metrics: Metrics,
-        ask: Ask,
-        audit: Audit,
-    ) -> None:
-        self._store, self._control, self._tokens, self._metrics = store, control, tokens, metrics
-        self._ask, self._audit = ask, audit
+    store: Store
+    control: Control
+    tokens: Tokens
+    numbers: Metrics
+    ask: Ask
+    audit: Audit
 
     async def hello(self, request: Request) -> Response:
         """Proves to a client, before it shows its token, that this process knows the token."""
         nonce = request.query.get("nonce", [""])[0]
         if not NONCE.fullmatch(nonce):
             raise ConfigError(["nonce: must be 32 random bytes in hex"])
-        return Response.of_json({"proofs": [proof(one, nonce) for one in self._tokens().values()]})
+        return Response.of_json({"proofs": [proof(one, nonce) for one in self.tokens().values()]})
 
     async def metrics(self, _request: Request) -> Response:
-        return await self._ask(self._metrics.shown)
+        return await self.ask(self.numbers.shown)
 
     async def status(self, _request: Request) -> Response:
-        return Response.of_json(dict(await self._ask(self._control.status)))
+        return Response.of_json(dict(await self.ask(self.control.status)))
 
     # --- jobs ---
 
@@ -145,10 +141,10 @@ class _Routes:
             text = request.content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
-        await asyncio.to_thread(self._control.check, text)
+        await asyncio.to_thread(self.control.check, text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         job = await self._change(
-            request, "submit", lambda: self._control.submit(text), sha256=digest
+            request, "submit", lambda: self.control.submit(text), sha256=digest
         )
         return Response.of_json({"id": job}, 201)
 
@@ -158,18 +154,18 @@ class _Routes:
         async for chunk in request.chunks():
             graph += chunk
             check_size(graph)
-        digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
+        digest = await self.ask(lambda: self.store.put_backbone(bytes(graph)))
         return Response.of_json({"sha256": digest}, 201)
 
     async def jobs(self, _request: Request) -> Response:
-        found = await self._ask(lambda: [_summary(entry) for entry in self._store.jobs()])
+        found = await self.ask(lambda: [_summary(entry) for entry in self.store.jobs()])
         return Response.of_json({"jobs": found})
 
     async def job(self, request: Request) -> Response:
         entry = await self._entry(request)
-        records = await self._ask(lambda: self._store.rounds(entry.id))
+        records = await self.ask(lambda: self.store.rounds(entry.id))
         rounds = [{**asdict(one), "figure": record_figure(entry.canonical, one)} for one in records]
-        found = await self._ask(lambda: self._control.releases(entry.id))
+        found = await self.ask(lambda: self.control.releases(entry.id))
         release = found[0] if found else None
         return Response.of_json({**_summary(entry), "exchanges": rounds, "release": release})
 
@@ -182,25 +178,25 @@ class _Routes:
         wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
 
         def read() -> Sequence[StoredEvent]:
-            return self._store.events_after(after, job, _PAGE)
+            return self.store.events_after(after, job, _PAGE)
 
         clock = asyncio.get_running_loop().time
         end_s = clock() + wait_s
-        news, found = self._store.news(job), await self._ask(read)
+        news, found = self.store.news(job), await self.ask(read)
         while not found and clock() < end_s and not request.server_stops:
             await asyncio.sleep(_POLL_S)
-            if news != (now := self._store.news(job)):
-                news, found = now, await self._ask(read)
+            if news != (now := self.store.news(job)):
+                news, found = now, await self.ask(read)
         return Response.of_json({"events": [asdict(event) for event in found]})
 
     async def changed(self, action: str, request: Request) -> Response:
         job = (await self._entry(request)).id
-        await self._change(request, action, lambda: getattr(self._control, action)(job), job=job)
+        await self._change(request, action, lambda: getattr(self.control, action)(job), job=job)
         return Response.of_json(_summary(await self._entry(request)))
 
     async def model(self, request: Request) -> Response:
         entry = await self._entry(request)
-        release = await self._ask(lambda: self._store.release(entry.id))
+        release = await self.ask(lambda: self.store.release(entry.id))
         if release is None:
             raise _unknown_model(entry)
         onnx = request.path.endswith(".onnx")
@@ -212,23 +208,23 @@ class _Routes:
     # --- releases ---
 
     async def releases(self, _request: Request) -> Response:
-        return Response.of_json({"releases": await self._ask(self._control.releases)})
+        return Response.of_json({"releases": await self.ask(self.control.releases)})
 
     async def release(self, request: Request) -> Response:
         entry = await self._entry(request)
-        found = await self._ask(lambda: self._control.releases(entry.id))
+        found = await self.ask(lambda: self.control.releases(entry.id))
         if not found:
             raise _unknown_model(entry)
         return Response.of_json(found[0])
 
     async def move(self, how: str, request: Request) -> Response:
-        await self._ask(lambda: getattr(self._control, how)(request.parameters["id"]))
+        await self.ask(lambda: getattr(self.control, how)(request.parameters["id"]))
         return await self.release(request)
 
     # --- what they share ---
 
     async def _entry(self, request: Request) -> JobEntry:
-        return await self._ask(lambda: self._store.job(request.parameters["id"]))
+        return await self.ask(lambda: self.store.job(request.parameters["id"]))
 
     async def _change(
         self, request: Request, action: str, change: Callable[[], T], **what: str
@@ -236,8 +232,8 @@ class _Routes:
         """Write down who is about to do what, then do both, also where the client leaves."""
 
         async def both() -> T:
-            await asyncio.to_thread(self._audit, action, {**what, "by": request.by})
-            return await self._ask(change)
+            await asyncio.to_thread(self.audit, action, {**what, "by": request.by})
+            return await self.ask(change)
 
         return await asyncio.shield(both())
 

@@ -8,7 +8,7 @@ counted once, and its outcome. Which device sent it is not known here.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,10 +56,9 @@ class RolloutStore:
         """A job's release is to go to these keys first (none: to all); a second call is nothing."""
         table = tables.rollouts
         if db.scalar(sa.select(table.c.job).where(table.c.job == job)) is None:
-            row: dict[str, Any] = {"job": job, "data_set": data_set, "reason": ""}
-            row |= {"stage": "canary" if canary else "all", "canary": b"".join(canary)}
-            row |= {"expires_s": expires_s, "started_at": self._now_s()}
-            db.execute(table.insert().values(**row))
+            row = {"job": job, "data_set": data_set, "reason": "", "canary": b"".join(canary)}
+            ends = {"expires_s": expires_s, "started_at": self._now_s()}
+            db.execute(table.insert(), {**row, **ends, "stage": "canary" if canary else "all"})
 
     @transaction
     def canary(self, db: Db, job: str) -> list[bytes]:
@@ -134,20 +133,16 @@ class RolloutStore:
     @transaction
     def all(self, db: Db) -> tuple[Rollout, ...]:
         table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
-        sequences: dict[str, list[sa.RowMapping]] = {}
-        order = sa.select(sent).order_by(sent.c.sequence)
-        for row in db.execute(order).mappings():
-            sequences.setdefault(row["job"], []).append(row)
-        counts: dict[str, dict[str, Counter[str]]] = {}
+        broadcasts = defaultdict[str, list[sa.RowMapping]](list)
+        for row in db.execute(sa.select(sent).order_by(sent.c.sequence)).mappings():
+            broadcasts[row["job"]].append(row)
+        counts = defaultdict[str, dict[str, dict[str, int]]](dict)
         group = (told.c.job, told.c.stage, told.c.outcome)
-        for job, stage, outcome, number in db.execute(
-            sa.select(*group, sa.func.count()).group_by(*group)
-        ):
-            counts.setdefault(job, {}).setdefault(stage, Counter())[outcome] += number
+        counted = sa.select(*group, sa.func.count()).group_by(*group)
+        for job, stage, outcome, number in db.execute(counted):
+            counts[job].setdefault(stage, {})[outcome] = number
         rows = db.execute(sa.select(table).order_by(table.c.started_at, table.c.job)).mappings()
-        return tuple(
-            _rollout(row, sequences.get(row["job"], []), counts.get(row["job"], {})) for row in rows
-        )
+        return tuple(_rollout(row, broadcasts[row["job"]], counts[row["job"]]) for row in rows)
 
     @transaction
     def newest_key_at(self, db: Db) -> float:
@@ -159,17 +154,16 @@ def _rollout(
     row: sa.RowMapping, sent: list[sa.RowMapping], counts: Mapping[str, Mapping[str, int]]
 ) -> Rollout:
     of_stage = [one for one in sent if one["stage"] == row["stage"]]
-    first: dict[str, Any] = {name: row[name] for name in ("job", "data_set", "stage", "reason")}
+    names = ("job", "data_set", "stage", "reason", "started_at", "expires_s")
+    same: dict[str, Any] = {name: row[name] for name in names}
     return Rollout(
-        **first,
+        **same,
         canary=next((one["selected"] for one in sent if one["stage"] == "canary"), 0),
-        started_at=row["started_at"],
-        expires_s=row["expires_s"],
         sequences=tuple(one["sequence"] for one in sent),
         held=any(one["held"] for one in of_stage),
         cells=tuple(sorted({cell for one in of_stage for cell in one["cells"]})),
         sent_at=max((one["sent_at"] for one in of_stage), default=0.0),
-        reports={stage: dict(outcomes) for stage, outcomes in counts.items()},
+        reports=counts,
     )
 
 

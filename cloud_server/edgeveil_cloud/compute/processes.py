@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.ray_cluster import ClusterAway
-from edgeveil_cloud.open_segments import RoundOpening, Slice
+from edgeveil_cloud.open_segments import RoundOpening, Slice, ToldOpening
 
 if TYPE_CHECKING:  # a worker needs no site file
     from edgeveil.config.cloud import ComputeAt
@@ -122,7 +122,7 @@ class WorkerProcesses:
         Raises ComputeError where a slice ended its worker again and again, or nothing can work."""
         with self._turn:
             try:
-                _Work(self, opening, data, slices, take).do()
+                _Work(self, opening.told(), data, slices, take).do()
             except BaseException:
                 self._end()  # they would go on with what nobody takes
                 raise
@@ -208,23 +208,21 @@ class WorkerProcesses:
             self.drop(one)
 
 
+@dataclass
 class _Work:
-    def __init__(
-        self,
-        pool: WorkerProcesses,
-        opening: RoundOpening,
-        data: BatchFile,
-        slices: Sequence[Slice],
-        take: Callable[[int, Any], None],
-    ) -> None:
-        self._pool, self._told, self._data = pool, opening.told(), data
-        self._slices, self._take = slices, take
-        self._waiting = deque(range(len(slices)))
-        self._tries = [0] * len(slices)
-        self._left = len(slices)
+    pool: WorkerProcesses
+    told: ToldOpening
+    data: BatchFile
+    slices: Sequence[Slice]
+    take: Callable[[int, Any], None]
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(range(len(self.slices)))
+        self._tries = [0] * len(self.slices)
+        self._left = len(self.slices)
 
     def do(self) -> None:
-        there = self._pool.started()
+        there = self.pool.started()
         while self._left:
             for one in list(there):
                 self._give(one)
@@ -233,15 +231,15 @@ class _Work:
             for one in ready:
                 self._hear(one)
             if self._waiting:
-                there = self._pool.started()
+                there = self.pool.started()
 
     def _give(self, one: _Process) -> None:
         try:
             while self._waiting and len(one.under_way) < one.slots:
                 number = self._waiting.popleft()
                 one.under_way.add(number)
-                say(one.socket, (number, self._told, self._slices[number]))
-                say_file(one.socket, self._data.fileno())
+                say(one.socket, (number, self.told, self.slices[number]))
+                say_file(one.socket, self.data.fileno())
         except OSError:
             self._lost(one)
 
@@ -258,10 +256,10 @@ class _Work:
             self._again(number, result.why)
             return
         self._left -= 1
-        self._take(number, result)
+        self.take(number, result)
 
     def _lost(self, one: _Process) -> None:
-        how = self._pool.drop(one)
+        how = self.pool.drop(one)
         LOG.warning("worker_ended", extra={"how": how, "slices": len(one.under_way)})
         for number in sorted(one.under_way):
             self._again(number, how)
