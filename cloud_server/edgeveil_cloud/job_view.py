@@ -62,11 +62,7 @@ from edgeveil.privacy.guarantee import (
     worth_of,
 )
 from edgeveil.protocol.cloud_reasons import (
-    OTHERWISE,
-    RESUME,
     declined_text,
-    pause_advice,
-    resume_follows,
 )
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import told_federated
@@ -203,13 +199,11 @@ def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
     entry, newest = glimpse.entry, glimpse.newest
     facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
-    reason, advice = why_it_stands(glimpse)
     names = ("id", "name", "status", "priority", "submitted_at", "started_at", "ended_at")
     privacy = spent or facts.privacy or {}
     return {
         **{name: getattr(entry, name) for name in names},
-        "reason": reason,
-        "advice": advice,
+        "reason": why_it_stands(glimpse),
         "method": facts.method,
         "exchange": newest.index if newest else 0,
         "exchanges": facts.all_rounds,
@@ -242,29 +236,21 @@ def _led(facts: JobDetails, record: RoundRecord | None) -> str:
     return "" if value is None else leading_text(facts.measure, value, record.scores)
 
 
-def why_it_stands(glimpse: JobGlimpse) -> tuple[str, str]:
-    """Why a job does not go on, and what to do; ("", "") where it runs or is done."""
+def why_it_stands(glimpse: JobGlimpse) -> str:
+    """Why a job does not go on, and what to do; "" where it runs or is done."""
     entry, life = glimpse.entry, glimpse.life
-    if entry.status == "paused":
-        return _paused(entry)
     if entry.status != "queued":
-        return entry.reason, ""
+        return entry.reason
     if life is not None and life.type == "job_waiting":
         found, wanted = life.data.get("enrolled"), life.data.get("wanted")
-        why = f"{found} devices are enrolled, the job wants {wanted}"
-        return why, "admit devices at the proxy: edgeveil proxy admit --config proxy.yaml"
-    advice = "it starts by itself; limits.jobs_running of the cloud's file allows more at once"
-    return "as many jobs run as may at once, or its turn comes in a moment", advice
-
-
-def _paused(entry: JobEntry) -> tuple[str, str]:
-    """The reason of a pause, parted from the advice that stands behind it."""
-    why = entry.reason.removesuffix(f"{RESUME}{entry.id}").rstrip(" ,;")
-    for advice in (pause_advice(why), OTHERWISE):
-        if why.endswith(f"; {advice}"):
-            then = ", then resume it" if resume_follows(advice) else ""
-            return why.removesuffix(f"; {advice}"), f"{advice}{then}"
-    return why, "do that, then resume it"
+        return (
+            f"{found} devices are enrolled, the job wants {wanted}: admit devices at the proxy,"
+            " edgeveil proxy admit --config proxy.yaml"
+        )
+    return (
+        "as many jobs run as may at once, or its turn comes in a moment: it starts by itself;"
+        " limits.jobs_running of the cloud's file allows more at once"
+    )
 
 
 # --- the page ---

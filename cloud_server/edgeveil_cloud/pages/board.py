@@ -192,10 +192,8 @@ class JobViews:
         glimpse = await self._ask(partial(self._store.glimpse, job))
 
         def made() -> bytes:
-            reason, advice = why_it_stands(glimpse)
-            told = f"{reason}. What to do: {advice}" if advice else reason
             facts = JobDetails.of_entry(glimpse.entry, self._cells)
-            return encoded(job_view(replace(facts, reason=told), course))
+            return encoded(job_view(replace(facts, reason=why_it_stands(glimpse)), course))
 
         one.content = await asyncio.to_thread(made)
         one.news = news

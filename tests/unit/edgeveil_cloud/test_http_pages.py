@@ -348,8 +348,7 @@ async def test_a_waiting_job_says_why_and_what_to_do(page, store):
     await page.log_in(guard.Scope.READ)
     async with stream(page) as (told, _):
         (row,) = (await told())["rows"]
-    assert row["reason"] == "3 devices are enrolled, the job wants 5"
-    assert "edgeveil proxy admit" in row["advice"]
+    assert row["reason"].startswith("3 devices are enrolled, the job wants 5: admit")
 
 
 @in_loop

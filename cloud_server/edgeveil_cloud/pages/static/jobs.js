@@ -19,7 +19,7 @@
       el("div", { class: "far" }, cloud.progress(row)),
       figure(row.figure.name, row.figure.text ?? "–", row.rounds && row.figure.text !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
       row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
-      row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);
+      row.reason ? el("p", { class: "why" }, row.reason) : null);
   }
 
   const GROUPS = [
