@@ -24,7 +24,15 @@ from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CountReports, ReportsCounted
 from edgeveil.protocol.cloud_job import AskUnmask, Broadcast, CellBroadcasts, SealRound
-from edgeveil.protocol.messages import HEALTH, Manifest, ReleaseOutcome, RoundId, data_set_tag
+from edgeveil.protocol.messages import (
+    HEALTH,
+    KNOWS_BUCKETS,
+    KNOWS_CHECKS,
+    Manifest,
+    ReleaseOutcome,
+    RoundId,
+    data_set_tag,
+)
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
@@ -53,15 +61,19 @@ if TYPE_CHECKING:
 _FIGURES_BYTES = 1 << 16  # of a release: its figures, names and what separates its parts
 
 
-class TooFewDevices(JobFailed):
+class Hindered(JobFailed):
+    """It may be different later."""
+
+
+class TooFewDevices(Hindered):
     """Not enough devices are enrolled, or answered, for a round."""
 
 
-class TooManyDevices(JobFailed):
+class TooManyDevices(Hindered):
     """More devices would be asked than a sum under masks, or a batch, has room for."""
 
 
-class UnknownAdmissions(JobFailed):
+class UnknownAdmissions(Hindered):
     """The proxy's roster is stale or refused: a revoked device could be asked."""
 
 
@@ -231,8 +243,13 @@ class CloudWork:
 
     def __post_init__(self) -> None:
         self.jobs, self.evaluation = StoredJobs(self.store), Evaluation(self.test)
+        self.knows: dict[str, int] = {}  # what the proxy and all devices of a cell know
         # Of each job that runs, by its id on the wire.
         self.marks = defaultdict[bytes, RoundMarks](RoundMarks)
+
+    def checks_masks(self, cells: Iterable[str]) -> bool:
+        """Whether all proxies and devices of these cells know checks of single masks."""
+        return all(self.knows.get(cell, KNOWS_CHECKS) >= KNOWS_CHECKS for cell in cells)
 
 
 class Sealer:
@@ -243,8 +260,6 @@ class Sealer:
         self._evaluation, self._limits, self._choose = work.evaluation, work.limits, work.choose
         # Whom each running job was announced to, by cell.
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
-        self.buckets: dict[str, bool] = {}  # whether all devices of a cell look in buckets
-        self.checks: dict[str, bool] = {}  # whether all of a cell know checks of masks
 
     def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """The job and its graph, for every enrolled device: rounds select among these."""
@@ -296,7 +311,7 @@ class Sealer:
                 self._work.sealing,
                 bucketed=self._bucketed([cell]),
                 in_all=in_all,
-                checked=self.checks.get(cell, True),
+                checked=self._work.checks_masks([cell]),
             )
             if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
                 manifest = in_pieces(manifest, data)
@@ -384,7 +399,7 @@ class Sealer:
 
     def _bucketed(self, cells: Iterable[str]) -> bool:
         """Not for devices of an earlier version, nor where packets are too small for a bucket."""
-        known = all(self.buckets.get(cell, False) for cell in cells)
+        known = all(self._work.knows.get(cell, 0) >= KNOWS_BUCKETS for cell in cells)
         return known and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes], *, bucketed: bool) -> list[bytes]:

@@ -32,7 +32,7 @@ from edgeveil.protocol.cloud_job import (
     TooFewUploads,
 )
 from edgeveil.protocol.cloud_reasons import RoundAnswers
-from edgeveil.protocol.messages import Batch, CheckMasks, Misfits, RoundId
+from edgeveil.protocol.messages import KNOWS_RECORDS, Batch, CheckMasks, Misfits, RoundId
 from edgeveil.protocol.sealed import RoundCheck, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe_record
@@ -304,7 +304,6 @@ class RoundCommitter:
     def __init__(self, work: CloudWork) -> None:
         self._work, self._store, self._jobs = work, work.store, work.jobs
         self._evaluation = work.evaluation
-        self.in_pieces = False  # whether the proxy hands out records in pieces
         self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
     def _round(self, at: RoundId) -> tuple[JobEntry, RoundContext]:
@@ -516,5 +515,6 @@ class RoundCommitter:
     ) -> RoundCommit:
         # Each of an upload's segments would be in a piece of its own: then the whole is one.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
-        least = floor if self.in_pieces else None
+        knows = self._work.knows.values()
+        least = floor if knows and min(knows) >= KNOWS_RECORDS else None
         return RoundCommit(*describe_record(at, accepted, self._work.limits.part_bytes, least))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,10 @@ from edgeveil.protocol.cloud import (
     SealPublication,
     job_of,
 )
-from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
+from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
 from edgeveil.transport.blob_store import StoreBeside, taken
-from edgeveil_cloud.broadcasts import (
-    BroadcastLimits,
-    CloudWork,
-    Sealer,
-    TooFewDevices,
-    TooManyDevices,
-    UnknownAdmissions,
-)
+from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Hindered, Sealer
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.compute.processes import ComputeError
 from edgeveil_cloud.evaluation import HeldTests
@@ -45,7 +38,6 @@ LOG = logging.getLogger("edgeveil.cloud")
 EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
 MARKS = ("held", "batch")  # of a round's phases
 
-_NAMED = 5  # paused jobs in a reason
 _USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error of the disk's
 
 
@@ -74,7 +66,7 @@ class CloudHost:
         self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
-        self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
+        self._knows, self.checks_masks = work.knows, work.checks_masks
         self._sealer, self._committer = Sealer(work), RoundCommitter(work)
         self._all_declined: set[bytes] = set()  # jobs whose last round it was
         self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
@@ -103,10 +95,7 @@ class CloudHost:
         claimed = self._store.set_enrolled(enrolled, cell, self._moved())
         mark = RosterMark(roster.lineage, roster.epoch)
         self._store.take_roster(mark, roster.expires_s, cell)
-        self._sealer.buckets[cell] = roster.knows >= KNOWS_BUCKETS
-        self._sealer.checks[cell] = roster.knows >= KNOWS_CHECKS
-        self._records[cell] = roster.knows >= KNOWS_RECORDS
-        self._committer.in_pieces = all(self._records.values())
+        self._knows[cell] = roster.knows
         if claimed:
             told = {"cell": cell, "devices": claimed}
             LOG.warning("devices_of_another_cell_are_claimed", extra=told)
@@ -121,19 +110,12 @@ class CloudHost:
         if entry.ended:
             return
         if left.status == "paused":
-            why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason, advised)}"
+            why = f"{left.reason}; {self._next_step(entry.id, left.reason, advised)}"
             answers = {"answers": left.answers.to_dict()} if left.answers else None
             self._store.set_status(entry.id, "paused", why, answers)
             return
         data = job_summary(self._store, self.jobs.plan(entry), entry.id, all_declined)
         self._store.set_status(entry.id, left.status, left.reason, data)  # type: ignore[arg-type]
-
-    def _why(self, reason: str) -> str:
-        paused = [entry.id for entry in self._store.jobs("paused")]
-        if "cache_full" not in reason or not paused:
-            return reason
-        named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
-        return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
 
     def _next_step(self, job: str, reason: str, advised: str) -> str:
         if advised == reason:
@@ -163,10 +145,6 @@ class CloudHost:
         masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
         return masked and not self.checks_masks(task.cells)
 
-    def checks_masks(self, cells: Iterable[str]) -> bool:
-        """Whether all proxies and devices of these cells know checks of single masks."""
-        return all(self._sealer.checks.get(cell, True) for cell in cells)
-
     def _spool_of(self, job_id: bytes, cell: str) -> BatchSpool:
         return self._spools.setdefault((job_id, cell), BatchSpool(self._spool_dir))
 
@@ -176,13 +154,7 @@ class CloudHost:
             return self._perform(task)
         except StoreAway as error:
             return ct.Obstacle(f"{reasons.STORE} ({error.what})")
-        except (
-            TooFewDevices,
-            TooManyDevices,
-            UnknownAdmissions,
-            StoreError,
-            ComputeError,
-        ) as error:
+        except (Hindered, StoreError, ComputeError) as error:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return ct.Obstacle(str(error))
         except OSError as error:

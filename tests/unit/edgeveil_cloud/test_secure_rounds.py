@@ -17,7 +17,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol.cloud import RosterKept
 from edgeveil.protocol.cloud_reasons import EARLIER
-from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, MaskedGroup
+from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, Batch, MaskedGroup
 from edgeveil.protocol.sealed import (
     RoundCheck,
     check_factors,
@@ -51,9 +51,9 @@ def seed(number):
 def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it():
     desk = Desk(Store(), secure())
     for task in (ct.SealJob(desk.wire), ct.SealRound(desk.wire, 1, 1)):
-        desk.host._sealer.checks[""] = False
+        desk.host._knows[""] = KNOWS_BUCKETS
         assert desk.perform(task) == ct.Obstacle(EARLIER)
-        desk.host._sealer.checks[""] = True
+        desk.host._knows[""] = KNOWS_CHECKS
         assert isinstance(desk.perform(task), ct.Broadcast)
 
 
