@@ -152,14 +152,9 @@ class DeviceHost:
             why, job_id = str(report.data["why"]), report.at.job_id
             if (key := _KEY.match(why)) is not None:
                 told["key"] = key[0]
-            refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex()}
-            refusal |= {
-                "job": self._store.job_name(job_id),
-                "round": report.at.round,
-                "cause": report.data["cause"],
-                "why": why,
-            }
-            self._store.note_refusal(refusal)
+            refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "why": why}
+            refusal |= {"round": report.at.round, "cause": report.data["cause"]}
+            self._store.note_refusal(refusal | {"job": self._store.job_name(job_id)})
         LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:
             self._say(line.format(**report.data))

@@ -7,7 +7,7 @@ import numpy as np
 from edgeveil.config.edge import EdgeSite
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.records import Records
-from edgeveil.jobs import Job
+from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
@@ -42,6 +42,9 @@ def job(**changes):
         "unsupervised": {"every_rounds": 1},
     }
     return Job.model_validate({**plain, **changes})
+
+
+PLAN = compile_job(job())
 
 
 def final_model(classes=3, shape=(4,)):

@@ -7,7 +7,7 @@ import edge_kit
 import msgspec
 import numpy as np
 import pytest
-from edge_kit import CENTRE, FIRST, JOB_ID, Device, Loader, Round, job
+from edge_kit import CENTRE, FIRST, JOB_ID, PLAN, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
@@ -26,13 +26,7 @@ from edgeveil_edge import round_work as answers
 from edgeveil_edge.compute import Computer, softmax_answer
 from edgeveil_edge.consent import consent
 
-PLAN = compile_job(job())
 HEX = JOB_ID.hex()
-
-
-@pytest.fixture
-def device(tmp_path):
-    return Device(tmp_path).knows(PLAN)
 
 
 def reason(sealed, package, **changed):

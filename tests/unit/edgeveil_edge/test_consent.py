@@ -2,14 +2,13 @@
 
 import pytest
 import yaml
-from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
+from edge_kit import FIRST, PLAN, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.config.policy import Policy
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil_edge.consent import refusals
 
-PLAN = compile_job(job())
 QUOTE = PLAN.quote()
 
 REFUSED = [

@@ -5,14 +5,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from edge_kit import CENTRE, QUADRATIC, Device, job
+from edge_kit import CENTRE, PLAN, QUADRATIC, Device
 from pyarrow import parquet
 
-from edgeveil.jobs import compile_job
 from edgeveil.parts.sources import arrays, idx, tables
 from edgeveil_edge.compute import load_own
 
-PLAN = compile_job(job())
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 2, (40, 4)), RNG.integers(0, 3, 40)
 

@@ -11,6 +11,7 @@ from edge_kit import (
     CENTRE,
     FIRST,
     JOB_ID,
+    PLAN,
     Device,
     Loader,
     Round,
@@ -42,13 +43,6 @@ from edgeveil_edge.compute import Computer, JobTrial
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import trial_name
 from tests.kits.trust_files import trust_file
-
-PLAN = compile_job(job())
-
-
-@pytest.fixture
-def device(tmp_path):
-    return Device(tmp_path).knows(PLAN)
 
 
 def refused(device, task):

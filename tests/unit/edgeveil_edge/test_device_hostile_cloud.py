@@ -5,16 +5,14 @@ import logging
 
 import numpy as np
 import pytest
-from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
+from edge_kit import CENTRE, FIRST, JOB_ID, PLAN, QUADRATIC, Device, Round
 
-from edgeveil.jobs import compile_job
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.transport.runtime import perform
 
-PLAN = compile_job(job())
 LOG = logging.getLogger("test")
 
 CHANGES = {

@@ -4,10 +4,9 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from edge_kit import CENTRE, FIRST, Device, Round, job
+from edge_kit import CENTRE, FIRST, PLAN, Device, Round
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.jobs import compile_job
 from edgeveil.privacy.policy import INFER
 from edgeveil.protocol.device_round import (
     LateRecord,
@@ -28,7 +27,6 @@ KEY = SigningKey.generate()
 SIGNER = Signer(KEY.public().fingerprint(), KEY)
 SEGMENTS = (b"one" * 40, b"other" * 28)
 HASHES = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
-PLAN = compile_job(job())
 
 
 def item(number=1, *, dummy=False):

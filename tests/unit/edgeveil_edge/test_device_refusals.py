@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
+from edge_kit import CENTRE, FIRST, JOB_ID, PLAN, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
@@ -13,13 +13,6 @@ from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
-
-PLAN = compile_job(job())
-
-
-@pytest.fixture
-def device(tmp_path):
-    return Device(tmp_path).knows(PLAN)
 
 
 def why(device, sealed):

@@ -1,11 +1,10 @@
 """A device's sealing key is renewed: identity, ledger and what is under way stay."""
 
 import pytest
-from edge_kit import CENTRE, Device, Round, job
+from edge_kit import CENTRE, PLAN, Device, Round
 
 from edgeveil.crypto.keys import SealingKey, SigningKey
 from edgeveil.errors import UsageError
-from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine, SealingKeyTold
 from edgeveil.protocol.device_round import OpenPackage
@@ -13,7 +12,6 @@ from edgeveil.protocol.messages import Ack, NewSealingKey, PeerKeys, Signer, dec
 from edgeveil_edge.identity import BEFORE_FILE, OPENING_FILE, renew_opening
 from edgeveil_proxy.registry import Registry
 
-PLAN = compile_job(job())
 PROXY = SigningKey.generate()
 
 

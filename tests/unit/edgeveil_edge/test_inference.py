@@ -111,14 +111,10 @@ async def test_what_holds_no_records_is_refused_with_the_reason(
 
 async def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
     async with served(tmp_path) as (ask, _):
-        sizes = ((REQUEST_BYTES + 1, 413), (10**17, 413), (10**40, 400), (-1, 400), (0, 400))
-        for length, status in sizes:  # nothing of them is ever sent
-            extra = (f"Content-Length: {length}",)
-            assert (await ask("POST", "/v1/predict", extra=extra))[0] == status
+        extra = (f"Content-Length: {REQUEST_BYTES + 1}",)  # nothing of it is ever sent
+        assert (await ask("POST", "/v1/predict", extra=extra))[0] == 413
         at_most = asked(record=[1, 2]).ljust(REQUEST_BYTES)
         assert (await ask("POST", "/v1/predict", at_most))[0] == 200
-        assert (await ask("GET", "/v1/predict"))[0] == 405
-        assert (await ask("POST", "/v1/model"))[0] == 405
 
 
 async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from edge_kit import CENTRE, JOB_ID, Device, Loader, Round, job
+from edge_kit import CENTRE, JOB_ID, PLAN, Device, Loader, Round
 
-from edgeveil.jobs import compile_job
 from edgeveil.privacy import ledger_chain
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol.tensors import pack_tensors
@@ -19,7 +18,6 @@ from edgeveil_edge import round_work
 
 pytestmark = pytest.mark.slow
 
-PLAN = compile_job(job())
 HEX = JOB_ID.hex()
 DRAWN = "drawn"  # what the killed process was about to commit
 POINTS = ("before the commit", "before the head", "before the seal", "before the upload")

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from edge_kit import JOB_ID, Device, final_model, job
+from edge_kit import JOB_ID, PLAN, Device, final_model
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import DataError, UsageError
-from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import (
     AdoptRelease,
@@ -36,7 +35,6 @@ from edgeveil.protocol.sealed import (
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
 
-PLAN = compile_job(job())
 RECORDS = np.zeros((2, 4), np.float32)
 NOW_S = 1_700_000_000.0
 
