@@ -1,5 +1,6 @@
 """One record's price of a mean softmax: what it moves, through the real loader and graph."""
 
+from contextlib import closing, contextmanager
 from fractions import Fraction
 
 import numpy as np
@@ -118,7 +119,8 @@ def test_both_units_are_priced_printed_and_limited_together(tmp_path):
             check_job(request, Limits(**{**wide, **limit}), ())
         assert caught.value.where == f"policy.{next(iter(limit))}"
     rows = softmax_event(10, 3.0, samples=4)  # another job's, per record alone
-    with Ledger_of(tmp_path, request, JobRequest("rows", 1e-5, (rows,)), Limits(**wide)) as ledger:
+    both = request, JobRequest("rows", 1e-5, (rows,))
+    with ledger_of(tmp_path, Limits(**wide), *both) as ledger:
         both = ledger.spent(purpose=INFER)
         assert (both.unit, both.epsilon) == ("record", pytest.approx(60 / 17 + 3, rel=1e-3))
         more = JobRequest("more", 1e-5, (event,) * 3)
@@ -127,24 +129,15 @@ def test_both_units_are_priced_printed_and_limited_together(tmp_path):
         assert caught.value.where == "policy.max_inference_epsilon"
 
 
-class Ledger_of:  # noqa: N801 - a fixture of one test
+@contextmanager
+def ledger_of(folder, limits, *requests):
     """A ledger in which these jobs have released all that they asked for."""
-
-    def __init__(self, folder, *given):
-        *requests, limits = given
-        self.ledger = Ledger(folder / "ledger.sqlite", "bench")
+    with closing(Ledger(folder / "ledger.sqlite", "bench")) as ledger:
         for request in requests:
-            assert isinstance(request, JobRequest)
-            assert isinstance(limits, Limits)
-            self.ledger.open_job(request, limits)
-            self.ledger.commit(request.job_id, 1, list(request.events), b"sent")
-            self.ledger.close_job(request.job_id)
-
-    def __enter__(self):
-        return self.ledger
-
-    def __exit__(self, *_):
-        self.ledger.close()
+            ledger.open_job(request, limits)
+            ledger.commit(request.job_id, 1, list(request.events), b"sent")
+            ledger.close_job(request.job_id)
+        yield ledger
 
 
 def test_an_event_of_before_has_its_old_form_and_the_devices_price():

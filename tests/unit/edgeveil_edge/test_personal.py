@@ -3,10 +3,11 @@
 import json
 from contextlib import closing
 
+import edge_kit as kit
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.data.split import SPLIT_KEY_FILE, split_once
 from edgeveil.errors import DataError
@@ -68,16 +69,12 @@ def test_a_head_is_what_the_graph_computes_last_and_is_replaced_alone(name):
 
 
 def test_a_model_without_a_linear_head_is_refused():
-    import onnx
-    from onnx import TensorProto, helper
-
     node = helper.make_node("Softmax", ["x"], ["probabilities"], axis=1)
-    ends = [
+    x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3])
         for name in ("x", "probabilities")
-    ]
-    model = helper.make_model(helper.make_graph([node], "bare", ends[:1], ends[1:]))
-    assert isinstance(model, onnx.ModelProto)
+    )
+    model = helper.make_model(helper.make_graph([node], "bare", [x], [y]))
     with pytest.raises(DataError, match="no softmax of a linear layer"):
         find_head(model.SerializeToString())
 
@@ -86,16 +83,15 @@ def a_box(folder, x, y):
     (folder / "state").mkdir(parents=True)
     (folder / "state" / SPLIT_KEY_FILE).write_bytes(bytes(32))  # the same halves in each run
     np.savez(folder / "records.npz", x=x, y=y)
-    return EdgeSite.model_validate(
-        {
-            "name": "box",
-            "state_dir": folder / "state",
-            "broker": {"url": "mqtt://127.0.0.1:1"},
-            "cloud_key_file": folder / "cloud.pub",
-            "proxy_key_file": folder / "proxy.pub",
-            "data": {"name": "own", "source": "npz", "path": folder / "records.npz"},
-        }
-    )
+    data = {"name": "own", "source": "npz", "path": folder / "records.npz"}
+    return kit.site(folder, state_dir=folder / "state", data=data)
+
+
+def learned(site, graph=None):
+    """What the box makes of a release of this graph."""
+    store = ReleaseStore(site.state_dir / RELEASES)
+    store.install("a", of_features() if graph is None else graph, {})
+    return personalise(site, store.folder)
 
 
 def two_digits():
@@ -110,12 +106,9 @@ def two_digits():
 def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(tmp_path):
     site = a_box(tmp_path, *two_digits())
     graph = of_features()
-    store = ReleaseStore(site.state_dir / RELEASES)
-    store.install("a", graph, {})
-    found = personalise(site, store.folder)
+    found = learned(site, graph)
     assert found.personal_accuracy > max(0.85, found.shared_accuracy + 0.2)
-    release = store.current()
-    assert release is not None and release.path.read_bytes() == graph
+    assert ReleaseStore(site.state_dir / RELEASES).current().path.read_bytes() == graph
     personal = site.state_dir / "personal"
     assert {one.stat().st_mode & 0o777 for one in personal.iterdir()} == {0o600}
     x, y = two_digits()
@@ -139,15 +132,13 @@ def test_records_are_read_as_the_release_reads_them(tmp_path):
     features = Identity(IdentityParameters(input_scale=1))
     entries = schema_metadata(DataSchema.model_validate_json(json.dumps(schema)))
     site = a_box(tmp_path, np.zeros((1, 2)), np.zeros(1))
-    ReleaseStore(site.state_dir / RELEASES).install(
-        "a", bake(build_graph(features, (2,), 2), weights, entries), {}
-    )
     rows = [f"{k},5,{'low' if k < 500 else 'high'}" for k in range(5, 1000, 10)]
     (tmp_path / "records.csv").write_text("\n".join(["size,age,kind", *rows]))
     data = site.data.model_copy(
         update={"source": "csv", "path": tmp_path / "records.csv", "header": True}
     )
-    found = personalise(site.model_copy(update={"data": data}), site.state_dir / RELEASES)
+    graph = bake(build_graph(features, (2,), 2), weights, entries)
+    found = learned(site.model_copy(update={"data": data}), graph)
     assert found.training_records + found.evaluation_records == len(rows)
     assert found.shared_accuracy == 1
 
@@ -155,17 +146,16 @@ def test_records_are_read_as_the_release_reads_them(tmp_path):
 def test_evaluation_records_are_not_learned_from(tmp_path):
     x, y = two_digits()
     site = a_box(tmp_path, x, y)
-    store = ReleaseStore(site.state_dir / RELEASES)
-    store.install("a", of_features(), {})
-    first = personalise(site, store.folder)
-    learned = (site.state_dir / "personal" / "model.onnx").read_bytes()
+    graph = of_features()
+    first = learned(site, graph)
+    personal = (site.state_dir / "personal" / "model.onnx").read_bytes()
     key = (site.state_dir / SPLIT_KEY_FILE).read_bytes()
     _, evaluation = split_once(x, USUAL_SHARE, key)
     turned = y.copy()
     turned[evaluation] = 11 - turned[evaluation]
     np.savez(tmp_path / "records.npz", x=x, y=turned)
-    second = personalise(site, store.folder)
-    assert (site.state_dir / "personal" / "model.onnx").read_bytes() == learned
+    second = learned(site, graph)
+    assert (site.state_dir / "personal" / "model.onnx").read_bytes() == personal
     assert second.personal_accuracy < 0.2 < first.personal_accuracy
 
 
@@ -176,9 +166,7 @@ def test_the_split_is_the_devices_own(share, tmp_path):
     site = a_box(tmp_path, x, y)
     with closing(DeviceStore(site.state_dir / STORE_FILE)) as running:  # the device's process
         running.put_fact(split_fact(SPLIT_SHARE, site.data.name), repr(share))
-        store = ReleaseStore(site.state_dir / RELEASES)
-        store.install("a", of_features(), {})
-        found = personalise(site, store.folder)
+        found = learned(site)
     _, evaluation = split_once(x, share, (site.state_dir / SPLIT_KEY_FILE).read_bytes())
     assert found.evaluation_records == len(evaluation)
     assert JobData.model_fields["evaluation_share"].default == USUAL_SHARE
@@ -190,9 +178,7 @@ def test_records_that_cannot_be_used_are_left_out(tmp_path):
     x, y = two_digits()
     x[0], y[1], y[2] = np.nan, 10, -1
     site = a_box(tmp_path, x, y)
-    store = ReleaseStore(site.state_dir / RELEASES)
-    store.install("a", of_features(), {})
-    found = personalise(site, store.folder)
+    found = learned(site)
     assert found.training_records + found.evaluation_records == len(y) - 3
 
 
@@ -202,9 +188,7 @@ def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path):
     site = a_box(tmp_path, x, np.arange(40) % 10)  # nothing can be learned
     flat = find_head(of_features())
     graph = flat.replaced(of_features(), np.zeros((64, 10)), None)
-    store = ReleaseStore(site.state_dir / RELEASES)
-    store.install("a", graph, {})
-    found = personalise(site, store.folder)
+    found = learned(site, graph)
     assert found.pull is None
     assert found.personal_loss == found.shared_loss == pytest.approx(np.log(10))
     assert (site.state_dir / "personal" / "model.onnx").read_bytes() == graph

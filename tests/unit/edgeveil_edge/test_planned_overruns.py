@@ -180,62 +180,50 @@ def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(
     assert loader.reads == 4
 
 
-class Takes:
-    """A box whose answers take so long in its trials."""
+class Slow:
+    """A box whose answers take so long in its trials, and are late with records or not."""
 
-    def __init__(self, real, needed_s):
-        self.real, self.needed_s = real, needed_s
+    def __init__(self, site, identity, needed_s, late=False):
+        self.loader, self.trials, self.needed_s, self.late = kit.Loader(), 0, needed_s, late
+        self.real = Computer(site, identity.split_key, self.loader)
 
     def try_job(self, job, *, trains):
+        self.trials += 1
         return compute.JobTrial(self.needed_s)
+
+    def answer(self, one):
+        found = self.real.answer(one)
+        return replace(found, without="late", late=True) if self.late else found
 
     def __getattr__(self, name):
         return getattr(self.real, name)
+
+
+def slow_device(folder, plan, needed_s, late=False):
+    """The device, and where it computes."""
+    boxes = []
+
+    def compute(site, identity):
+        boxes.append(Slow(site, identity, needed_s, late))
+        return boxes[-1]
+
+    return kit.Device(folder, compute=compute).knows(plan), boxes[0]
 
 
 @pytest.mark.parametrize(("share", "answers"), [(0.45, True), (0.55, False), (0.9, False)])
 def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(tmp_path, share, answers):
     """Before a record is read: a box that is slowed to half must still be in time."""
     plan = compile_job(kit.job(round={"budget_s": 8.0}))
-    loader = kit.Loader()
-
-    def takes(site, identity):
-        real = Computer(site, identity.split_key, loader)
-        return Takes(real, share * 8.0 * WORK_SHARE)
-
-    device = kit.Device(tmp_path, compute=takes).knows(plan)
+    device, slow = slow_device(tmp_path, plan, share * 8.0 * WORK_SHARE)
     found = device.answer(kit.Round(plan, 1, device.keys()))
     assert isinstance(found, SealedAnswer if answers else NoAnswer)
-    assert bool(loader.reads) is answers
+    assert bool(slow.loader.reads) is answers
     assert bool(device.ledger.spent().epsilon) is answers
 
 
-class Late:
-    """A box whose answers come without records, late."""
-
-    def __init__(self, real):
-        self.real, self.trials = real, 0
-
-    def try_job(self, job, *, trains):
-        self.trials += 1
-        return compute.JobTrial(0.01)
-
-    def answer(self, one):
-        return replace(self.real.answer(one), without="late", late=True)
-
-    def __getattr__(self, name):
-        return getattr(self.real, name)
-
-
 def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_path):
-    boxes = list[Late]()
-
-    def late(site, identity):
-        boxes.append(Late(Computer(site, identity.split_key, kit.Loader())))
-        return boxes[-1]
-
     plan = compile_job(kit.job(train={"method": "fm", "rounds": 12}))
-    device = kit.Device(tmp_path, compute=late).knows(plan)
+    device, slow = slow_device(tmp_path, plan, 0.01, late=True)
     answered, index = 0, 0
     while answered < MOST_OVERRUNS:
         index += 1
@@ -245,12 +233,12 @@ def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_pat
             continue
         assert isinstance(found, NoAnswer)
         assert "tried only now" in found.why
-        assert boxes[0].trials == 1 + answered
+        assert slow.trials == 1 + answered
     for later in (index + 1, index + 2):
         found = device.answer(kit.Round(plan, later, device.keys()))
         assert isinstance(found, NoAnswer)
         assert f"{MOST_OVERRUNS} answers were late" in found.why
-    assert boxes[0].trials == MOST_OVERRUNS
-    again = device.restarted(compute=late)
+    assert slow.trials == MOST_OVERRUNS
+    again = device.restarted()
     found = again.answer(kit.Round(plan, index + 3, device.keys()))
     assert isinstance(found, NoAnswer)
