@@ -166,12 +166,9 @@ class Device:
 
     def learn(self, plan, job_id=JOB_ID):
         """Hand it the job, as announced."""
-        canonical = plan.job.canonical()
-        data, kept = plan.job.data, plan.context.kept
-        graph = build_graph(
-            plan.features, data.input_shape, data.classes, kept, bias=plan.job.train.bias
-        )
-        package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
+        modelled = any(round.carries_model for round in plan.all_rounds)
+        graph = plan.graph() if modelled else b""
+        package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(InstallJob(manifest, package))
 

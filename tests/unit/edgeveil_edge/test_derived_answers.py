@@ -5,15 +5,13 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, announcement, job
+from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.data.records import Records
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage
-from edgeveil.protocol.sealed import JobPackage
 
 HEX = JOB_ID.hex()
 NOISED_STEPS = {"method": "dp_sgd", "rounds": 3, "local_steps": 4, "sampling_rate": 0.3}
@@ -37,14 +35,7 @@ class Changed(Loader):
 
 
 def started(folder, plan, load=None):
-    device = Device(folder, load, policy=POLICY)
-    graph = plan.graph()
-    package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))
-    assert (
-        device.host.perform(InstallJob(announcement(plan, device.keys()), package))
-        == Installation()
-    )
-    return device
+    return Device(folder, load, policy=POLICY).knows(plan)
 
 
 def stopped(device):

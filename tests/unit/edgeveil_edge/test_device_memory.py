@@ -4,16 +4,16 @@ import sqlite3
 
 import numpy as np
 import pytest
-from edge_kit import JOB_ID, Device, Round, announcement, job
+from edge_kit import JOB_ID, Device, Round, job
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random
-from edgeveil.protocol.device import Installation, InstallJob, JobClosed
+from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
-from edgeveil.protocol.sealed import JobPackage, RoundPackage
+from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil_edge import compute as answers
 
@@ -41,12 +41,8 @@ def _initial(monkeypatch):
     monkeypatch.setattr("edge_kit.trained", lambda plan: dict(plan.cloud.initial_state()))
 
 
-def device(folder, **changes):
-    found = Device(folder, policy=POLICY, **changes)
-    manifest = announcement(PLAN, found.keys())
-    package = JobPackage(PLAN.job.canonical(), PLAN.graph(), ())
-    assert found.host.perform(InstallJob(manifest, package)) == Installation()
-    return found
+def device(folder):
+    return Device(folder, policy=POLICY).knows(PLAN)
 
 
 def answered(one, index, attempt=1):
