@@ -311,9 +311,13 @@ def write_durably(path: Path, content: bytes, *, mode: int) -> None:
         raise
 
 
-def open_to_others(descriptor: int) -> bool:
-    """Whether an open file may be read or changed by its group or by any user."""
-    return bool(os.fstat(descriptor).st_mode & 0o077)
+def read_private(path: Path, what: str, error: type[EdgeVeilError], most_bytes: int = -1) -> bytes:
+    """A secret's file. Raises `error`, which calls it `what`, where others may read it; OSError."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            text = f"other users of this machine may read this {what}"
+            raise error(text, where=str(path), fix=f"chmod 600 {path}")
+        return file.read(most_bytes)
 
 
 def sync_folder(folder: Path) -> None:

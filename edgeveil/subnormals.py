@@ -47,10 +47,7 @@ def set_flushing(on: bool) -> bool:
     switch = _SWITCHES.get((platform.system(), platform.machine()))
     library = _library()
     if switch is None or library is None:
-        torch, before = loaded_torch(), subnormals_flushed()
-        if torch is not None and before != on:
-            torch.set_flush_denormal(on)
-        return before
+        return subnormals_flushed()
     environment = (ctypes.c_ubyte * _ENVIRONMENT_BYTES)()
     library.fegetenv(environment)
     offset, size, bits = switch

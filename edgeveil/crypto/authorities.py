@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeveil.errors import UsageError
-from edgeveil.storage import open_to_others, write_durably
+from edgeveil.storage import read_private, write_durably
 
 DAYS = 825  # more is refused by common TLS clients
 AUTHORITY_DAYS = 3650
@@ -73,11 +73,7 @@ class Authority:
     @classmethod
     def load(cls, certificate: Path, key: Path, passphrase: bytes | None = None) -> Authority:
         """From two PEM files. Raises UsageError for damaged ones or another passphrase."""
-        with key.open("rb") as file:
-            if open_to_others(file.fileno()):
-                what = "other users of this machine may read this private key"
-                raise UsageError(what, where=str(key), fix=f"chmod 600 {key}")
-            raw = file.read()
+        raw = read_private(key, "private key", UsageError)
         try:
             found = x509.load_pem_x509_certificate(certificate.read_bytes())
             secret = serialization.load_pem_private_key(raw, passphrase)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edgeveil.config.addresses import BrokerAddress, HttpProxy
 from edgeveil.errors import BrokerError
-from edgeveil.storage import open_to_others
+from edgeveil.storage import read_private
 
 SUBPROTOCOL = "mqtt"
 _LEAST_LIMIT_BYTES = 1 << 20  # of theirs; a broker may put several packets into one frame
@@ -152,10 +152,7 @@ def client_context(
         if path is not None and not Path(path).is_file():
             raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
     if private := key_file or cert_file:  # without key_file, cert_file holds the key
-        with Path(private).open("rb") as file:
-            if open_to_others(file.fileno()):
-                what = "other users of this machine may read this private key"
-                raise BrokerError(what, where=str(private), fix=f"chmod 600 {private}")
+        read_private(Path(private), "private key", BrokerError)
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:

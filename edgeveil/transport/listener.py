@@ -23,7 +23,7 @@ from typing import Any
 from edgeveil.config.addresses import place
 from edgeveil.config.links import Http
 from edgeveil.errors import SystemFault, UsageError
-from edgeveil.storage import open_to_others
+from edgeveil.storage import read_private
 
 MOST_CONNECTIONS = 256
 LEAST_FILES = 256
@@ -145,13 +145,11 @@ async def listening_sockets(at: ListenAt) -> list[socket.socket]:
 
 
 def _no_port(error: OSError, host: str, port: int) -> UsageError:
-    key = "http.port (of a device's page: page.port)"
-    if error.errno == errno.EADDRINUSE:
-        what, fix = f"port {port} is taken", f"stop what uses it, or set another {key}"
-    elif error.errno == errno.EACCES:
-        what, fix = f"port {port} needs more rights", f"set an {key} from 1024"
-    else:
-        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
+    what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        taken = error.errno == errno.EADDRINUSE
+        what = f"port {port} is taken" if taken else f"port {port} needs more rights"
+        fix = "set another http.port (of a device's page: page.port), from 1024"
     return UsageError(what, where=place(host, port), fix=fix)
 
 
@@ -257,18 +255,15 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) -> UsageError:
+    fix = "name a path in a folder of this user's, on a local disk"
     if isinstance(error, KeyError):
         what, fix = f"this machine has no group '{group}'", "name a group in http.socket_group"
     elif error.errno == errno.EADDRINUSE:
         what, fix = "another process listens on it", "end that process, or set another path"
     elif error.errno == errno.EPERM and group is not None:
-        what = f"this user is no member of the group '{group}'"
-        fix = "add the user to it, or set another http.socket_group"
-    elif error.errno is None:  # refused before the system was asked
-        what, fix = str(error), f"use a name of at most {_UNIX_PATH_BYTES // 2} bytes"
+        what, fix = f"this user is no member of the group '{group}'", "add the user to it"
     else:
-        what = f"cannot listen here ({error.strerror})"
-        fix = "name a path in a folder of this user's, on a local disk"
+        what = f"cannot listen here ({error.strerror or error})"
     return UsageError(what, where=str(path), fix=fix)
 
 
@@ -280,10 +275,7 @@ def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None)
     for path in (cert_file, key_file, client_ca_file):
         if path is not None and not path.is_file():
             raise SystemFault("this TLS file does not exist", where=str(path), fix="check http.tls")
-    with key_file.open("rb") as file:
-        if open_to_others(file.fileno()):
-            what = "other users of this machine may read this private key"
-            raise UsageError(what, where=str(key_file), fix=f"chmod 600 {key_file}")
+    read_private(key_file, "private key", UsageError)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

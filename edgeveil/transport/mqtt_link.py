@@ -23,7 +23,7 @@ from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.config.links import BrokerLink
 from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.storage import open_to_others
+from edgeveil.storage import read_private
 from edgeveil.transport import dialling
 from edgeveil.transport.link import (
     ATTEMPT_S,
@@ -394,11 +394,7 @@ def read_password(path: Path | None) -> str | None:
         return None
     where, fix = str(path), "write the password on its first line, in UTF-8"
     try:
-        with path.open(encoding="utf-8") as file:
-            if open_to_others(file.fileno()):
-                what = "other users of this machine may read this password file"
-                raise UsageError(what, where=where, fix=f"chmod 600 {path}")
-            lines = file.read().splitlines()
+        lines = read_private(path, "password file", UsageError).decode().splitlines()
     except OSError as error:
         what = f"the password file cannot be read ({error.strerror})"
         raise UsageError(what, where=where, fix=f"{fix}, readable by this user only") from None

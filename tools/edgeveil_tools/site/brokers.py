@@ -30,7 +30,7 @@ from typing import Any, Literal
 from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.config.broker import BrokerSite, BrokerTls
 from edgeveil.errors import BrokerError
-from edgeveil.storage import open_to_others
+from edgeveil.storage import read_private
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.process import stop_signals, tell
 from edgeveil_tools.site import broker_tied
@@ -466,14 +466,10 @@ def run_broker(site: BrokerSite) -> int:
 
 def _check_key(path: Path) -> None:
     try:
-        with path.open("rb") as file:
-            others = open_to_others(file.fileno())
+        read_private(path, "private key", BrokerError)
     except OSError as error:
         what = f"this TLS file cannot be read ({error.strerror})"
         raise BrokerError(what, where=str(path), fix="check tls.key_file") from error
-    if others:
-        what = "other users of this machine may read this private key"
-        raise BrokerError(what, where=str(path), fix=f"chmod 600 {path}")
 
 
 def _start_anew(broker: BrokerProcess, tls: BrokerTls | None) -> None:

@@ -31,7 +31,7 @@ from tuf.api.metadata import Metadata
 from edgeveil.audit_log import AUDIT_FILE, AuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import CryptoError, UsageError
-from edgeveil.storage import open_to_others, write_durably
+from edgeveil.storage import read_private, write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
     CellProxy,
@@ -297,11 +297,7 @@ def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
 def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
     """Raises CryptoError for another kind of key, a wrong passphrase, or a file open to others."""
     where = str(path)
-    with path.open("rb") as file:
-        if open_to_others(file.fileno()):
-            what = "other users of this machine may read this secret key"
-            raise CryptoError(what, where=where, fix=f"chmod 600 {path}")
-        raw = file.read()
+    raw = read_private(path, "secret key", CryptoError)
     secret = passphrase(path) if b"ENCRYPTED" in raw else None
     try:
         found = load_pem_private_key(raw, secret)
