@@ -40,7 +40,7 @@ class Explainer:
     def problems(self, error: ValidationError | ImpossibleMixError) -> list[Problem]:
         """One problem per key, however many alternatives of a value failed."""
         found: dict[Path, Problem] = {}
-        for detail in faults(error):
+        for detail in told(error)[0]:
             path, schema = self.place(detail)
             found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
         # A list whose items failed also counts as too short: the items say it better.
@@ -53,7 +53,7 @@ class Explainer:
         """The impossible mixes, but for those that rest on a faulty key."""
         skip, found = len(self.prefix), []
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
-        for mix in _mixes(error):
+        for mix in told(error)[1]:
             paths = [tuple(int(s) if s.isdecimal() else s for s in p.split(".")) for p in mix.paths]
             pairs = [(path, bad, min(len(path), len(bad))) for path in paths for bad in spoiled]
             if not any(path[:shared] == bad[:shared] for path, bad, shared in pairs):
@@ -134,18 +134,13 @@ class Explainer:
         return f"unknown key, {nearest(name, self.walk.keys(self.walk.chosen(schema, value)))}"
 
 
-def faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
+def told(error: ValidationError | ImpossibleMixError) -> tuple[list[ErrorDetails], list[Mix]]:
+    """The errors of single keys, and the impossible mixes."""
     if isinstance(error, ImpossibleMixError):
-        return []
-    silent = (MIX, RESTS_ON_ANOTHER)
-    return [detail for detail in error.errors(include_url=False) if detail["type"] not in silent]
-
-
-def _mixes(error: ValidationError | ImpossibleMixError) -> list[Mix]:
-    if isinstance(error, ImpossibleMixError):
-        return list(error.mixes)
+        return [], list(error.mixes)
     details = error.errors(include_url=False)
-    return [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
+    mixes = [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
+    return [one for one in details if one["type"] not in (MIX, RESTS_ON_ANOTHER)], mixes
 
 
 def _example(schema: Schema) -> str:
@@ -229,15 +224,13 @@ def bounds(node: Schema) -> str:
     """`in (0, 1)`, `at least 1`, … ; empty where a number is unbounded."""
     low, high = node.get("minimum"), node.get("maximum")
     above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
-    if (low is not None or above is not None) and (high is not None or below is not None):
-        left = f"[{number(low)}" if low is not None else f"({number(above)}"
-        right = f"{number(high)}]" if high is not None else f"{number(below)})"
-        return f"in {left}, {right}"
-    if low is not None or above is not None:
-        return f"at least {number(low)}" if low is not None else f"more than {number(above)}"
-    if high is not None or below is not None:
-        return f"at most {number(high)}" if high is not None else f"less than {number(below)}"
-    return ""
+    least, most = above if low is None else low, below if high is None else high
+    if least is not None and most is not None:
+        left, right = "(" if low is None else "[", ")" if high is None else "]"
+        return f"in {left}{number(least)}, {number(most)}{right}"
+    if least is not None:
+        return f"{'more than' if low is None else 'at least'} {number(least)}"
+    return "" if most is None else f"{'less than' if high is None else 'at most'} {number(most)}"
 
 
 def describe(walk: SchemaWalk, node: Schema) -> str:
