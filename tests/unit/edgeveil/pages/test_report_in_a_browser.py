@@ -30,28 +30,18 @@ def whole_view(rounds=12, name="quickstart", held=True):
         if number:
             one["data"]["accuracy"] = round(1 - 0.6 / number, 4)
         if number and number % 4 == 0:
-            one["data"]["clusters"] = {
-                "eval_type": "SILHOUETTE_SCORE",
-                "score": 0.25,
-                "used": 20,
-                "wanted": 20,
-                "labels": [k % 10 for k in range(20)],
-                "vectors": [[k / 20, 1 - k / 20, (k % 3) / 3] for k in range(20)],
-            }
+            vectors = [[k / 20, 1 - k / 20, (k % 3) / 3] for k in range(20)]
+            labels = {"labels": [k % 10 for k in range(20)], "vectors": vectors}
+            score = {"eval_type": "SILHOUETTE_SCORE", "score": 0.25, "used": 20, "wanted": 20}
+            one["data"]["clusters"] = {**score, **labels}
+            told = {"precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 40}
+            bins = [{"confidence": k / 10, "accuracy": k / 11, "records": 4} for k in range(10)]
             one["data"]["figures"] = {
                 "balanced_accuracy": 0.75,
                 "macro_f1": 0.7,
-                "per_class": [
-                    {"class": k, "precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 40}
-                    for k in range(10)
-                ],
+                "per_class": [{"class": k, **told} for k in range(10)],
                 "confusion": [[40 if k == n else 3 for k in range(10)] for n in range(10)],
-                "calibration": {
-                    "error": 0.125,
-                    "bins": [
-                        {"confidence": k / 10, "accuracy": k / 11, "records": 4} for k in range(10)
-                    ],
-                },
+                "calibration": {"error": 0.125, "bins": bins},
                 "unusable": 0,
             }
     picture = heat(
