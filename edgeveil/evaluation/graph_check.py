@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -76,15 +75,17 @@ _PACKED = {FLOAT: 4, INT32: 5, INT64: 7, DOUBLE: 10}  # the field of a type's ow
 _MOST_BYTES = 1 << 10  # of a constant whose values are looked at
 MAX_FIELDS = 100_000  # of one message; a graph of plain layers has some hundreds
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
+Fields = dict[int, list[int | memoryview | None]]
+"""The values of one message by the numbers of their fields; None of the fixed-size types."""
 
 
 def check_graph(graph: bytes, *, released: bool = False) -> None:
     """Raise DataError unless the model has plain layers alone; `released`: maybe a `label`."""
     model = fields(memoryview(graph))
-    if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
+    if _TRAINING in model or _FUNCTIONS in model:
         raise _refused("holds functions or training steps of its own")
     parts = fields(message(model, GRAPH, "graph"))
-    if any(field.number == _SPARSE_INITIALIZER for field in parts):
+    if _SPARSE_INITIALIZER in parts:
         raise _refused("holds sparse tensors")
     nodes = [GraphNode(node) for node in messages(parts, NODE)]
     if released and nodes and nodes[-1].is_label:
@@ -152,13 +153,13 @@ class GraphNode:
             raise _refused("is in training mode", fix="export the model in eval mode")
         if len(self.outputs) != 1:  # the further ones are indices or random masks
             raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
-        if any(field.number in _SUBGRAPHS for attribute in self.attributes for field in attribute):
+        if any(not _SUBGRAPHS.isdisjoint(attribute) for attribute in self.attributes):
             raise _refused(f"has a graph or a sparse tensor inside {name!r}")
         if not self.is_constant(constants):
             self._check_values(constants)
         elif self.operator == "Div":
             self._check_division(constants)
-        if self.operator == "BatchNormalization" and any(map(_trains, self.attributes)):
+        if self.operator == "BatchNormalization" and self._trains():
             what = "normalises by the batch, so that records change each other's results"
             raise _refused(what, fix="export the model in eval mode")
         for place in _CONSTANT_INPUTS.get(self.operator, ()):
@@ -186,14 +187,13 @@ class GraphNode:
             what = "divides whole numbers by what is not plainly above 0"
             raise _refused(what, "write the quotient")
 
+    def _trains(self) -> bool:
+        named = (a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "training_mode")
+        return any(number(a, _ATTRIBUTE_INT) != 0 for a in named)
+
     def _cast_to(self) -> int | None:
-        wanted: list[list[Field]] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
+        wanted: list[Fields] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
         return number(wanted[0], _ATTRIBUTE_INT) if len(wanted) == 1 else None
-
-
-def _trains(attribute: list[Field]) -> bool:
-    named = text(attribute, _ATTRIBUTE_NAME) == "training_mode"
-    return named and number(attribute, _ATTRIBUTE_INT) != 0
 
 
 def _name(raw: memoryview) -> str:
@@ -211,11 +211,10 @@ class ConstantTensor:
         self.kind, self.values = kind, values
 
     @classmethod
-    def from_tensor(cls, tensor: list[Field]) -> ConstantTensor:
+    def from_tensor(cls, tensor: Fields) -> ConstantTensor:
         """Of a TensorProto's fields."""
         kind = number(tensor, DATA_TYPE) or 0
-        wanted = {RAW, _PACKED.get(kind)}
-        found = [field.value for field in tensor if field.number in wanted]
+        found = [*tensor.get(RAW, ()), *tensor.get(_PACKED.get(kind, 0), ())]
         if kind not in _TYPES or len(found) != 1 or not isinstance(found[0], memoryview):
             return cls(kind)
         data = found[0]
@@ -228,7 +227,7 @@ class ConstantTensor:
         return cls(kind, np.frombuffer(data, _TYPES[kind]))
 
     @classmethod
-    def from_attributes(cls, attributes: list[list[Field]]) -> ConstantTensor:
+    def from_attributes(cls, attributes: list[Fields]) -> ConstantTensor:
         """Of a Constant node's attributes."""
         if len(attributes) != 1:
             return cls(0)
@@ -238,20 +237,12 @@ class ConstantTensor:
         return cls(FLOAT if named in ("value_float", "value_floats") else 0)
 
 
-@dataclass(frozen=True)
-class Field:
-    """One field of a message: its number and its value; None for the fixed-size types."""
-
-    number: int
-    value: int | memoryview | None
-
-
-def fields(raw: memoryview) -> list[Field]:
+def fields(raw: memoryview) -> Fields:
     """The fields of one message, in order. Raises DataError for anything out of form."""
-    found: list[Field] = []
-    at, end = 0, len(raw)
+    found: Fields = {}
+    at, end, count = 0, len(raw), 0
     while at < end:
-        if len(found) == MAX_FIELDS:
+        if count == MAX_FIELDS:
             raise _malformed(f"a message has more than {MAX_FIELDS} fields")
         tag, at = _varint(raw, at, 5)
         number, kind = tag >> 3, tag & 7
@@ -269,20 +260,21 @@ def fields(raw: memoryview) -> list[Field]:
             raise _malformed(f"a field has the wire type {kind}")
         if at > end:
             raise _malformed("a field ends past its message")
-        found.append(Field(number, value))
+        found.setdefault(number, []).append(value)
+        count += 1
     return found
 
 
-def messages(parts: list[Field], number: int) -> list[memoryview]:
+def messages(parts: Fields, number: int) -> list[memoryview]:
     """All values of a repeated field of messages or strings."""
-    values = [field.value for field in parts if field.number == number]
+    values = parts.get(number, [])
     whole = [value for value in values if isinstance(value, memoryview)]
     if len(whole) != len(values):
         raise _malformed(f"field {number} has another type")
     return whole
 
 
-def message(parts: list[Field], number: int, what: str) -> memoryview:
+def message(parts: Fields, number: int, what: str) -> memoryview:
     """The one value of a field that must be there once."""
     found = messages(parts, number)
     if len(found) != 1:
@@ -290,7 +282,7 @@ def message(parts: list[Field], number: int, what: str) -> memoryview:
     return found[0]
 
 
-def text(parts: list[Field], number: int) -> str:
+def text(parts: Fields, number: int) -> str:
     """A string field, empty where it is left out; bytes that are no UTF-8 are kept apart."""
     found = messages(parts, number)
     if len(found) > 1:
@@ -298,9 +290,9 @@ def text(parts: list[Field], number: int) -> str:
     return bytes(found[0]).decode("utf-8", "surrogateescape") if found else ""
 
 
-def number(parts: list[Field], number: int) -> int | None:
+def number(parts: Fields, number: int) -> int | None:
     """A whole-number field, None where it is left out."""
-    found = [field.value for field in parts if field.number == number]
+    found = parts.get(number, [])
     if len(found) > 1 or not all(isinstance(value, int) for value in found):
         raise _malformed(f"field {number} is given twice or has another type")
     return found[0] if found and isinstance(found[0], int) else None

@@ -101,16 +101,14 @@ def _plain_gemm(layer: wire.GraphNode) -> bool:
     return transposed
 
 
-def _tensor(graph: bytes, tensor: list[wire.Field]) -> tuple[int, NDArray[np.float64]]:
+def _tensor(graph: bytes, tensor: wire.Fields) -> tuple[int, NDArray[np.float64]]:
     """Where a tensor's values begin in the graph, and the values."""
     raw = wire.messages(tensor, wire.RAW)
     if wire.number(tensor, wire.DATA_TYPE) != wire.FLOAT or len(raw) != 1:
         raise _no_head("its last layer's weights are no plain float32 numbers")
     shape: list[int] = []
-    for field in tensor:
-        if field.number == _DIMS:
-            value = field.value
-            shape += [value] if isinstance(value, int) else wire.varints(value or memoryview(b""))
+    for value in tensor.get(_DIMS, ()):
+        shape += [value] if isinstance(value, int) else wire.varints(value or memoryview(b""))
     if 4 * math.prod(shape) != len(raw[0]):
         raise _no_head("its last layer's weights are cut off")
     values = np.frombuffer(raw[0], "<f4")

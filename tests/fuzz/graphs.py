@@ -89,13 +89,14 @@ def _wire(data):
 
 def _walk(raw, levels):
     found = fields(raw)
-    demand(len(found) <= min(MAX_FIELDS, len(raw)), "no more fields than bytes")
-    for field in found:
-        if isinstance(field.value, memoryview):
-            demand(len(field.value) < len(raw), "a field lies inside its message")
+    values = [value for several in found.values() for value in several]
+    demand(len(values) <= min(MAX_FIELDS, len(raw)), "no more fields than bytes")
+    for value in values:
+        if isinstance(value, memoryview):
+            demand(len(value) < len(raw), "a field lies inside its message")
             if levels:
                 try:
-                    _walk(field.value, levels - 1)
+                    _walk(value, levels - 1)
                 except DataError:
                     continue
 

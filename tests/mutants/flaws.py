@@ -301,8 +301,8 @@ MUTANTS = (
     Mutant(
         name="statistics-of-the-batch",
         decides="sensitivity",
-        where="edgeveil.evaluation.graph_check:_trains",
-        find="number(attribute, _ATTRIBUTE_INT) != 0",
+        where="edgeveil.evaluation.graph_check:GraphNode._trains",
+        find="number(a, _ATTRIBUTE_INT) != 0",
         put="False",
         killed_by="tests/unit/edgeveil/evaluation/test_graph_check.py::test_batch_normalisation_uses_the_statistics_it_holds",
     ),
