@@ -173,8 +173,7 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path, capsys):
             shown.open(way_in, DESK)
             shown.wait("!document.getElementById('shown').hidden")
             assert shown.run("return location.href") == f"http://127.0.0.1:{port}/"
-            job = live.finish(live.submit(rounds=1, every=1))
-            assert job["status"] == "completed", job["reason"]
+            live.completed(live.submit(rounds=1, every=1))
             shown.wait("document.querySelector('#release dd')")
             budget = text_of(shown, "#budget")
             assert "intact" in budget and "spent 8" in budget

@@ -54,8 +54,7 @@ def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site):
     assert cloud.wait(ENDS_S) == 1
     site.start("cloud", site.site.cloud)
     wait_for(site.answers, "the cloud's start")
-    found = site.finish(job)
-    assert found["status"] == "completed", found["reason"]
+    site.completed(job)
 
 
 # --- links: an outage longer than all attempts of a round ---
@@ -79,7 +78,7 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
     link = "the proxy's link" if domain == "edge" else "the cloud's link"
     assert link in paused["reason"] and "look at the devices" not in paused["reason"]
     wait_for(lambda: site.client.job(job)["status"] != "paused", "its end", ENDS_S)
-    assert site.finish(job)["status"] == "completed"
+    site.completed(job)
 
 
 def health(site):
@@ -210,7 +209,7 @@ def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
     shutil.rmtree(state, ignore_errors=True)
     mounted_at.rename(state)
     site.start_proxy()
-    assert site.finish(job)["status"] == "completed"
+    site.completed(job)
 
 
 @pytest.mark.drill
@@ -235,8 +234,7 @@ def test_a_party_with_another_key_than_its_fleets_is_named(site, role):
     key.save(path, overwrite=True)
     site.start(role, config)
     wait_for(site.answers, "the cloud's control")
-    found = site.finish(job)
-    assert found["status"] == "completed", found["reason"]
+    site.completed(job)
     assert problem_of(state, "", 0) is None
 
 

@@ -118,14 +118,13 @@ class PlannedFleet:
         wait_for(answers, "the cloud's start")
         return self.cloud.submit_yaml(text.encode())
 
-    def ended(self, job: str) -> dict:
-        """The job, once it has ended."""
+    def learns(self, devices: int, job: str | None = None) -> None:
+        """So many devices take part in all of the job, or of a short one."""
+        job = job or self.submit(devices)
         wait_for(lambda: self.cloud.job(job)["ended_at"], "the job's end", 180)
-        return self.cloud.job(job)
-
-    def finish(self, devices: int) -> dict:
-        """One short job over so many devices."""
-        return self.ended(self.submit(devices))
+        found = self.cloud.job(job)
+        assert (found["status"], found["reason"]) == ("completed", "")
+        assert {round["uploads"] for round in found["exchanges"]} == {devices}
 
     def well(self, name: str) -> bool:
         """What a container's health check finds."""
@@ -152,9 +151,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     fleet.start_all(*boxes)
-    found = fleet.finish(DEVICES)
-    assert (found["status"], found["reason"]) == ("completed", "")
-    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
+    fleet.learns(DEVICES)
     assert all(fleet.well(name) for name in (*SERVERS, *boxes))
 
     policy = fleet.places / boxes[0] / "policy.yaml"
@@ -173,9 +170,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     (fleet.logs / "box-ward").touch()
     fleet.start("box-ward")
     wait_for(lambda: "final model is in use" in fleet.log("box-ward"), "what a late one is sent")
-    found = fleet.finish(DEVICES)  # as many as before: one went, one came
-    assert (found["status"], found["reason"]) == ("completed", "")
-    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
+    fleet.learns(DEVICES)  # as many as before: one went, one came
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
 
 
@@ -213,9 +208,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
     goes_on()
     fleet.install("proxy", *boxes)
     assert first not in ca.read_bytes()
-    found = fleet.ended(job)
-    assert (found["status"], found["reason"]) == ("completed", "")
-    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES}
+    fleet.learns(DEVICES, job)
 
 
 def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
@@ -256,16 +249,13 @@ def test_one_image_serves_boxes_that_nobody_has_prepared(fleet: PlannedFleet) ->
         assert main(["site", "install", str(image), str(place)]) == 0
         (place / "state" / "claim").write_text(claim)
     fleet.start_all(*boxes, "box-ward-1", "box-ward-2")
-    found = fleet.finish(DEVICES + 2)
-    assert (found["status"], found["reason"]) == ("completed", "")
-    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES + 2}
+    fleet.learns(DEVICES + 2)
     state = fleet.places / "box-ward-1" / "state"
     assert not (state / "claim").exists()
     assert (state / "edge.crt").exists()
     _renewed(fleet, "box-ward-1", left_days=1)
     _renewed(fleet, "box-ward-2", left_days=-1)
-    found = fleet.finish(DEVICES + 2)
-    assert {round["uploads"] for round in found["exchanges"]} == {DEVICES + 2}
+    fleet.learns(DEVICES + 2)
     fleet.start("box-thief")
     wait_for(lambda: fleet.processes["box-thief"].poll() is not None, "the thief's end")
     assert fleet.processes["box-thief"].returncode == 2

@@ -82,8 +82,7 @@ class Watched(LiveSite):
 def watched(tmp_path_factory: pytest.TempPathFactory):
     with Watched(tmp_path_factory.mktemp("watched")) as live:
         live.start_all()
-        done = live.finish(live.submit())
-        assert done["status"] == "completed", done["reason"]
+        done = live.completed(live.submit())
         yield live, done
 
 

@@ -71,8 +71,7 @@ def test_every_preset_is_here():
 def test_a_preset_runs_from_its_yaml_to_the_model(live, name):
     text = (HEAD.format(name=name, devices=DEVICES) + TOY[name]).encode()
     plan = parse_plan(text)
-    ended = live.finish(live.client.submit_yaml(text))
-    assert ended["status"] == "completed", ended["reason"]
+    ended = live.completed(live.client.submit_yaml(text))
     assert [one["uploads"] for one in ended["exchanges"]] == [DEVICES] * len(plan.all_rounds)
     test, scored = load_digits_split()[1], plan.rule.validation_records
     model = open_session(live.client.model(ended["id"]))

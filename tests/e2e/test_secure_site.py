@@ -42,8 +42,7 @@ def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(
     with LiveSite(tmp_path, DEVICES, policy=policy) as live:
         live.start_all()
         tap_site(live.plan)
-        job = live.finish(live.client.submit_yaml(smaller(name, min_batch)))
-        assert job["status"] == "completed", job["reason"]
+        job = live.completed(live.client.submit_yaml(smaller(name, min_batch)))
         assert [one["uploads"] for one in job["exchanges"]] == [DEVICES] * len(job["exchanges"])
         state = live.plan.folder / "state"
         wait_for(lambda: len(list(state.rglob("model.onnx"))) == DEVICES, "the releases")

@@ -49,15 +49,14 @@ def test_jobs_one_after_the_other_one_cancelled_and_clean_stops(
     with LiveSite(tmp_path, engine=engine, protocol=protocol) as live:
         live.start_all()
         for _ in range(2):
-            job = live.finish(live.submit())
-            assert job["status"] == "completed", job["reason"]
+            job = live.completed(live.submit())
             assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
             assert job["exchanges"][-1]["accuracy"] > 0.6
         job = live.submit(rounds=200, every=0)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some rounds")
         live.client.cancel(job)
         assert live.finish(job)["status"] == "cancelled"
-        assert live.finish(live.submit())["status"] == "completed"
+        live.completed(live.submit())
         release = tmp_path / "site" / "state" / "edge-1"
         wait_for(lambda: len(list(release.rglob("model.onnx"))) == 3, "the releases")
         records = tmp_path / "records.npz"
@@ -133,8 +132,7 @@ def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
         job = live.submit(rounds=8)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 3, "three rounds")
         live.stop("edge-victim", signal.SIGKILL)
-        done = live.finish(job)
-        assert done["status"] == "completed", done["reason"]
+        done = live.completed(job)
         uploads = [e["uploads"] for e in done["exchanges"]]
         assert uploads[0] == 6
         assert uploads[-1] == 5
@@ -153,8 +151,7 @@ def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path:
         live.start("edge-train", *live.site.edges[:-1], blocked=blocked)
         live.start("edge-infer", live.site.edges[-1], blocked=blocked)
         live.wait_ready()
-        job = live.finish(live.submit())
-        assert job["status"] == "completed", job["reason"]
+        job = live.completed(live.submit())
         assert [e["uploads"] for e in job["exchanges"]] == [5] * 5
         scored = [e["scores"]["used"] for e in job["exchanges"] if "used" in (e["scores"] or {})]
         assert scored == [6]
@@ -179,8 +176,7 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         live.start("proxy", live.site.proxy)
         live.start("cloud", live.site.cloud)
         live.wait_ready()
-        done = live.finish(job)
-        assert done["status"] == "completed", done["reason"]
+        done = live.completed(job)
         assert [e["index"] for e in done["exchanges"]] == list(range(1, 23))
         shown += watching.communicate(timeout=30)[0]
         assert watching.returncode == 0
@@ -235,8 +231,7 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
             await link.close()
 
         asyncio.run(attack())
-        done = live.finish(job)
-        assert done["status"] == "completed", done["reason"]
+        done = live.completed(job)
         assert {e["uploads"] for e in done["exchanges"]} == {5}
         log = live.log("proxy")
         assert log.count("reason=forged") == 1  # once a minute

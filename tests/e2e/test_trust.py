@@ -82,8 +82,7 @@ def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
         before = live.committed(job)
         live.rotate(role, kind=kind, name=name)
         wait_for(lambda: live.committed(job) > before + 1, f"rounds after {role} was rotated")  # noqa: B023
-    found = live.finish(job)
-    assert (found["status"], found["reason"]) == ("completed", "")
+    found = live.completed(job)
     wait_for(lambda: live.versions() == {4}, "every device's newest delegations")
     wait_for(lambda: live.log("edge").count("final model is in use") == 6, "all releases")
     # What devices paid is one answer a round: a rotation costs no ε.
@@ -118,8 +117,7 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
     live.command("rotate", "registry", lineage)
     wait_for(lambda: "roster enrolled=5" in live.log("cloud"), "the new roster")
     live.client.cancel(job)
-    found = live.finish(live.submit_to(5, rounds=2))
-    assert found["status"] == "completed"
+    found = live.completed(live.submit_to(5, rounds=2))
     assert {round["uploads"] for round in found["exchanges"]} == {5}, "the revoked one is out"
 
 
@@ -137,8 +135,7 @@ def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> 
     live.start("edge", *live.site.edges)
     wait_for(lambda: live.log("cloud").count("enrolled=6") > rosters, "the new key")
     assert live.client.job(job)["ended_at"] is None, "the job outlasts the change"
-    found = live.finish(job)
-    assert (found["status"], found["reason"]) == ("completed", "")
+    found = live.completed(job)
     uploads = [round["uploads"] for round in found["exchanges"]]
     assert (uploads[0], uploads[-1]) == (6, 5), "the job goes on without it"
     found = live.finish(live.submit(rounds=1, every=0))

@@ -201,6 +201,11 @@ class LiveSite:
         wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
         return self.client.job(job)
 
+    def completed(self, job):
+        found = self.finish(job)
+        assert found["status"] == "completed", found["reason"]
+        return found
+
     def log(self, name):
         return (self.logs / name).read_text(errors="replace")
 
