@@ -1,10 +1,7 @@
 """docs/walkthroughs/deploy.md, then the rest of docs/deploy.md, as they stand: a fleet from its
 plan to a job and back."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ GUIDE = "docs/deploy.md"
 WALKTHROUGH = "docs/walkthroughs/deploy.md"
 
 
-def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path: Path) -> None:
+def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path):
     await_free(8883, 8884, 18701, 18702)
     walk, guide = blocks(WALKTHROUGH, "sh walk"), blocks(GUIDE, "sh fleet")
     assert guide[:4] == walk[:4]  # the guide's beginning is played by the walkthrough

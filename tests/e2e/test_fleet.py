@@ -1,14 +1,11 @@
 """A fleet from its plan: bundles are put in their places, a job runs, devices come and go."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -31,7 +28,7 @@ SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 class PlannedFleet:
     """A site's folder, and the places that its bundles are installed to."""
 
-    def __init__(self, folder: Path, authentication: str, *, claims: bool = False) -> None:
+    def __init__(self, folder, authentication, *, claims=False):
         http, proxy_http = free_ports(2)
         plan = self.planned(folder)
         fleet = plan["fleet"] | {"authentication": authentication}
@@ -46,28 +43,28 @@ class PlannedFleet:
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
         self.command("apply")
 
-    def planned(self, folder: Path, *options: str) -> dict:
+    def planned(self, folder, *options):
         """A plan whose brokers have ports of their own."""
         self.site, self.places, self.logs = (folder / one for one in ("site", "places", "logs"))
         for path in (self.places, self.logs):
             path.mkdir()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._told: dict[str, socket.socket] = {}
+        self.processes = {}
+        self._told = {}
         assert main(["site", "init", str(self.site), "--devices", str(DEVICES), *options]) == 0
         plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
         for at, port in zip(("edge_broker", "cloud_broker"), free_ports(2), strict=True):
             plan["fleet"][at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
         return plan
 
-    def command(self, name: str, *rest: str) -> None:
+    def command(self, name, *rest):
         assert main(["site", name, str(self.site), *rest, "--no-passphrase"]) == 0
 
-    def install(self, *names: str) -> None:
+    def install(self, *names):
         for name in names:
             bundle = self.site / "bundles" / name
             assert main(["site", "install", str(bundle), str(self.places / name)]) == 0
 
-    def start(self, *names: str) -> None:
+    def start(self, *names):
         for name in names:
             role = "edge" if name.startswith("box") else name.partition("-")[0]
             config = str(self.places / name / "edgeveil.yaml")
@@ -81,7 +78,7 @@ class PlannedFleet:
                     command, stdout=log, stderr=log, cwd=os.sep, env=environ
                 )
 
-    def wait_ready(self, *names: str) -> None:
+    def wait_ready(self, *names):
         """As systemd does for units of `Type=notify`: each has said so itself."""
         for name in names:
             told = self._told.pop(name)
@@ -90,10 +87,10 @@ class PlannedFleet:
                 pass
             told.close()
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         return (self.logs / name).read_text(errors="replace")
 
-    def start_all(self, *boxes: str) -> None:
+    def start_all(self, *boxes):
         """The servers that stand in their places, and these devices."""
         self.start(*SERVERS[:2])
         self.wait_ready(*SERVERS[:2])
@@ -101,15 +98,15 @@ class PlannedFleet:
         self.wait_ready(*SERVERS[2:], *boxes)
 
     @property
-    def cloud(self) -> Cloud:
+    def cloud(self):
         """The cloud's HTTP control."""
         return Cloud(f"http://127.0.0.1:{self.http}", self.places / "cloud/state/http.token")
 
-    def submit(self, devices: int, rounds: int = 2) -> str:
+    def submit(self, devices, rounds=2):
         """One job over so many devices, as soon as the cloud answers."""
         text = site_job(devices, rounds=rounds, min_batch=3)
 
-        def answers() -> bool:
+        def answers():
             try:
                 return self.cloud.list() is not None
             except UsageError:
@@ -118,7 +115,7 @@ class PlannedFleet:
         wait_for(answers, "the cloud's start")
         return self.cloud.submit_yaml(text.encode())
 
-    def learns(self, devices: int, job: str | None = None) -> None:
+    def learns(self, devices, job=None):
         """So many devices take part in all of the job, or of a short one."""
         job = job or self.submit(devices)
         wait_for(lambda: self.cloud.job(job)["ended_at"], "the job's end", 180)
@@ -126,12 +123,12 @@ class PlannedFleet:
         assert (found["status"], found["reason"]) == ("completed", "")
         assert {round["uploads"] for round in found["exchanges"]} == {devices}
 
-    def well(self, name: str) -> bool:
+    def well(self, name):
         """What a container's health check finds."""
         config = self.places / name / "edgeveil.yaml"
         return main(["health", "--config", str(config)]) == 0
 
-    def end(self) -> None:
+    def end(self):
         for process in self.processes.values():
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -140,14 +137,14 @@ class PlannedFleet:
 
 
 @pytest.fixture(params=["certificates", pytest.param("passwords", marks=pytest.mark.drill)])
-def fleet(request: pytest.FixtureRequest, tmp_path: Path):
+def fleet(request, tmp_path):
     claims = request.param == "claims"
     found = PlannedFleet(tmp_path, "certificates" if claims else request.param, claims=claims)
     yield found
     found.end()
 
 
-def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> None:
+def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet):
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     fleet.start_all(*boxes)
@@ -176,7 +173,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
 
 @pytest.mark.drill
 @pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
-def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
+def test_an_authority_is_rotated_while_a_job_runs(fleet):
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     fleet.start_all(*boxes)
@@ -184,16 +181,16 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
     ca = fleet.places / boxes[0] / "tls" / "edge-ca.crt"
     first = ca.read_bytes()
 
-    def committed() -> int:
+    def committed():
         found = fleet.cloud.job(job)
         assert found["ended_at"] is None, "the job outlasts the rotation"
         return len(found["exchanges"])
 
-    def goes_on() -> None:
+    def goes_on():
         before = committed()
         wait_for(lambda: committed() > before + 1, "further rounds")
 
-    def broker_takes_up() -> None:
+    def broker_takes_up():
         begun = fleet.log("broker-edge").count("started anew")
         fleet.install("broker-edge")
         wait_for(lambda: fleet.log("broker-edge").count("started anew") > begun, "the broker")
@@ -211,7 +208,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet: PlannedFleet) -> None:
     fleet.learns(DEVICES, job)
 
 
-def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
+def _renewed(fleet, box, *, left_days):
     """A box whose certificate ends soon, or has ended, gets its next one by itself."""
     path = fleet.places / box / "state" / "edge.crt"
     before = x509.load_pem_x509_certificate(path.read_bytes())
@@ -235,7 +232,7 @@ def _renewed(fleet: PlannedFleet, box: str, *, left_days: int) -> None:
 
 
 @pytest.mark.parametrize("fleet", ["claims"], indirect=True)
-def test_one_image_serves_boxes_that_nobody_has_prepared(fleet: PlannedFleet) -> None:
+def test_one_image_serves_boxes_that_nobody_has_prepared(fleet):
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
     image = fleet.site / "bundles" / "image"

@@ -1,7 +1,5 @@
 """What an operator sees of a running site: health, metrics and logs, and what they never see."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -27,7 +25,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def get(url: str, token: str = "") -> tuple[int, str]:
+def get(url, token=""):
     """Status and body; (0, "") while nobody listens."""
     asked = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -39,19 +37,19 @@ def get(url: str, token: str = "") -> tuple[int, str]:
         return 0, ""
 
 
-def scraped(text: str) -> Samples:
+def scraped(text):
     families = text_string_to_metric_families(text)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 
-def found(samples: Samples, name: str, **labels: str) -> float:
+def found(samples, name, **labels):
     return samples[f"edgeveil_{name}", tuple(sorted(labels.items()))]
 
 
 class Watched(LiveSite):
     """A site that logs all it can, in JSON."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(folder)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):
             (kind, block), *_ = yaml.safe_load(path.read_text()).items()
@@ -63,30 +61,30 @@ class Watched(LiveSite):
             "proxy": f"http://127.0.0.1:{ports.proxy_http}",
         }
 
-    def metrics(self, name: str) -> Samples:
+    def metrics(self, name):
         token = self.site.token_file.read_text().strip() if name == "cloud" else ""
         status, text = get(f"{self.pages[name]}/metrics", token)
         assert status == 200
         return scraped(text)
 
-    def health(self, name: str) -> tuple[int, list[str]]:
+    def health(self, name):
         status, text = get(f"{self.pages[name]}/healthz")
         return status, json.loads(text).get("parts", []) if text else []
 
-    def lines(self, name: str) -> list[dict]:
+    def lines(self, name):
         """The JSON lines of a process; what it prints for its owner alone is not among them."""
         return [json.loads(line) for line in self.log(name).splitlines() if line[:1] == "{"]
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory):
+def watched(tmp_path_factory):
     with Watched(tmp_path_factory.mktemp("watched")) as live:
         live.start_all()
         done = live.completed(live.submit())
         yield live, done
 
 
-def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
+def test_metrics_tell_what_happened(watched):
     live, done = watched
     rounds, devices = len(done["exchanges"]), live.plan.devices
     cloud, proxy = live.metrics("cloud"), live.metrics("proxy")
@@ -116,7 +114,7 @@ def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
     assert not any(device in said for device in live.site.device_ids)
 
 
-def test_dashboards_and_alerts_read_what_processes_tell(watched: tuple[Watched, dict]) -> None:
+def test_dashboards_and_alerts_read_what_processes_tell(watched):
     live, _ = watched
     token = live.site.token_file.read_text().strip()
     told = "".join(get(f"{live.pages[one]}/metrics", token)[1] for one in ("cloud", "proxy"))
@@ -145,13 +143,11 @@ def test_dashboards_and_alerts_read_what_processes_tell(watched: tuple[Watched, 
         assert names <= known, what
 
 
-def test_a_device_that_floods_is_named_to_the_operator_alone(
-    watched: tuple[Watched, dict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_that_floods_is_named_to_the_operator_alone(watched, capsys):
     live, _ = watched
     device, *others = live.site.device_ids
 
-    async def flood() -> None:
+    async def flood():
         word = live.site.passwords["edge"][device]
         link = MqttLink(LinkSettings(live.brokers["edge"].url, "f", username=device, password=word))
         await link.connect_or_raise()
@@ -159,7 +155,7 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(
             await link.publish(Topics().device_up(device), b"\0\0")
         await link.close()
 
-    def cooling() -> list[str]:
+    def cooling():
         shown = live.proxy_status().get("refused_by_device", [])
         return [one["device"] for one in shown if one["cooling_down_s"]]
 
@@ -179,7 +175,7 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(
     assert not any("refused" in lines[other] for other in others)
 
 
-def test_logs_name_job_and_round_and_nothing_that_is_secret(watched: tuple[Watched, dict]) -> None:
+def test_logs_name_job_and_round_and_nothing_that_is_secret(watched):
     live, done = watched
     names = {"cloud": done["id"], "proxy": None, "edge": None}
     for name, job in names.items():
@@ -204,7 +200,7 @@ def test_logs_name_job_and_round_and_nothing_that_is_secret(watched: tuple[Watch
         assert not re.search(r"\[[-0-9., ]{24,}\]|[0-9a-fA-F]{33,}", text), name
 
 
-def test_health_names_the_part_that_fails_and_recovers(tmp_path: Path) -> None:
+def test_health_names_the_part_that_fails_and_recovers(tmp_path):
     with Watched(tmp_path) as live:
         live.start_all()
         wait_for(lambda: live.health("cloud") == (200, []), "the cloud's start")

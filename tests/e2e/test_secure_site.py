@@ -1,7 +1,5 @@
 """Jobs under masks over real brokers, with every party a process of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 DEVICES = 5
 
 
-def smaller(name: str, min_batch: int) -> bytes:
+def smaller(name, min_batch):
     """A shipped job for a few devices and three rounds."""
     text = (JOBS / name).read_text("utf-8")
     edits = {
@@ -34,9 +32,7 @@ def smaller(name: str, min_batch: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "min_batch"), [("digits_secure.yaml", 5), ("digits_shared.yaml", 18)]
 )
-def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(
-    tmp_path: Path, name: str, min_batch: int
-) -> None:
+def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(tmp_path, name, min_batch):
     """Computed again from the ledgers of the devices whose uploads the commit records list."""
     policy = Policy(max_inference_epsilon=500, max_collusion_epsilon_per_job=100)
     with LiveSite(tmp_path, DEVICES, policy=policy) as live:

@@ -1,7 +1,5 @@
 """Real processes over real brokers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +40,7 @@ pytestmark = pytest.mark.slow
         pytest.param("amqtt", 4, marks=pytest.mark.drill),
     ],
 )
-def test_jobs_one_after_the_other_one_cancelled_and_clean_stops(
-    tmp_path: Path, engine: str, protocol: int
-) -> None:
+def test_jobs_one_after_the_other_one_cancelled_and_clean_stops(tmp_path, engine, protocol):
     with LiveSite(tmp_path, engine=engine, protocol=protocol) as live:
         live.start_all()
         for _ in range(2):
@@ -70,11 +65,11 @@ def test_jobs_one_after_the_other_one_cancelled_and_clean_stops(
             assert "Traceback" not in live.log(name)
 
 
-def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path: Path) -> None:
+def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path):
     with LiveSite(tmp_path) as live:
-        heard: dict[str, list[tuple[str, bytes]]] = {"edge": [], "cloud": []}
+        heard = {"edge": [], "cloud": []}
 
-        async def listen() -> dict:
+        async def listen():
             links = []
             for side, broker in live.brokers.items():
                 settings = LinkSettings(
@@ -122,7 +117,7 @@ def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path: Path) -> No
         assert len(rounds) > 2 and packed >= sum(3 + one["uploads"] for one in rounds)
 
 
-def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
+def test_killed_device_leaves_the_round_to_finish(tmp_path):
     with LiveSite(tmp_path, devices=6) as live:
         live.start("cloud", live.site.cloud)
         live.start("proxy", live.site.proxy)
@@ -139,7 +134,7 @@ def test_killed_device_leaves_the_round_to_finish(tmp_path: Path) -> None:
         wait_for(lambda: live.proxy_status()["online"] == 5, "the last will")
 
 
-def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path: Path) -> None:
+def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     with LiveSite(tmp_path, devices=7, infer_only=1) as live:
@@ -161,7 +156,7 @@ def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path:
             assert "Traceback" not in live.log(name)
 
 
-def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
+def test_cloud_and_proxy_killed_and_started_again(tmp_path):
     with LiveSite(tmp_path) as live:
         live.start_all()
         job = live.submit(rounds=20, every=10)
@@ -184,7 +179,7 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         assert shown.endswith(f"{job}: completed\n")
 
 
-def test_unreachable_broker_and_wrong_password_are_named(tmp_path: Path) -> None:
+def test_unreachable_broker_and_wrong_password_are_named(tmp_path):
     with LiveSite(tmp_path) as live:
         live.brokers["cloud"].stop()
         assert live.start("cloud", live.site.cloud).wait(15) == 3
@@ -196,17 +191,17 @@ def test_unreachable_broker_and_wrong_password_are_named(tmp_path: Path) -> None
             assert "Traceback" not in live.log(name)
 
 
-def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None:
+def test_hostile_messages_are_counted_and_change_nothing(tmp_path):
     with LiveSite(tmp_path) as live:
         live.start_all()
         job = live.submit(rounds=12, every=0)
 
-        def all_are_refused() -> bool:
+        def all_are_refused():
             refused = live.proxy_status().get("refused", {})
             named = {"malformed", "unknown_version", "unknown_blob"} <= set(refused)
             return named and refused.get("forged", 0) >= 60
 
-        async def attack() -> None:
+        async def attack():
             rogue = live.site.device_ids[0]  # a stolen password, but not the device's key
             word = live.site.passwords["edge"][rogue]
             settings = LinkSettings(live.brokers["edge"].url, "r", username=rogue, password=word)

@@ -1,10 +1,7 @@
 """A site under an offline root: keys are rotated while a job runs, and a registry is rebuilt."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +14,7 @@ from tests.kits.live_site import LiveSite, site_job, wait_for
 class TrustedSite(LiveSite):
     """A live site whose parties pin a root in place of each other's keys."""
 
-    def __init__(self, folder: Path, **options) -> None:
+    def __init__(self, folder, **options):
         super().__init__(folder, **options)
         self.root, self.trust = folder / "root", self.plan.folder / "trust.json"
         cloud, proxy = self.plan.folder / "state" / "cloud", self.plan.folder / "state" / "proxy"
@@ -36,26 +33,26 @@ class TrustedSite(LiveSite):
                 block["trust_file"] = "trust.json"
             path.write_text(yaml.safe_dump(text))
 
-    def command(self, name: str, *rest: str) -> None:
+    def command(self, name, *rest):
         """`edgeveil trust NAME ROOT …`, then hand its trust.json over."""
         assert main(["trust", name, str(self.root), *rest, "--no-passphrase"]) == 0
         shutil.copy(self.root / "trust.json", self.trust)
 
-    def rotate(self, role: str, *, kind: str, name: str) -> None:
+    def rotate(self, role, *, kind, name):
         """As an operator does: the next key is made where it stays, the root names it."""
         config = self.site.cloud if kind == "cloud" else self.site.proxy
         assert main(["keys", "--config", str(config), "--next"]) == 0
         following = self.plan.folder / "state" / kind / f"{name}-next.pub"
         self.command("rotate", role, str(following))
 
-    def submit_to(self, devices: int, rounds: int) -> str:
+    def submit_to(self, devices, rounds):
         """A job that so few of the site's devices suffice for."""
         return self.client.submit_yaml(site_job(devices, rounds=rounds).encode())
 
-    def committed(self, job: str) -> int:
+    def committed(self, job):
         return len(self.client.job(job)["exchanges"])
 
-    def versions(self) -> set[int]:
+    def versions(self):
         """The delegations that the devices hold."""
         found = set()
         for number in range(1, self.plan.devices + 1):
@@ -65,12 +62,12 @@ class TrustedSite(LiveSite):
 
 
 @pytest.fixture
-def live(tmp_path: Path):
+def live(tmp_path):
     with TrustedSite(tmp_path, devices=6) as site:
         yield site
 
 
-def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
+def test_every_key_is_rotated_while_a_job_runs(live):
     live.start_all()
     job = live.submit(rounds=12, every=4)
     wait_for(lambda: live.committed(job) >= 3, "three rounds")
@@ -90,7 +87,7 @@ def test_every_key_is_rotated_while_a_job_runs(live: TrustedSite) -> None:
     assert accepted == {6}
 
 
-def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
+def test_a_rebuilt_registry_is_told_and_vouched_for(live):
     live.start_all()
     state = live.plan.folder / "state" / "proxy"
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
@@ -122,7 +119,7 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
 
 
 @pytest.mark.drill
-def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> None:
+def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live):
     live.start_all()
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
     job = live.submit_to(5, rounds=8)

@@ -179,7 +179,7 @@ while True:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's own")
-def test_what_is_closed_meanwhile_is_passed_over() -> None:
+def test_what_is_closed_meanwhile_is_passed_over():
     child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None

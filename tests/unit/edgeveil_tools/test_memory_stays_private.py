@@ -2,8 +2,6 @@
 that others read, and state that is their user's alone whatever umask they were started with.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

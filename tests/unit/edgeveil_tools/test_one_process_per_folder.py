@@ -1,7 +1,5 @@
 """A second process on a state folder stops before it touches anything; commands beside it work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 The table of docs/protocol.md is held against the access lists, and each of its lines is flooded.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
