@@ -1,7 +1,5 @@
 """Three nodes of a broker that form one cluster, as processes that end with the tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ Tests that need it are skipped where Chromium, its driver or selenium is missing
 look for barriers where axe-core cannot be had (npm brings it, once, pinned by its digest).
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -96,7 +94,7 @@ class Browser:
     def wrong(self):
         """Script errors, refused promises and breaches of the content policy since it opened, and
         errors of the console, but for what the page before asked of a server that is gone."""
-        console = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        console = self.driver.get_log("browser")
         errors = [str(line["message"]) for line in console if line["level"] == "SEVERE"]
         here = str(self.run("return location.origin"))
         own = [one for one in errors if one.startswith(here) or "CONNECTION_REFUSED" not in one]

@@ -1,7 +1,5 @@
 """A cloud's control without its machine and its broker: what it says of submitted jobs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from edgeveil_cloud.store import Store
 
 def idle_control(store, *, python_models=False):
     host = CloudHost(store, None, BroadcastLimits(4096))
-    return Control(store, host, None, None, python_models=python_models)  # type: ignore[arg-type]
+    return Control(store, host, None, None, python_models=python_models)
 
 
 class StoreControl:
@@ -67,7 +65,7 @@ def served(state_dir, at=None, clients=None):
     found = {}
 
     async def run():
-        app = make_app(store, StoreControl(store), TokenFolder(state_dir), clients=clients)  # type: ignore[arg-type]
+        app = make_app(store, StoreControl(store), TokenFolder(state_dir), clients=clients)
         server = await (app.start(at) if at else app.start())
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
         ready.set()

@@ -1,7 +1,5 @@
 """A live site whose two broker addresses are the nodes of one cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bare Debian roots with Python, and EdgeVeil's wheel, for what must run where nothing else is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

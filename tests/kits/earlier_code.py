@@ -1,7 +1,5 @@
 """The code of an earlier commit, to run beside today's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A small fleet over digits, and a short job for it: real hosts, real encryption, virtual time."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict
@@ -30,7 +28,7 @@ class Fleet(MemoryFleet):
             policy=policy,
             seed=seed,
         )
-        proxy = {"min_batch_floor": floor, **options.pop("proxy", {})}  # type: ignore[dict-item]
+        proxy = {"min_batch_floor": floor, **options.pop("proxy", {})}
         super().__init__(
             folder,
             [site.model_copy(update={"name": f"secret-{site.name}"}) for site in sites],
@@ -38,20 +36,15 @@ class Fleet(MemoryFleet):
             seed=seed,
             clock=lambda: self.net.now_s,
             proxy=proxy,
-            **{"packet_bytes": PACKET_BYTES, **options},  # type: ignore[arg-type]
+            **{"packet_bytes": PACKET_BYTES, **options},
         )
 
 
 def small_job(**changes):
+    data = {"source": "digits", "classes": 10, "input_shape": (64,)}
     plain = {
         "job": "small",
-        "data": {
-            "source": "digits",
-            "classes": 10,
-            "input_shape": (64,),
-            "nominal_records": 150,
-            "evaluation_share": 0.1,
-        },
+        "data": {**data, "nominal_records": 150, "evaluation_share": 0.1},
         "features": ({"name": "identity", "input_scale": 16.0, "shift": -0.3},),
         "train": {"method": "fm", "rounds": 3},
         "privacy": {"epsilon": 8.0, "delta": 1e-5},

@@ -1,7 +1,5 @@
 """The blocks of the guides' commands, and how a test plays them as they stand."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

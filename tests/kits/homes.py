@@ -15,6 +15,7 @@ SCHEMA = {
     ],
     "missing": ["?"],
 }
+LOCAL = {"devices": 5, "simulate": True, "data": {"source": "csv", "path": "homes.csv"}}
 
 
 def homes(count=400):
@@ -43,11 +44,7 @@ def homes_job(folder, **changes):
         "train": {"method": "fm", "rounds": 3},
         "unsupervised": {"eval_type": "NOT_EVAL"},
         "privacy": {"epsilon": 10},
-        "local_run": {
-            "devices": 5,
-            "simulate": True,
-            "data": {"source": "csv", "path": "homes.csv"},
-        },
+        "local_run": LOCAL,
         **changes,
     }
     (folder / "homes.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))

@@ -7,8 +7,6 @@ out of a list that ordinary messages seldom use. Each word is counted at one of 
 SHA-256, so that places are shared. The rule was fixed before any setting of a job was chosen on it.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """Seconds of a device's inference service for one record, over its socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

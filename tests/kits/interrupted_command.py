@@ -1,7 +1,5 @@
 """A command that is ended by Ctrl-C once it said something, and must leave no process behind."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """A provisioned site with real brokers and every process started for real."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """How much memory a piece of work takes at most: arrays and bytes of Python's own, counted."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """The public facts of a small job, for tests of methods."""
 
-from __future__ import annotations
-
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.method_context import MethodContext
 

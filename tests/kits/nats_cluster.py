@@ -5,8 +5,6 @@ NATS 2.9.10: a node that comes back does not catch up with subscriptions that la
 one is killed, those have no majority: they hear nothing, and no connection is ended.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -32,16 +30,10 @@ class NatsCluster(BrokerCluster):
         return ["nats-server", "-c", config]
 
     def _config(self, node):
-        accounts = {
-            side: {
-                "jetstream": "enabled",
-                "users": [
-                    {"user": self.user_name(side, user), "password": password}
-                    for user, password in users.items()
-                ],
-            }
-            for side, users in self.users.items()
-        }
+        accounts = {"system": {"users": [{"user": "system", "password": "s"}]}}
+        for side, users in self.users.items():
+            them = [{"user": self.user_name(side, u), "password": p} for u, p in users.items()]
+            accounts[side] = {"jetstream": "enabled", "users": them}
         mqtt, own, route = self.ports[node]
         return {
             "server_name": f"node-{node}",
@@ -53,6 +45,6 @@ class NatsCluster(BrokerCluster):
                 "listen": f"127.0.0.1:{route}",
                 "routes": [f"nats://127.0.0.1:{ports[2]}" for ports in self.ports],
             },
-            "accounts": {**accounts, "system": {"users": [{"user": "system", "password": "s"}]}},
+            "accounts": accounts,
             "system_account": "system",
         }

@@ -3,8 +3,6 @@
 python -m tests.kits.notebooks docs/examples/quickstart.ipynb
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

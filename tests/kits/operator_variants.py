@@ -1,7 +1,5 @@
 """Operators of graphs, in each variant that has a kernel, and special values for them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 What they show is made up: a store of jobs as a cloud would have left them.
 """
 
-from __future__ import annotations
-
 import io
 import time
 from pathlib import Path
@@ -76,7 +74,7 @@ def draw(window, path, tallest):
 
 
 def main():
-    with browser() as window, PagedCloud(MadeUpFacts()) as cloud:  # type: ignore[arg-type]
+    with browser() as window, PagedCloud(MadeUpFacts()) as cloud:
         views = filled(cloud)
         window.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         for kind, size in SIZES.items():

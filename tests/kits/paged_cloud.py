@@ -1,7 +1,5 @@
 """A cloud's pages without its machine: a store with jobs as a cloud would have left them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path
@@ -97,7 +95,7 @@ class PagedCloud:
             return entry.id
         job = played(self.store, name, _PLAN, _ROUNDS[status])
         if status != "running":
-            self.store.set_status(job, status, reason)  # type: ignore[arg-type]
+            self.store.set_status(job, status, reason)
         return job
 
     def goes_on(self, job):

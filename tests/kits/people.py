@@ -38,18 +38,14 @@ def write_people(path, rows=None, names=True):
 
 
 def people_job(folder, file, *, schema=None, **run):
+    own = {"source": "csv", "path": str(file)}
     plain = {
         "job": "people",
         "data": {"source": "people", "nominal_records": 60, "schema": schema or SCHEMA},
         "features": [{"name": "identity"}],
         "train": {"method": "fm", "rounds": 3},
         "privacy": {"epsilon": 10},
-        "local_run": {
-            "devices": 5,
-            "simulate": True,
-            "data": {"source": "csv", "path": str(file)},
-            **run,
-        },
+        "local_run": {"devices": 5, "simulate": True, "data": own, **run},
     }
     (folder / "people.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     return folder / "people.yaml"

@@ -1,7 +1,5 @@
 """A private PostgreSQL server for tests: a folder of its own, a socket in it, no port."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
@@ -48,17 +46,11 @@ class PostgresServer:
         self._run("pg_ctl", what, "-D", str(self._folder / "data"), *more)
 
     def _run(self, program, *arguments):
-        subprocess.run(
-            [self._programs / program, *arguments],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=_START_S,
-            cwd=self._folder,
-            user=self._user,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
-        )
+        env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        where = {"cwd": self._folder, "user": self._user, "timeout": _START_S}
+        command = [self._programs / program, *arguments]
+        subprocess.run(command, check=True, env=env, **where, **quiet)
 
 
 def _programs():

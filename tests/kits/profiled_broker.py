@@ -3,8 +3,6 @@
 Stricter than the services: what they delay or drop ends the connection here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -142,7 +140,7 @@ def _texts(body, after):
     return found
 
 
-class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
+class LateAcknowledgements(WriterAdapter):
     """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
     the guard then."""
 
@@ -169,7 +167,7 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
         await self._writer.drain()
 
     def get_peer_info(self):
-        return self._writer.get_peer_info()  # type: ignore[no-any-return]
+        return self._writer.get_peer_info()
 
     def get_ssl_info(self):
         return self._writer.get_ssl_info()
@@ -180,7 +178,7 @@ class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
         await self._writer.close()
 
 
-class GuardedReader(ReaderAdapter):  # type: ignore[misc]
+class GuardedReader(ReaderAdapter):
     """Reads as `reader` does, and ends the connection beyond the profile."""
 
     def __init__(self, reader, guard):

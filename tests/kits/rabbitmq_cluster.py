@@ -4,8 +4,6 @@ Nothing of the machine's own RabbitMQ is used but its programs: ports, names, co
 and files are the cluster's. Users, permissions and topic permissions are those of docs/brokers.md.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -94,39 +92,21 @@ class RabbitCluster(BrokerCluster):
         yield "cluster_partition_handling = pause_minority"
 
     def _definitions(self):
-        found = {
-            "users": [],
-            "vhosts": [{"name": side} for side in self.users],
-            "policies": [
-                {
-                    "vhost": side,
-                    "name": "edgeveil",
-                    "pattern": "^mqtt-subscription-",
-                    "apply-to": "queues",
-                    "definition": {"expires": _LEFT_MS},
-                }
-                for side in self.users
-            ],
-            "permissions": [],
-            "topic_permissions": [],
-        }
+        policy = {"name": "edgeveil", "pattern": "^mqtt-subscription-", "apply-to": "queues"}
+        policy["definition"] = {"expires": _LEFT_MS}
+        found = {key: [] for key in ("users", "permissions", "topic_permissions")}
+        found["vhosts"] = [{"name": side} for side in self.users]
+        found["policies"] = [{"vhost": side, **policy} for side in self.users]
         for side, users in self.users.items():
             for user, password in users.items():
                 name = f"{side}-{user}"
                 queue = f"mqtt-subscription-{re.escape(user)}{_CLIENT}qos[01]"
-                found["users"].append(
-                    {
-                        "name": name,
-                        "password_hash": _hashed(password),
-                        "hashing_algorithm": "rabbit_password_hashing_sha256",
-                        "tags": "",
-                    }
-                )
-                own = {"user": name, "vhost": side}
-                either = f"^({queue}|amq\\.topic)$"
-                found["permissions"].append(
-                    {**own, "configure": f"^{queue}$", "write": either, "read": either}
-                )
+                hashed = {"hashing_algorithm": "rabbit_password_hashing_sha256", "tags": ""}
+                hashed |= {"name": name, "password_hash": _hashed(password)}
+                found["users"].append(hashed)
+                own, either = {"user": name, "vhost": side}, f"^({queue}|amq\\.topic)$"
+                allowed = {"configure": f"^{queue}$", "write": either, "read": either}
+                found["permissions"].append(own | allowed)
                 topics = {access: _allowed(side, user, access) for access in ("read", "write")}
                 found["topic_permissions"].append({**own, "exchange": "amq.topic", **topics})
         return found

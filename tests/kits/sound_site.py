@@ -1,7 +1,5 @@
 """What a sound site of one completed job leaves on its disks, for checks to find nothing wrong."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 import numpy as np

@@ -4,8 +4,6 @@ A real site runs a job to its end and has another one under way; then cloud, pro
 are backed up. Keep a version's files as they are: later programs must open them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

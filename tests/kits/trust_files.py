@@ -1,7 +1,5 @@
 """`trust.json` of a root with one key, for whatever keys speak for the roles."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any

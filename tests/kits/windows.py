@@ -32,24 +32,16 @@ def write_windows(path, count=1500):
 
 def windows_job(folder, **changes):
     """A job that learns what is normal of `windows.csv` in the folder; no box plays it for real."""
+    data, own = {"source": "windows", "schema": SCHEMA}, {"source": "csv", "path": "windows.csv"}
     given = {
         "job": "windows",
-        "data": {
-            "source": "windows",
-            "schema": SCHEMA,
-            "nominal_records": 240,
-            "evaluation_share": 0.4,
-        },
+        "data": {**data, "nominal_records": 240, "evaluation_share": 0.4},
         "features": [{"name": "identity", "norm": "bounded"}],
         "train": {"method": "pca_residual"},
         "privacy": {"epsilon": 8},
         "federated_evaluation": {"epsilon": 8, "alarm_rate": 0.1},
         "round": {"budget_s": 1, "min_batch": 2},
-        "local_run": {
-            "devices": 5,
-            "simulate": True,
-            "data": {"source": "csv", "path": "windows.csv"},
-        },
+        "local_run": {"devices": 5, "simulate": True, "data": own},
         **changes,
     }
     path = folder / "job.yaml"

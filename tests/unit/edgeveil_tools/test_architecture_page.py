@@ -1,7 +1,5 @@
 """The architecture page says what the code is."""
 
-from __future__ import annotations
-
 import re
 
 from tests.drawn import redrawn

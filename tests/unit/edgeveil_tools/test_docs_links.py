@@ -1,7 +1,5 @@
 """Every link and picture of the README and the pages below docs/ leads somewhere."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -19,7 +19,7 @@ from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.result import Result
 from edgeveil_tools.setup.init_job import write_from
-from tests.kits.homes import SCHEMA, homes, homes_job, write_homes
+from tests.kits.homes import LOCAL, SCHEMA, homes, homes_job, write_homes
 
 SECURE = {"name": "fedavg", "secure": True}
 SHARED = {"epsilon": 5, "noise": "shared", "honest_share": 0.8}
@@ -32,13 +32,10 @@ def run_of(folder, *, reference=False, **changes):
     return Result.load(folder / "out")
 
 
-LOCAL = {"devices": 5, "simulate": True, "data": {"source": "csv", "path": "homes.csv"}}
-
-
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("homes")
-    run_of(folder, reference=True, local_run=LOCAL)
+    run_of(folder, reference=True)
     return folder
 
 

@@ -54,17 +54,15 @@ def played(path, out, **overrides):
     return (out / "model.safetensors").read_bytes(), told_of(events), result
 
 
+OF_TWO_ROUNDS = (
+    *("digits_fedavg", "digits_krum", "digits_min_divergence", "digits_secprobe"),
+    *("digits_shared", "digits_secure_groups", "digits_secure_inference"),
+)
 CASES = {
     "quickstart": {"train": {"rounds": 5}, "local_run": {"infer_only": 2}},
-    "digits_fedavg": {"train": {"rounds": 2}},
-    "digits_krum": {"train": {"rounds": 2}},
-    "digits_min_divergence": {"train": {"rounds": 2}},
-    "digits_secprobe": {"train": {"rounds": 2}},
+    **{name: {"train": {"rounds": 2}} for name in OF_TWO_ROUNDS},
     "digits_pca": {"train": {"rounds": 1}},
     "digits_pate": {},
-    "digits_shared": {"train": {"rounds": 2}},
-    "digits_secure_groups": {"train": {"rounds": 2}},
-    "digits_secure_inference": {"train": {"rounds": 2}},
     "digits_evaluated": {"train": {"rounds": 2}, "federated_evaluation": {"every_rounds": 1}},
     "digits_clustered": {"train": {"rounds": 2}, "unsupervised": {"every_rounds": 1}},
     "drawn and spent": {

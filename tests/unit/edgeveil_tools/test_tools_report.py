@@ -13,9 +13,8 @@ from edgeveil.privacy.policy import Quote
 from edgeveil_tools.cli import main
 from edgeveil_tools.report.page import report_view, write_report
 from edgeveil_tools.result import Result, RunEvents, build, privacy_of
-from tests.kits.job_events import committed
+from tests.kits.job_events import FACTS, committed
 
-HOPS = ("cloud_to_proxy", "proxy_to_devices", "devices_to_proxy", "proxy_to_cloud")
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(
     Guarantee(1.25, 1e-5, "record", "claimed"), Guarantee(float("inf"), 0.0, "device", "none")
@@ -41,21 +40,7 @@ def result(course, quote=PROVEN, **changes):
     record = RunEvents()
     for one in course:
         record.take(one)
-    facts = {
-        "job": "digits",
-        "status": "completed",
-        "reason": "",
-        "broker": "mosquitto 2.0.11",
-        "protocol": 5,
-        "devices": 9,
-        "infer_only": 0,
-        "seconds": 12.5,
-        "memory_peak_bytes": 3 << 20,
-        "reference": [0.9] * 6,
-        "bytes": dict.fromkeys(HOPS, 5000),
-        "privacy": privacy_of(quote, 20.0),
-    }
-    return build(record, **{**facts, **changes})
+    return build(record, **{**FACTS, "privacy": privacy_of(quote, 20.0), **changes})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
+from tests.kits.job_events import FACTS as RUN
 from tests.kits.job_events import broadcast, committed
 
 
@@ -13,20 +14,7 @@ def event(kind, /, **data):
 
 
 QUOTE = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(60.0, 0.0, "device", "proven"))
-FACTS = dict(  # noqa: C408 - as arguments
-    job="digits",
-    status="completed",
-    reason="",
-    broker="mosquitto 2.0.11",
-    protocol=5,
-    devices=5,
-    infer_only=1,
-    seconds=1.23456,
-    memory_peak_bytes=1000,
-    reference=[0.5, 0.75],
-    bytes={"cloud_to_proxy": 7},
-    privacy=privacy_of(QUOTE, 20.0),
-)
+FACTS = {**RUN, "reference": [0.5, 0.75], "privacy": privacy_of(QUOTE, 20.0)}
 
 
 def course():

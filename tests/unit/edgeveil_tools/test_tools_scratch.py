@@ -1,7 +1,5 @@
 """A run's folder ends with it; one that was killed is swept, living and kept ones are not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

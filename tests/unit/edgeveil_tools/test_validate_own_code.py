@@ -1,7 +1,5 @@
 """`edgeveil check` of a job whose model is code that ends the process it is loaded in."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

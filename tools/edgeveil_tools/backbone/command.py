@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from edgeveil.config.file import parsed, read
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
 from edgeveil.parts.models.network import packed_state_dict, unpacked
+from edgeveil_tools.result import write_whole
 
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
 NAME = "digits"
@@ -42,9 +42,7 @@ def train(
         raise UsageError("is there already", where=str(path), fix="train again with --force")
     graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(graph)
-    Path(part.name).replace(path)
+    write_whole(path, graph)
     return facts(path)
 
 

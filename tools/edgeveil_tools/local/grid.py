@@ -48,11 +48,6 @@ class GridRun:
     job: Job
     run: LocalRun
 
-    @classmethod
-    def at(cls, path: Path, folder: Path, overrides: Overrides) -> GridRun:
-        """The run with these options. ConfigError, UsageError."""
-        return cls(path, folder, overrides, *local_job(path, overrides))
-
     @property
     def done(self) -> Result | None:
         """The result, where this very run has completed."""
@@ -89,19 +84,17 @@ def grid_of(
     found = []
     for values in product(*swept.values()):
         point = dict(zip(swept, values, strict=True))
-        name = ",".join(f"{key}={_plain(value)}" for key, value in point.items()) or path.stem
+        texts = [v if isinstance(v, str) else json.dumps(v).replace(" ", "") for v in values]
+        name = ",".join(map("{}={}".format, point, texts)) or path.stem
         at: Overrides = {**overrides, "settings": tuple(point.items())}
         for seed in range(first, first + seeds):
             folder = out / name.replace("/", "_") / f"seed-{seed}"
-            found.append(GridRun.at(path, folder, {**at, "seed": seed}))
+            options: Overrides = {**at, "seed": seed}
+            found.append(GridRun(path, folder, options, *local_job(path, options)))
         check_data(found[-1].job, found[-1].run)
         if found[-1].run.simulate:
             refuse_unplayable(found[-1].job, found[-1].run)
     return found
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value).replace(" ", "")
 
 
 def run_grid(
