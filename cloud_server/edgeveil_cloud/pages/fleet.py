@@ -1,24 +1,31 @@
-"""The cloud's knowledge of the fleet, its links, disk and certificates: counts, and no device.
-Who is there is the proxies' knowledge, and their pages show it."""
+"""The page of the fleet: its devices by cell, links, disk, and what ends when; counts, and no
+device. Who is there is the proxies' knowledge, and their pages show it."""
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 
 from edgeveil.config.cloud import CloudSite
+from edgeveil.pages.parts import Json, said, section, table
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.trust.bundle import HeldTrust
+from edgeveil.units import byte_text
 from edgeveil_cloud.store import Store
 
+SHORT = 0.1  # of a disk
+SOON_S = 30 * 86400.0
 _CERTIFICATE_BYTES = 1 << 20
 
 
 class CloudFacts:
+    """What a cloud's process knows of itself."""
+
     def __init__(
         self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
     ) -> None:
@@ -28,31 +35,54 @@ class CloudFacts:
     def cells(self) -> int:
         return len(self._sessions)
 
-    def links(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "cell": cell,
-                "up": one.connected,
-                "connections": one.connections,
-                "waiting": one.unacknowledged,
-                "bytes_in": one.bytes["in"],
-                "bytes_out": one.bytes["out"],
-            }
+    def links(self, refused: Mapping[str, int]) -> Json:
+        rows = [
+            [
+                _name(cell),
+                "connected" if one.connected else "away",
+                *map(str, (one.connections, one.unacknowledged)),
+                *map(byte_text, (one.bytes["in"], one.bytes["out"])),
+            ]
             for cell, one in self._sessions.items()
         ]
+        away = [_name(cell) for cell, one in self._sessions.items() if not one.connected]
+        told = [said(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
+        counts = [f"{count} {why.replace('_', ' ')}" for why, count in refused.items() if count]
+        head = ["cell", "state", "connections made", "unacknowledged", "in", "out"]
+        after = said(f"Messages refused since the start: {', '.join(counts) or 'none'}.")
+        parts = [table("Links", head, rows, text=[1])]
+        return section("links", "Links to brokers", parts, before=told, after=[after])
 
-    def disk(self) -> dict[str, Any]:
+    def disk(self) -> Json:
         folder = self._site.state_dir
         whole = shutil.disk_usage(folder)
-        own = sum(one.stat().st_size for one in folder.glob("**/*") if one.is_file())
-        return {"free": whole.free, "total": whole.total, "own": own}
+        own = byte_text(sum(one.stat().st_size for one in folder.glob("**/*") if one.is_file()))
+        free, total = byte_text(whole.free), byte_text(whole.total)
+        told = f"{free} free of {total}, {own} are the cloud's own."
+        short = whole.free / whole.total < SHORT
+        told += " Make room: rounds are refused and jobs pause once it is full." * short
+        before = [said(told, "bad" if short else "")]
+        return section("disk", "Disk of the state folder", [], before=before)
 
-    def endings(self) -> list[dict[str, Any]]:
+    def endings(self) -> Json:
         """When certificates and trust metadata end. It reads files: in a thread."""
-        found = [_certificate(what, path) for what, path in self._certificates()]
+        found = [(what, _ends_at(path)) for what, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
-        found += [{"what": f"trust: {one}", "ends_at": at.timestamp()} for one, at in trust.items()]
-        return sorted(found, key=lambda one: one.get("ends_at") or 0.0)
+        found += [(f"trust: {one}", at.timestamp()) for one, at in trust.items()]
+        found.sort(key=lambda one: one[1] or 0.0)
+        told, now_s = [], time.time()
+        for what, at in found:
+            if at is None:
+                told.append(said(f"{what}: the file cannot be read as PEM.", "bad"))
+            elif at <= now_s:
+                told.append(said(f"{what} has ended: renew it now.", "bad"))
+            elif at < now_s + SOON_S:
+                told.append(said(f"{what} ends soon: renew it.", "warn"))
+        if not found:
+            told.append(said("Nothing has an end: the cloud's file names neither TLS nor a root."))
+        rows = [[what, "unknown" if at is None else _when(at)] for what, at in found]
+        parts = [table("What ends when", ["what", "ends"], rows, text=[1])] if rows else []
+        return section("endings", "Certificates and trust", parts, before=told)
 
     def _certificates(self) -> list[tuple[str, Path]]:
         site, tls, found = self._site, self._site.http.tls, list[tuple[str, Path | None]]()
@@ -66,24 +96,39 @@ class CloudFacts:
         return [(what, path) for what, path in found if path is not None]
 
 
-def _certificate(what: str, path: Path) -> dict[str, Any]:
-    """When the first certificate of a file that ends does so."""
+def _ends_at(path: Path) -> float | None:
+    """When the first certificate of a file that ends does so; None where it is no PEM."""
     try:
         with path.open("rb") as file:
             listed = x509.load_pem_x509_certificates(file.read(_CERTIFICATE_BYTES))
     except (OSError, ValueError):
-        return {"what": what, "ends_at": None, "problem": "the file cannot be read as PEM"}
-    ends_at = min(one.not_valid_after_utc for one in listed)
-    return {"what": what, "ends_at": ends_at.timestamp()}
+        return None
+    return min(one.not_valid_after_utc for one in listed).timestamp()
 
 
-def devices_by_cell(store: Store) -> list[dict[str, Any]]:
-    return [
-        {
-            "cell": one.cell,
-            "enrolled": one.enrolled,
-            "roster_ends_at": one.expires_s or None,
-            "problem": store.roster_problem(one.cell),
-        }
-        for one in store.devices()
+def devices(store: Store) -> Json:
+    found = store.devices()
+    problems = {one.cell: store.roster_problem(one.cell) for one in found}
+    before = [said(f"{_name(cell)}: {why}.", "bad") for cell, why in problems.items() if why]
+    after = [
+        "Which devices are online the cloud does not know: the proxies' pages name them. It knows"
+        " public keys, and no names."
     ]
+    if not any(one.enrolled for one in found):
+        admit = "at the proxy edgeveil proxy admit --config proxy.yaml"
+        after.insert(0, f"No device is enrolled yet. Where devices ask for it, {admit}")
+    rows = [
+        [_name(one.cell), str(one.enrolled), _when(one.expires_s) if one.expires_s else "no end"]
+        for one in found
+    ]
+    head = ["cell", "enrolled", "roster counts until"]
+    parts = [table("Devices by cell", head, rows)] if rows else []
+    return section("devices", "Devices", parts, before=before, after=list(map(said, after)))
+
+
+def _name(cell: str) -> str:
+    return cell or "(one, without a name)"
+
+
+def _when(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%F %R} UTC"

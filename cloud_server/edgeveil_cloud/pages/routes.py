@@ -6,7 +6,7 @@
     GET  /v1/page/me                what the asker may do
     GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
     GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
-    GET  /v1/page/fleet             devices by cell, newest rounds, links, disk, what ends when
+    GET  /v1/page/fleet             the page of the fleet, in the same form
 
 What changes a job goes to the addresses that the command line uses.
 """
@@ -16,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from edgeveil.pages.assets import asset, content_type
+from edgeveil.pages.parts import Json
 from edgeveil.transport.http import EventStream, HttpError, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
 from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
-from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell
+from edgeveil_cloud.pages.fleet import CloudFacts, devices
 from edgeveil_cloud.store import Store
 
 if TYPE_CHECKING:
@@ -138,20 +139,14 @@ class PageRoutes:
                 self._fleet = time.monotonic(), content
         return Response(content, _JSON)
 
-    async def _fleet_now(self) -> Mapping[str, Any]:
-        found = {
-            "now": time.time(),
-            "cells": await self._ask(lambda: devices_by_cell(self._store)),
-            "refused": (await self._ask(self._control.status)).get("refused", {}),
-        }
-        if self._facts is None:
-            return found
-        return {
-            **found,
-            "links": await self._ask(self._facts.links),
-            "disk": await asyncio.to_thread(self._facts.disk),
-            "endings": await asyncio.to_thread(self._facts.endings),
-        }
+    async def _fleet_now(self) -> Json:
+        sections, facts = [await self._ask(lambda: devices(self._store))], self._facts
+        if facts is not None:
+            refused = (await self._ask(self._control.status)).get("refused", {})
+            sections.append(await self._ask(lambda: facts.links(refused)))
+            sections += [await asyncio.to_thread(one) for one in (facts.disk, facts.endings)]
+        empty: Json = {"title": "", "badge": None, "lines": [], "progress": None, "cards": []}
+        return {**empty, "sections": sections, "footer": ""}
 
 
 def _login_page(

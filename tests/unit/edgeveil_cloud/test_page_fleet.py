@@ -1,7 +1,5 @@
 """What the cloud's page says of the process itself."""
 
-import time
-
 from edgeveil.config.cloud import CloudSite
 from edgeveil_cloud.pages.fleet import CloudFacts
 from tests.kits.certificates import Authority
@@ -21,13 +19,15 @@ def test_what_ends_is_told_with_when_and_a_file_that_cannot_be_read_with_why(tmp
         }
     )
     facts = CloudFacts(site, {}, None)
-    told = {one["what"]: one for one in facts.endings()}
-    assert told.keys() == {"http.tls.cert_file", "broker.ca_file"}
-    assert all(0 < one["ends_at"] - time.time() < 7200 for one in told.values())
+    (table,) = facts.endings()["parts"]
+    assert {row[0] for row in table["rows"]} == {"http.tls.cert_file", "broker.ca_file"}
+    assert all(row[1].endswith("UTC") for row in table["rows"])
+    assert {one["tone"] for one in facts.endings()["said"]} == {"warn"}  # they end in two hours
     cert_file.write_bytes(broken.read_bytes())
-    first = facts.endings()[0]  # what needs somebody comes first
-    assert (first["what"], first["ends_at"]) == ("http.tls.cert_file", None)
-    assert "PEM" in first["problem"]
-    disk = facts.disk()
-    assert 0 < disk["free"] <= disk["total"]
-    assert disk["own"] >= cert_file.stat().st_size
+    first, *_ = facts.endings()["said"]  # what needs somebody comes first
+    assert (first["tone"], first["text"].split(":")[0]) == ("bad", "http.tls.cert_file")
+    assert "PEM" in first["text"]
+    (disk,) = facts.disk()["said"]
+    assert "free of" in disk["text"]
+    (said,) = facts.links({"bad_signature": 2, "late": 0})["after"]
+    assert said["text"] == "Messages refused since the start: 2 bad signature."
