@@ -153,9 +153,7 @@ class ComputeProcess:
         budget_s = job.plan.job.round.time_budget_s
         enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._waiting)
         self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
-        report, how = self._report(TRIAL_S + 4 * budget_s)
-        if report is None:
-            return JobTrial(0.0, f"the job's computation on made-up records {how}")
+        report = self._report("the job's computation", TRIAL_S + 4 * budget_s)
         if not report.refused:
             self._tell(wire.LoadModules(report.modules, digest_of(job)))
         return JobTrial(report.needed_s * self._waiting, report.refused)
@@ -165,19 +163,18 @@ class ComputeProcess:
         """How much longer an answer takes where devices wait for one another."""
         return max(1.0, self.shared / USUAL_ROOM)
 
-    def _report(self, limit_s: float) -> tuple[wire.TrialReport | None, str]:
+    def _report(self, what: str, limit_s: float) -> wire.TrialReport:
+        how = "was answered by something else"
         try:
             reply = self._receive(self._clock() + limit_s)
+            if isinstance(reply, wire.TrialReport):
+                return reply
         except TimeoutError:
             how = f"did not end within {limit_s:g} s"
         except EOFError:
             how = "ended the process"
-        else:
-            if isinstance(reply, wire.TrialReport):
-                return reply, ""
-            how = "was answered by something else"
         self.replace_worker()
-        return None, how
+        return wire.TrialReport(0.0, f"{what} on made-up records {how}")
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
@@ -185,8 +182,7 @@ class ComputeProcess:
         with self._alone():
             self.start()
             self._send(wire.TryRelease(onnx))
-            report, how = self._report(RELEASE_TRIAL_S)
-        return report.refused if report else f"running it on made-up records {how}"
+            return self._report("running it", RELEASE_TRIAL_S).refused
 
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
@@ -401,14 +397,12 @@ class ComputeProcess:
     def _send(self, request: wire.Request) -> None:
         self._take_late()
         raw = wire.encode(request)
-        try:
-            try:
+        for _ in range(2):  # the worker of before may have ended
+            with suppress(OSError):
                 self._fork().send_bytes(raw)
-            except OSError:
-                self._drop_worker()
-                self._fork().send_bytes(raw)
-        except OSError:
-            raise self._lost() from None
+                return
+            self._drop_worker()
+        raise self._lost()
 
     def _take_late(self) -> None:
         """Discard late halves; give up a worker that is still at them, since pipes hold little."""

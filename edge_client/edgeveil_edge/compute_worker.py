@@ -289,13 +289,13 @@ class ComputeServer:
     def _try(self, request: TryJob) -> None:
         site, _ = self._devices[request.device]
         job, before = self.jobs[request.digest], set(sys.modules)
+        needed_s, refused, enough_s = 0.0, "", request.enough_s
         try:
-            enough_s, refused = request.enough_s, ""
             needed_s = trial_seconds(job, site, trains=request.trains, enough_s=enough_s)
         except EdgeVeilError as error:
-            needed_s, refused = 0.0, str(error)
+            refused = str(error)
         except Exception as error:
-            needed_s, refused = 0.0, failure(error)
+            refused = failure(error)
         self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: AskAnswer) -> None:
