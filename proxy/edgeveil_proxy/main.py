@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter as Count
 from prometheus_client.core import Metric
@@ -60,12 +60,12 @@ _NONCE_BYTES = 16
 def run(site: ProxySite) -> int:
     """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _ProxyProcess(site).run(stop))
+    return run_until_stopped(lambda stop: ProxyProcess(site).run(stop))
 
 
-class _ProxyProcess:
+class ProxyProcess:
     def __init__(self, site: ProxySite) -> None:
-        self.site, self._at = site, ListenAt.of(site.http)
+        self.site, self.at = site, ListenAt.of(site.http)
         self._folder = OwnFolder(site.state_dir)
         topics = Topics(site.cell)
         self.edge = self._link(site.edge_broker, topics.devices_up, fx.AllDevices())
@@ -89,29 +89,22 @@ class _ProxyProcess:
 
             self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG)
             self.metrics.registry.register(self.trust)
-        self.health = Health(
-            {
-                **({"trust": self.trust.healthy} if self.trust else {}),
-                **(
-                    {"devices_file": lambda: not self.proxy.plan_problem}
-                    if site.devices_file
-                    else {}
-                ),
-                "edge_broker": lambda: self.edge.connected or LINK_DOWN,
-                "cloud_broker": lambda: self.cloud.connected or LINK_DOWN,
-                "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
-                "machine": lambda: self.runtime.turns or STUCK,
-                "store": Probe(lambda: writable(site.state_dir)),
-            },
-            [
-                lambda: warnings_of(self._at),
-                self.proxy.warnings,
-                *([self.trust.warnings] if self.trust else []),
-            ],
-        )
-        self.page = ProxyPage(
-            site, self._at, self.proxy, self.runtime, self.health, self.links, self.claims
-        )
+        parts: dict[str, Callable[[], Any]] = {}
+        warnings = [lambda: warnings_of(self.at), self.proxy.warnings]
+        if self.trust:
+            parts["trust"] = self.trust.healthy
+            warnings.append(self.trust.warnings)
+        if site.devices_file:
+            parts["devices_file"] = lambda: not self.proxy.plan_problem
+        parts |= {
+            "edge_broker": lambda: self.edge.connected or LINK_DOWN,
+            "cloud_broker": lambda: self.cloud.connected or LINK_DOWN,
+            "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
+            "machine": lambda: self.runtime.turns or STUCK,
+            "store": Probe(lambda: writable(site.state_dir)),
+        }
+        self.health = Health(parts, warnings)
+        self.page = ProxyPage(self)
 
     def _link(self, broker: BrokerLink, topic: str, peer: fx.Address) -> RuntimeLink:
         packet_bytes, topics = self.site.limits.packet_bytes, Topics(self.site.cell)
@@ -154,8 +147,8 @@ class _ProxyProcess:
         ]
         checked = HealthSocket(self.site.state_dir, self.health)
         await checked.start()
-        http = await HttpServer(routes).start(self._at)
-        warn_of_plain_http(self._at, LOG)
+        http = await HttpServer(routes).start(self.at)
+        warn_of_plain_http(self.at, LOG)
         store = self.proxy.blobs
         try:
             sweeping = []

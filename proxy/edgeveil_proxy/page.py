@@ -7,43 +7,28 @@ name of its own."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeveil.config.proxy import ProxySite
 from edgeveil.protocol.messages import DECLINE_CAUSES
-from edgeveil.transport.health import Health
 from edgeveil.transport.http import EventStream, Request, Response, Route, changes, file_routes
 from edgeveil.transport.link import StateHandler
-from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import bounded
-from edgeveil.transport.mqtt_link import RuntimeLink
-from edgeveil.transport.runtime import Runtime
-from edgeveil_proxy.role import MAX_OFFLINE_SHARE, ProxyRole
+from edgeveil_proxy.role import MAX_OFFLINE_SHARE
 
 if TYPE_CHECKING:
-    from edgeveil_proxy.claims import ClaimLink
+    from edgeveil_proxy.main import ProxyProcess
 
 LOOK_S = 2.0
 
 
 class ProxyPage:
-    """The pages of one proxy. `links` are its hops `edge` and `cloud`."""
+    """The pages of one proxy."""
 
-    def __init__(
-        self,
-        site: ProxySite,
-        at: ListenAt,
-        proxy: ProxyRole,
-        runtime: Runtime,
-        health: Health,
-        links: Mapping[str, RuntimeLink],
-        claims: ClaimLink | None = None,
-    ) -> None:
-        self._site, self._at, self._proxy, self._runtime = site, at, proxy, runtime
-        self._health, self._links, self._claims = health, links, claims
-        self._since_s = dict.fromkeys(links, time.time())
+    def __init__(self, process: ProxyProcess) -> None:
+        self._process = process
+        self._since_s = dict.fromkeys(process.links, time.time())
 
     def routes(self) -> list[Route]:
         return [
@@ -76,7 +61,7 @@ class ProxyPage:
         return EventStream(changes(value, LOOK_S))
 
     def _counts(self) -> dict[str, Any]:
-        proxy, runtime, moved = self._proxy, self._runtime, self._links
+        proxy, runtime, moved = self._process.proxy, self._process.runtime, self._process.links
         return {
             "enrolled": len(proxy.registry.devices()),
             "max_offline_share": MAX_OFFLINE_SHARE,
@@ -90,29 +75,29 @@ class ProxyPage:
             },
             "refused": dict(runtime.refusals.counts),
             "cooling_down": proxy.conduct.cooling_down,
-            **({"claims": self._claims.counts()} if self._claims else {}),
+            **({"claims": self._process.claims.counts()} if self._process.claims else {}),
         }
 
     def _of_devices(self, request: Request) -> dict[str, Any]:
-        if not (self._at.is_local and request.is_for_this_machine):
+        if not (self._process.at.is_local and request.is_for_this_machine):
             return {}
-        conduct, offline = self._proxy.conduct, self._proxy.machine.offline
+        conduct, offline = self._process.proxy.conduct, self._process.proxy.machine.offline
         return {
             "offline": None if offline is None else conduct.last_seen(offline),
             "refused_by_device": conduct.refused_by_device(),
-            **({"claims_dropped": self._claims.dropped()} if self._claims else {}),
+            **({"claims_dropped": self._process.claims.dropped()} if self._process.claims else {}),
         }
 
     async def _state(self) -> dict[str, Any]:
-        machine, limits = self._proxy.machine, self._site.limits
+        machine, limits = self._process.proxy.machine, self._process.site.limits
         return {
-            "cell": self._site.cell,
-            "failing": list(await self._health.failing()),
-            "warnings": self._health.warnings(),
-            "floor": self._site.min_batch_floor,
-            "cover": self._site.cover_traffic,
+            "cell": self._process.site.cell,
+            "failing": list(await self._process.health.failing()),
+            "warnings": self._process.health.warnings(),
+            "floor": self._process.site.min_batch_floor,
+            "cover": self._process.site.cover_traffic,
             "rounds": list(self._rounds()),
-            "refused": bounded(self._runtime.refusals.counts),
+            "refused": bounded(self._process.runtime.refusals.counts),
             "rooms": {
                 "spool": [machine.rounds.spooled_bytes, limits.spool_bytes],
                 "cache": [machine.broadcasts.cached_bytes, limits.cache_bytes],
@@ -125,13 +110,13 @@ class ProxyPage:
                     "connections": session.connections,
                     "unacknowledged": session.unacknowledged,
                 }
-                for hop, session in self._links.items()
+                for hop, session in self._process.links.items()
             },
             "ends_s": dict(self._ends()),
         }
 
     def _rounds(self) -> Iterator[dict[str, Any]]:
-        rounds, opened_s = self._proxy.machine.rounds, self._proxy.host.opened_s
+        rounds, opened_s = self._process.proxy.machine.rounds, self._process.proxy.host.opened_s
         for at in rounds.open:
             held = rounds.collections[at]
             uploads, declined, causes = held.counts
@@ -150,10 +135,10 @@ class ProxyPage:
 
     def _ends(self) -> Iterator[tuple[str, float]]:
         """When trust ends, and each certificate that this proxy shows or signs with, since 1970."""
-        trust = self._proxy.trust
+        trust = self._process.proxy.trust
         for what, at in trust.expires.items() if trust else ():
             yield f"trust, {what}", at.timestamp()
-        site = self._site
+        site = self._process.site
         known = {
             "certificate at the edge broker": site.edge_broker.cert_file,
             "certificate at the cloud broker": site.cloud_broker.cert_file,

@@ -70,7 +70,11 @@ class ProxyRole:
             self._planned = DevicesFile(site.devices_file, self.registry, site.cell, self._site_key)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
-        self.blobs = _own_store(site)
+        self.blobs: StoreBeside | None = None
+        if site.blobs is not None:
+            from edgeveil.transport.blob_store import open_store  # as seldom as the root
+
+            self.blobs = open_store(site.blobs, site.state_dir)
         self.host = ProxyHost(self.spool, random, self._take, self.registry, self.blobs)
         self.machine = ProxyMachine(
             signer,
@@ -155,14 +159,6 @@ def build(
     role = ProxyRole(site, clock, random or secrets.SystemRandom().shuffle)
     role.runner = link(role)
     return role
-
-
-def _own_store(site: ProxySite) -> StoreBeside | None:
-    if site.blobs is None:
-        return None
-    from edgeveil.transport.blob_store import open_store  # where there is none, nothing is loaded
-
-    return open_store(site.blobs, site.state_dir)
 
 
 def machine_settings(site: ProxySite) -> rounds.ProxySettings:

@@ -149,7 +149,7 @@ def served(page):
 def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path):
     page = made(tmp_path)
     for _ in range(1002):
-        page._proxy.conduct.refused(fx.DeviceAddress(HOSTILE), "malformed")
+        page._process.proxy.conduct.refused(fx.DeviceAddress(HOSTILE), "malformed")
     with served(page) as url, browser() as shown:
         shown.open(url, PHONE)
         shown.wait("!document.getElementById('shown').hidden")

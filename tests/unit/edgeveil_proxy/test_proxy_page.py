@@ -38,7 +38,8 @@ def made(folder, host="127.0.0.1", **site):
     state = {"connected": True, "connections": 1, "unacknowledged": 0}
     links = {hop: SimpleNamespace(**state, bytes=Counter()) for hop in ("edge", "cloud")}
     health = Health({"store": lambda: False}, [lambda: ["plain_http"]])
-    return ProxyPage(proxy_site, ListenAt(host), proxy, runtime, health, links)
+    parts = {"site": proxy_site, "at": ListenAt(host), "proxy": proxy, "runtime": runtime}
+    return ProxyPage(SimpleNamespace(**parts, health=health, links=links, claims=None))
 
 
 def told(page, headers=HERE):
@@ -80,7 +81,7 @@ def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path
 
 def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path):
     page = made(tmp_path)
-    proxy, context = page._proxy, page._proxy.machine._context
+    proxy, context = page._process.proxy, page._process.proxy.machine._context
     boxes = [Enrolment.make(SigningKey.generate(), OpeningKey.generate()) for _ in range(4)]
     proxy.registry.admit_many(boxes)
     first, second, *others = [box.device_id for box in boxes]

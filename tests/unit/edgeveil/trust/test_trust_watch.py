@@ -13,7 +13,7 @@ from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.metadata import now_utc
 from edgeveil_cloud.main import _CloudProcess
-from edgeveil_proxy.main import _ProxyProcess
+from edgeveil_proxy.main import ProxyProcess
 from tests.kits.trust_files import trust_file
 
 NOWHERE = {"url": "mqtt://127.0.0.1:1"}
@@ -36,7 +36,7 @@ class Told:
             self.party = self.process.cloud
         else:
             links = {"edge_broker": NOWHERE, "cloud_broker": NOWHERE}
-            self.process = _ProxyProcess(ProxySite.model_validate({**site, **links}))
+            self.process = ProxyProcess(ProxySite.model_validate({**site, **links}))
             self.health, self.party = self.process.health, self.process.proxy
 
     def names(self, key, *, days=180, version=1):
