@@ -228,19 +228,22 @@ def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
 
 def the_graph_gives_what_the_map_gives(part: Any) -> str:
     """Devices run the model as ONNX. Needs onnx and onnxruntime."""
+    phi = _map(part)
+    return "" if phi is None else graph_fault(phi, _pictures(5))
+
+
+def graph_fault(phi: FeatureMap, x: NDArray[np.float32]) -> str:
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import open_session, run_session
     from edgeveil.parts.features.feature_map import NodeList
 
-    if (phi := _map(part)) is None:
-        return ""
-    nodes, x = NodeList(), _pictures(5)
-    output = phi.onnx_nodes(nodes, "x", PICTURE)
-    outputs = {output: ("N", phi.output_dim(PICTURE))}
-    raw = nodes.model("map", {"x": ("N", *PICTURE)}, outputs)
+    nodes, shape = NodeList(), x.shape[1:]
+    output = phi.onnx_nodes(nodes, "x", shape)
+    outputs = {output: ("N", phi.output_dim(shape))}
+    raw = nodes.model("map", {"x": ("N", *shape)}, outputs)
     check_graph(raw)
     found = run_session(open_session(raw), output, {"x": x})
-    return "" if np.allclose(found, phi(x), atol=1e-5) else "the graph gives something else"
+    return "" if np.allclose(found, phi(x), atol=1e-4) else "the graph gives something else"
 
 
 # Methods, and update stages.
@@ -348,8 +351,8 @@ def _shapes(arrays: Any) -> dict[str, tuple[int, ...]]:
 
 
 def an_update_keeps_its_form(part: Any) -> str:
-    for records, scale in ((_records(8), 0.1), (_records(0), 0.1), (_records(8), 0.0)):
-        _, given, found = _staged(part, records, scale)
+    for records, scale in ((8, 0.1), (0, 0.1), (8, 0.0), (8, 1e38)):
+        _, given, found = _staged(part, _records(records), scale)
         if _shapes(found) != _shapes(given):
             return f"weights of {_shapes(found)} for {_shapes(given)}"
         for name, value in found.items():

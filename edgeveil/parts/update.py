@@ -8,7 +8,6 @@ A method that trains the job's model whole brings its `Trainer`; both halves of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -105,20 +104,17 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
     return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
 
 
-@dataclass(frozen=True)
 class Pipeline:
     """The job's stages, in their order."""
 
-    context: MethodContext
-
-    @property
-    def _stages(self) -> tuple[tuple[BaseStage, bool], ...]:
-        """Each stage, and whether it protects only values that un-noised ones have chosen."""
-        result, chosen = [], False
-        for stage in self.context.stages:
-            result.append((stage, stage.protects and chosen))
+    def __init__(self, context: MethodContext) -> None:
+        self.context = context
+        self.last = context.stages[-1] if context.stages else BaseStage()  # one that does nothing
+        # Each stage, and whether it protects only values that un-noised ones have chosen.
+        self._stages, chosen = list[tuple[BaseStage, bool]](), False
+        for stage in context.stages:
+            self._stages.append((stage, stage.protects and chosen))
             chosen = stage.chooses or (chosen and not stage.protects)
-        return tuple(result)
 
     def price(self, round: PlannedRound, trained: tuple[Event, ...]) -> tuple[Event, ...]:
         """The trainer's events and the stages'; an un-noised update has none where a stage
@@ -136,11 +132,6 @@ class Pipeline:
         for stage in self.context.stages:
             start = stage.start(task) or start
         return start
-
-    @property
-    def last(self) -> BaseStage:
-        """The last stage, or one that does nothing."""
-        return self.context.stages[-1] if self.context.stages else BaseStage()
 
     @property
     def grid(self) -> FixedPoint:
@@ -210,18 +201,16 @@ class UpdateDevice:
             own = Records(np.asarray(context.features(own.x), np.float32), own.y)
         task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm)
         update = finite(self._trainer.train(task, self._stages.start(task)))
-        segments: dict[str, Array] = {}
+        values: NDArray[Any]
         if context.summed:
-            steps = self._stages.summed(task, update)
-            size = size_of(context)
-            segments |= split(network, steps[:size], whole=context.whole)
-            if self._stages.last.clip is not None:
-                segments[WITHIN] = steps[size:]
+            values = self._stages.summed(task, update)
         else:
-            update = self._stages.apply(task, update)
-            sent = segments_of(network, update, whole=context.whole)
-            wire = self._stages.last.wire
-            segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
+            values = segments_of(network, self._stages.apply(task, update), whole=True)[WHOLE]
+            values = values.astype(self._stages.last.wire, copy=False)
+        size = size_of(context)
+        segments: dict[str, Array] = dict(split(network, values[:size], whole=context.whole))
+        if self._stages.last.clip is not None:
+            segments[WITHIN] = values[size:]
         return Answer(segments, self.price(round), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:

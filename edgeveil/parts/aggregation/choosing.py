@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,6 @@ from edgeveil.parts.aggregation.rule import (
     Combined,
     Int64,
     Uploads,
-    best,
-    drawn,
     mean_of,
 )
 
@@ -46,11 +45,8 @@ class MinDivergence(ChoosingRule):
         for name, arrays in uploads.segments.items():
             turned = sign_changes(arrays, np.asarray(aim.weights[name]), change=aim.change)
             size = np.asarray(aim.weights[name]).size
-            if p.sampling == "top_k":
-                kept = best(-turned, p.k, uploads.random_bytes)
-            else:
-                each = Fraction(p.epsilon_3) / len(turned)
-                kept = drawn(-turned, p.k, size, each, uploads.random_bytes)
+            each = Fraction(p.epsilon_3) / len(turned)
+            kept = self.chosen(-turned, size, each, uploads.random_bytes)
             chosen[name] = Chosen(arrays, kept)
         return mean(chosen)
 
@@ -88,37 +84,34 @@ class SecProbe(ChoosingRule):
         columns = zip(*segments.values(), strict=True)
         found = (uploads.score(dict(zip(segments, one, strict=True))) for one in columns)
         scores = np.fromiter(found, np.int64)
-        if p.sampling == "top_k":
-            return mean_of(segments, best(scores, p.k, uploads.random_bytes))
         each = Fraction(p.epsilon_3) / p.k
-        kept = drawn(scores, p.k, p.validation_records, each, uploads.random_bytes)
+        kept = self.chosen(scores, p.validation_records, each, uploads.random_bytes)
         return mean_of(segments, kept)
 
 
+_part = partial(
+    AggregationPart,
+    parameters=ChoosingParameters,
+    reveals="a mean of the chosen uploads",
+    privacy="claimed",
+    note="post-processing where uploads are noised; the ε₃ of its draws is claimed",
+)
 PARTS = (
-    AggregationPart(
+    _part(
         name="min_divergence",
         summary="Per layer the mean of k uploads that turn few signs of the global weights (DELM).",
-        parameters=ChoosingParameters,
         rule=MinDivergence,
         source="Cao et al. 2023 (DELM), alg. 3, eq. 14 to 16",
         needs="weights or updates; k",
-        reveals="a mean of the chosen uploads",
-        privacy="claimed",
-        note="post-processing where uploads are noised; the ε₃ of its draws is claimed",
         example="aggregation: {name: min_divergence, k: 4, sampling: top_k}",
     ),
-    AggregationPart(
+    _part(
         name="secprobe",
         summary="The mean of k whole updates that do well on the cloud's own records (Zhao et al."
         " 2019).",
-        parameters=ChoosingParameters,
         rule=SecProbe,
         source="Zhao et al. 2019 (SecProbe), as Cao et al. 2023 (DELM) has it",
         needs="a model; proxy.shuffle: whole; k; test records in the cloud",
-        reveals="a mean of the chosen uploads",
-        privacy="claimed",
-        note="post-processing where uploads are noised; the ε₃ of its draws is claimed",
         example="aggregation: {name: secprobe, k: 4, sampling: top_k}",
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,34 +100,33 @@ class Median(AggregationRule):
         return {name: middle(arrays, (len(arrays) - 1) // 2) for name, arrays in segments}
 
 
+_part = partial(
+    AggregationPart,
+    parameters=AveragingParameters,
+    of_groups=True,
+)
 PARTS = (
-    AggregationPart(
+    _part(
         name="krum",
         summary="The mean of the k whole updates that stand nearest to the others; against"
         " poisoning.",
-        parameters=AveragingParameters,
         rule=Krum,
         source="Blanchard et al. 2017",
         needs="a model; proxy.shuffle: whole",
         example="aggregation: {name: krum, k: 4, malicious: 3}",
-        of_groups=True,
     ),
-    AggregationPart(
+    _part(
         name="trimmed_mean",
         summary="Of each value the mean without its largest and smallest ones; against poisoning.",
-        parameters=AveragingParameters,
         rule=TrimmedMean,
         source="Yin et al. 2018",
         example="aggregation: {name: trimmed_mean, share: 0.3}",
-        of_groups=True,
     ),
-    AggregationPart(
+    _part(
         name="median",
         summary="Of each value the median; bears poison in just under half of the uploads.",
-        parameters=AveragingParameters,
         rule=Median,
         source="Yin et al. 2018",
         example="aggregation: {name: median}",
-        of_groups=True,
     ),
 )

@@ -159,6 +159,14 @@ class ChoosingRule(AggregationRule):
     def counted(self, uploads: int) -> int:
         return int(self.parameters.k)
 
+    def chosen(
+        self, scores: Int64, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
+    ) -> list[int]:
+        p = self.parameters
+        if p.sampling == "top_k":
+            return best(scores, p.k, random_bytes)
+        return drawn(scores, p.k, sensitivity, epsilon, random_bytes)
+
 
 def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list[int]:
     """The indices of the k largest scores (n,); among equal ones chance decides, not order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -241,26 +242,25 @@ def checked(model: Any) -> bytes:
     return data
 
 
+_proven = partial(
+    FeaturePart,
+    parameters=PcaParameters,
+    needs="to be the last of the features",
+    privacy="proven",
+    note="`noise: wishart` is claimed",
+)
 PARTS = (
-    FeaturePart(
+    _proven(
         name="ldp_fpca",
-        parameters=PcaParameters,
         source="Cao et al. 2023 (DELM), alg. 2; Dwork et al. 2014 (Analyze Gauss)",
-        needs="to be the last of the features",
         reveals="each device's noised covariance",
-        privacy="proven",
-        note="`noise: wishart` is claimed",
         summary="One basis, from the average of the devices' noised covariances.",
         example="features: [{name: identity}, {name: ldp_fpca, keep: 0.5}]",
     ),
-    FeaturePart(
+    _proven(
         name="ldp_pca",
-        parameters=PcaParameters,
         source="Cao et al. 2023 (DELM), comparison LDP-PCA",
-        needs="to be the last of the features",
         reveals="nothing beside what is learned on the basis",
-        privacy="proven",
-        note="`noise: wishart` is claimed",
         summary="Each device takes the basis of its own noised covariance.",
         example="features: [{name: identity}, {name: ldp_pca, keep: 0.5}]",
     ),

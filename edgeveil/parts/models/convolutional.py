@@ -9,6 +9,8 @@ normalisation has no gradient per record.
 
 from __future__ import annotations
 
+from functools import partial
+
 from edgeveil.parts.models.layers import (
     Chain,
     Conv,
@@ -128,47 +130,44 @@ def _normalised(name: str, channels: int, window: Window) -> tuple[tuple[str, La
 
 
 PICTURES = "records of [channels, height, width] or [height, width]"
+_part = partial(
+    ModelPart,
+    parameters=NetworkParameters,
+    needs=PICTURES,
+)
 PARTS = (
-    ModelPart(
+    _part(
         name="cnn",
         summary="Two 3×3 convolutions of stride 2, 32 and 64 channels, ReLU after each, one dense"
         " layer.",
-        parameters=NetworkParameters,
         build=build_cnn,
         source="Zhang, Wu and Dong (PSO-DP)",
-        needs=PICTURES,
         example="model: {name: cnn}",
     ),
-    ModelPart(
+    _part(
         name="lenet",
         summary="LeNet-5: convolutions of 6 and 16 channels, 5×5, pooled; dense layers of 120 and"
         " 84.",
-        parameters=NetworkParameters,
         build=build_lenet,
         source="LeCun et al. 1998 (LeNet-5)",
-        needs=PICTURES,
         example="model: {name: lenet, input_scale: 255}",
     ),
-    ModelPart(
+    _part(
         name="alexnet",
         summary="AlexNet for 32×32 pictures: five 3×3 convolutions, three dense layers, no"
         " dropout.",
         settled={"dense": DENSE},
-        parameters=NetworkParameters,
         build=build_alexnet,
         source="Krizhevsky 2014, for pictures of 32×32",
-        needs=PICTURES,
         example="model: {name: alexnet}",
     ),
-    ModelPart(
+    _part(
         name="resnet20",
         summary="ResNet-20 for small pictures, with group normalisation in place of batch"
         " normalisation.",
         settled={"groups": GROUPS, "shortcut": "thin"},
-        parameters=NetworkParameters,
         build=build_resnet20,
         source="He et al. 2016, section 4.2; Zhang, Wu and Dong (PSO-DP)",
-        needs=PICTURES,
         example="model: {name: resnet20}",
     ),
 )

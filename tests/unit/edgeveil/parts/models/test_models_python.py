@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from edgeveil.errors import ConfigError, DataError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job, load_job
 from edgeveil.parts.models import python_model
 from tests.kits.own_models import check_own_model
@@ -104,6 +106,20 @@ def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_pat
     assert plan.groups(plan.all_rounds[0])[0].name == "module.x.weight"
     with pytest.raises(DataError, match="ran"):
         plan.graph()
+
+
+def test_onnx_runtime_and_torch_agree(tmp_path):
+    network = compile_job(job_of(tmp_path)).context.network
+    weights = network.initial()
+    x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
+    graph = network.graph()
+    check_graph(graph)
+    model = OnnxModel(graph)
+    assert model.weight_names == set(weights) == {w.name for w in network.weights}
+    tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
+    expected = network.logits(tensors, torch.as_tensor(x)).softmax(1)
+    np.testing.assert_allclose(model.probabilities(x, weights), expected, atol=1e-6)
+    assert np.ptp(expected.numpy(), axis=0).min() > 0.01
 
 
 def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):

@@ -51,6 +51,15 @@ def test_disturbed_records_have_classes_and_values_of_the_data_set(dealt, monkey
     assert np.all(np.abs(shifts - 1 / 9) < 0.03)  # any other class, each equally likely
 
 
+def test_noise_has_the_strength_that_is_named(monkeypatch):
+    monkeypatch.setattr(dealing, "LQ_NOISE", 0.1)
+    x = np.full((4000, 2), 0.5, np.float32)
+    x[0], x[1] = 0.0, 1.0  # the range is 1
+    records = Records(x, np.arange(4000) % 2)
+    spoilt = disturbed(records, [np.arange(4000)], rule(1.0, 1.0), SEED)
+    assert abs(float((spoilt.x - x)[2:].std()) - 0.1) < 0.003
+
+
 def test_nothing_to_disturb_leaves_the_records_alone(dealt):
     records, shares = dealt
     for nothing in (rule(0.0, 0.0), rule(0.01, 0.5), rule(0.5, 0.0)):
