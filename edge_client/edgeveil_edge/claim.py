@@ -117,7 +117,7 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
         topics.claims_of_before,  # a proxy of the version before hears nothing else
     ]
     link = MqttLink(settings, on_message=on_message)
-    await link.subscribe([topics.claims_down])
+    link.subscribe([topics.claims_down])
     await link.connect_or_raise()
     running = asyncio.ensure_future(link.run_forever())
     try:

@@ -142,24 +142,14 @@ class MqttLink:
         """5 or 4 (MQTT 3.1.1), as spoken now; None when disconnected."""
         return self._session.protocol if self._session is not None and self.connected else None
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe now and after every reconnection. Raises BrokerError when refused."""
-        fresh = [topic for topic in topics if topic not in self._topics]
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe at every connection from the next one on. Raises BrokerError."""
+        self._topics.update(dict.fromkeys(topics))
         most = self._settings.profile.subscriptions
-        if most is not None and len(self._topics) + len(fresh) > most:
+        if most is not None and len(self._topics) > most:
             what = f"the broker's profile allows {most} subscriptions on one connection"
             fix = "subscribe to fewer topics, or use another broker"
             raise BrokerError(what, where=str(self._address), fix=fix)
-        self._topics.update(dict.fromkeys(fresh))
-        if fresh and self._session is not None and self.connected:
-            try:
-                await self._session.subscribe(fresh)
-            except LinkDown:
-                return  # the reconnection subscribes
-            except BrokerError:
-                for topic in fresh:  # or every reconnection would fail on it
-                    del self._topics[topic]
-                raise
 
     async def publish(self, topic: str, payload: bytes) -> None:
         """Hand one message over; waits for room. Raises LinkDown, ProtocolError."""
@@ -539,7 +529,7 @@ class RuntimeLink:
         listening.takes, listening.on_message = takes, on_message
         for link in self.links:
             link.on_state = state
-        await listening.subscribe(self._topics)
+        listening.subscribe(self._topics)
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
         """Send a frame where this address listens; only its own connection has to be up."""

@@ -349,7 +349,7 @@ class ClaimLink:
 
     async def run(self) -> None:
         topics = self._topics
-        await self._link.subscribe([topics.any_renewal, topics.any_claim, topics.claims_of_before])
+        self._link.subscribe([topics.any_renewal, topics.any_claim, topics.claims_of_before])
         await asyncio.gather(self._link.run_forever(), self._look())
 
     async def _look(self) -> None:

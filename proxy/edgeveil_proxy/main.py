@@ -277,7 +277,7 @@ class AloneInCell:
 
     async def run(self) -> None:
         """Until cancelled. Raises UsageError, and what the connection's work ends with."""
-        await self._link.subscribe([self._topic])
+        self._link.subscribe([self._topic])
         await asyncio.gather(self._link.run_forever(), self._tell(), self._end_with_another())
 
     async def _end_with_another(self) -> None:

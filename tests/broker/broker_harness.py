@@ -44,7 +44,7 @@ async def linked(broker, user, topics=(), **changes):
     """A connected link and its ear."""
     ear = Ear()
     link = make_link(broker, user, ear=ear, **changes)
-    await link.subscribe(list(topics))
+    link.subscribe(list(topics))
     await link.connect_or_raise()
     try:
         yield link, ear

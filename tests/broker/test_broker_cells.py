@@ -36,7 +36,7 @@ async def tries(link, *topics):
     """To listen where it may not: refused, or never heard."""
     for topic in topics:
         with contextlib.suppress(BrokerError):
-            await link.subscribe([topic])
+            await link._session.subscribe([topic])
 
 
 @pytest.mark.parametrize("side", ["edge"], indirect=True)

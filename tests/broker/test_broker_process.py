@@ -67,7 +67,7 @@ async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
             linked(process, "ada") as (ada, ada_ear),
         ):
             with contextlib.suppress(BrokerError):
-                await ada.subscribe(["#"])
+                await ada._session.subscribe(["#"])
             await ada.publish(IN, b"forged")
             await ada.publish(OUT, b"forged")
             await cloud.publish(IN, b"echo")
@@ -94,7 +94,7 @@ async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_pa
             linked(process, "ada") as (ada, _),
         ):
             with contextlib.suppress(BrokerError):
-                await tap.subscribe(["#"])
+                await tap._session.subscribe(["#"])
             await ada.publish("edgeveil/v1/d/ada/up", b"x")
             await proxy_ear.message()
             if wiretap:

@@ -42,7 +42,7 @@ async def running(brokers, *topics):
     ear = Ear()
     urls = tuple(process.url for process in brokers)
     link = make_link(brokers[0], "ada", ear=ear, url=urls, **SOON)
-    await link.subscribe(topics)
+    link.subscribe(topics)
     link.renew("not up yet")  # nothing to end
     life = asyncio.ensure_future(link.run_forever())
     yield link, ear

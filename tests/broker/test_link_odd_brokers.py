@@ -143,7 +143,7 @@ def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         link = MqttLink(LinkSettings(url, "x", client_suffix=suffix, protocol=4))
-        await link.subscribe(["t"])
+        link.subscribe(["t"])
         with pytest.raises(BrokerError, match="ended it when asked for our topics"):
             await link.connect_or_raise()
         await link.connect_or_raise()
@@ -229,7 +229,7 @@ async def test_a_topic_that_is_no_text_is_passed_over():
 
 async def test_a_broker_that_never_answers_a_subscription_is_told():
     async with peer(lambda _: ACCEPTED_5) as (link, _ear):
-        await link.subscribe(["t"])
+        link.subscribe(["t"])
         with pytest.raises(BrokerError, match="left our topics without an answer"):
             await link.connect_or_raise(1.0)
         assert not link.connected

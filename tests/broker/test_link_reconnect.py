@@ -25,7 +25,7 @@ async def up(ear):
 async def test_a_link_survives_a_restart_of_the_broker(broker):
     ear = Ear()
     link = make_link(broker, "proxy", ear=ear, backoff_cap_s=0.1)
-    await link.subscribe([UP.format("+")])
+    link.subscribe([UP.format("+")])
     forever = asyncio.create_task(link.run_forever())
     await up(ear)
     await asyncio.to_thread(broker.stop)
@@ -126,7 +126,7 @@ async def test_a_foreign_subscription_gets_nothing(broker, protocol, foreign):
         linked(broker, "ada", [DOWN.format("ada")], protocol=protocol) as (ada, ada_ear),
     ):
         with contextlib.suppress(BrokerError):  # mosquitto grants and delivers nothing
-            await ada.subscribe([foreign])
+            await ada._session.subscribe([foreign])
         await proxy.publish(DOWN.format("bob"), b"for bob")
         assert (await bob_ear.message())[1] == b"for bob"
         await bob.publish(UP.format("bob"), b"from bob")

@@ -26,13 +26,6 @@ async def test_an_oversized_packet_is_refused_and_the_link_lives(broker):
         assert ada.connected
 
 
-async def test_an_empty_payload_and_an_unusual_order_of_calls(broker):
-    async with linked(broker, "proxy") as (proxy, ear), linked(broker, "ada") as (ada, _):
-        await proxy.subscribe([UP.format("+")])  # while connected
-        await ada.publish(UP.format("ada"), b"")
-        assert await ear.message() == (UP.format("ada"), b"")
-
-
 async def test_nothing_is_published_before_connecting_or_after_closing(broker):
     link = make_link(broker, "ada")
     with pytest.raises(LinkDown):

@@ -77,7 +77,7 @@ async def test_neither_another_cell_nor_a_forged_word_ends_it(shared, tmp_path):
         linked(shared, "proxy-north", password=USERS["proxy-north"]) as (mine, _),
     ):
         with suppress(BrokerError):
-            await ada.subscribe([topic])
+            await ada._session.subscribe([topic])
         await ada.publish(topic, right)  # nobody but the proxy may speak there
         for junk in (b"", nonce, forged, right + b"x"):
             await mine.publish(topic, junk)

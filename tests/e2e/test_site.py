@@ -78,7 +78,7 @@ def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path):
                 link = MqttLink(settings)
                 link.on_message = lambda t, p, side=side: heard[side].append((t, p))
                 link.on_state = lambda _up, _why: None
-                await link.subscribe(["#"])
+                link.subscribe(["#"])
                 await link.connect_or_raise()
                 links.append(link)
             ears = [asyncio.ensure_future(link.run_forever()) for link in links]

@@ -15,7 +15,7 @@ class Link:
     def __init__(self, fails):
         self._fails = fails
 
-    async def subscribe(self, topics):
+    def subscribe(self, topics):
         """Subscribed."""
 
     async def run_forever(self):

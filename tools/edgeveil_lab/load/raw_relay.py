@@ -78,7 +78,7 @@ def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
 
         incoming = MqttLink(edge, on_message=carry)
         await onwards.connect_or_raise()
-        await incoming.subscribe([TOPICS.devices_up])
+        incoming.subscribe([TOPICS.devices_up])
         await incoming.connect_or_raise()
         pipe.send(READY)
         await asyncio.gather(onwards.run_forever(), incoming.run_forever())
@@ -94,7 +94,7 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
             counted.value += len(payload)
 
         link = MqttLink(cloud, on_message=count)
-        await link.subscribe([TOPICS.cloud_in])
+        link.subscribe([TOPICS.cloud_in])
         await link.connect_or_raise()
         pipe.send(READY)
         await link.run_forever()

@@ -126,7 +126,7 @@ class Wire:
         self.topics = []
         self.sent = []
 
-    async def subscribe(self, topics):
+    def subscribe(self, topics):
         self.topics += topics
 
     async def publish(self, topic, payload, qos=1):

@@ -192,7 +192,7 @@ async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
         async with ConnectProxy() as proxy:
             settings = LinkSettings(url, "x", http_proxy=proxy_at(proxy.port))
             link = MqttLink(settings, on_message=lambda *said: heard.put_nowait(said))
-            await link.subscribe(["there"])
+            link.subscribe(["there"])
             await link.connect_or_raise()
             await link.publish("there", bytes(60000))
             assert await heard.get() == ("there", bytes(60000))
