@@ -176,31 +176,26 @@ def renewal_of(signing, enrolment):
     return ClaimRequest.make(signing, enrolment, point).to_bytes()
 
 
+KINDS = {
+    "a byte in its own name": ("own", b"x"),
+    "a byte where the version before asks": ("before", b"x"),
+    "one valid renewal, over and over": ("own", None),
+    "one valid renewal where the version before asks": ("before", None),
+    "a byte under keys of nobody": ("nobody", b"x"),
+}
+
+
 def what_it_sends(hostile, kind):
-    """What one hostile device sends, and how often in a second."""
-    user = hostile[1].device_id
-    own = TOPICS.renewal(user)
-    match kind:
-        case "a byte in its own name":
-            return user, lambda: own, b"x", A_SECOND
-        case "a byte where the version before asks":
-            return user, lambda: TOPICS.claims_of_before, b"x", A_SECOND
-        case "one valid renewal, over and over":
-            return user, lambda: own, renewal_of(*hostile), 100
-        case "one valid renewal where the version before asks":
-            return user, lambda: TOPICS.claims_of_before, renewal_of(*hostile), 100
-        case "a byte under keys of nobody":
-            return "claim", lambda: TOPICS.claim(secrets.token_hex(16)), b"x", A_SECOND
-    raise AssertionError(kind)
-
-
-KINDS = (
-    "a byte in its own name",
-    "a byte where the version before asks",
-    "one valid renewal, over and over",
-    "one valid renewal where the version before asks",
-    "a byte under keys of nobody",
-)
+    """As whom one hostile device sends what, where, and how often in a second."""
+    user, (where, sent) = hostile[1].device_id, KINDS[kind]
+    topics = {
+        "own": lambda: TOPICS.renewal(user),
+        "before": lambda: TOPICS.claims_of_before,
+        "nobody": lambda: TOPICS.claim(secrets.token_hex(16)),
+    }
+    often = A_SECOND if sent else 100
+    name = "claim" if where == "nobody" else user
+    return name, topics[where], sent or renewal_of(*hostile), often
 
 
 @pytest.fixture

@@ -56,14 +56,6 @@ async def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker)
     await link.close()
 
 
-async def test_many_devices_are_spoken_to_over_more_than_one_connection(broker):
-    link = None
-    link = spread(broker, 4)
-    spoken = {id(link.speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
-    assert len(spoken) == 3
-    assert id(link.links[0]) not in spoken
-
-
 async def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
     from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 

@@ -38,20 +38,6 @@ async def test_the_page_names_the_parts_that_fail_and_nothing_else():
     assert (stuck["reasons"], stuck["live"]) == ({"machine": "stuck"}, False)
 
 
-async def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path):
-    clock, folder = Clock(), tmp_path / "state"
-    check = Probe(lambda: writable(folder), clock)
-    assert await check() is not True
-    folder.mkdir()
-    assert await check() is not True  # remembered for a while
-    clock.now_s += health.PROBE_EVERY_S
-    assert await check() is True
-    assert list(folder.iterdir()) == []
-    clock.now_s += health.PROBE_EVERY_S
-    folder.rmdir()
-    assert await check() is not True
-
-
 async def test_a_disk_that_hangs_is_told_and_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader

@@ -14,7 +14,6 @@ from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import (
     Blob,
     Hello,
-    Manifest,
     Note,
     PeerKeys,
     ReleaseStatement,
@@ -27,6 +26,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyMemory, ProxySettings
 from edgeveil.protocol.transfer import describe
+from tests.fuzz import samples
 
 LEAKED, NEW, RELEASES, PROXY, DEVICE = (SigningKey(bytes([n]) * 32) for n in range(31, 36))
 JOB = bytes(range(16))
@@ -38,26 +38,8 @@ CLOUD = fx.CloudAddress()
 
 
 def manifest(sequence, kind="release", round=0):
-    data = b"sealed"
-    return Manifest(
-        kind=kind,
-        at=RoundId(JOB, round, 1),
-        sequence=sequence,
-        job_digest=bytes(32),
-        phase=kind,
-        selected=5,
-        min_batch=3,
-        quorum=3,
-        deadline_s=30.0,
-        grace_s=5.0,
-        groups=(),
-        stanza_bytes=0,
-        package_digest=bytes(32),
-        package_bytes=1,
-        commitment=bytes(32),
-        cloud_key=bytes(32),
-        blob=describe(data, 4096),
-    )
+    where = RoundId(JOB, round, 1)
+    return samples.manifest(kind, where, sequence, describe(b"sealed", 4096))
 
 
 def told(machine, message, sender=None):
