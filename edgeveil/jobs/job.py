@@ -301,23 +301,20 @@ class Job(Block):
     @model_validator(mode="after")
     def _scaled_by_schema(self) -> Self:
         """An `input_scale` that is not written follows from the schema."""
-        schema = self.data.schema_
+        schema, train = self.data.schema_, self.train
         if schema is not None:
-            scale, told = schema.largest, self.model_fields_set  # what is filled in is not said
-            features = tuple(_scaled(entry, scale) for entry in self.features)
-            object.__setattr__(self, "features", features)
-            object.__setattr__(self, "model", _scaled(self.model, scale))
-            object.__setattr__(self, "__pydantic_fields_set__", told)
+            features = tuple(_scaled(entry, schema.largest) for entry in self.features)
+            self._fill_in(features=features, model=_scaled(self.model, schema.largest))
         if self.data.target is not None:  # such a head has an intercept with and without the key
-            self._set_train(self.train.left_out)
+            self._fill_in(train=train.model_copy(update=dict(train.left_out)))
         return self
 
-    def _set_train(self, values: Mapping[str, Any]) -> None:
-        """Parameters of the method that are not as they were read."""
-        if values:
-            told = self.model_fields_set
-            object.__setattr__(self, "train", self.train.model_copy(update=dict(values)))
-            object.__setattr__(self, "__pydantic_fields_set__", told)
+    def _fill_in(self, **values: Any) -> None:
+        """Set what is not as it was read; it stays unsaid."""
+        told = self.model_fields_set
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "__pydantic_fields_set__", told)
 
     @property
     def rounds(self) -> int:
@@ -404,8 +401,9 @@ class Job(Block):
                 for key in [key for key, value in keys.items() if block.get(key, ...) == value]:
                     del block[key]
             job = cls.model_validate_json(json.dumps(plain), strict=True)
-            said = job.train.model_fields_set
-            job._set_train({k: v for k, v in job.train.left_out.items() if k not in said})
+            train, said = job.train, job.train.model_fields_set
+            unsaid = {key: value for key, value in train.left_out.items() if key not in said}
+            job._fill_in(train=train.model_copy(update=unsaid))
             same = job.canonical() == raw
         except ValidationError as error:
             raise ProtocolError("bad_job", _unknown(error)) from None
