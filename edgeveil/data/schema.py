@@ -22,6 +22,8 @@ from edgeveil.registry import nearest
 Text = Annotated[str, Field(max_length=256)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
+Range = tuple[Finite, Finite]
+Texts = tuple[Text, ...]
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 LabelNames = Annotated[tuple[Text, ...], Field(max_length=256)]
 
@@ -40,15 +42,13 @@ class Column(Block):
         Field(examples=["age"])
     )
     """The column's name, or a list of the names of several columns that are read alike."""
-    number: tuple[Finite, Finite] | None = Field(
-        default=None, examples=[[17, 90]], exclude_if=_empty
-    )
+    number: Range | None = Field(default=None, examples=[[17, 90]], exclude_if=_empty)
     """A number, and its public range, which becomes [-1, 1]; clipped, and 0 where it is missing."""
     bins: tuple[Finite, ...] = Field(
-        default=(), max_length=256, examples=[[25, 35, 45]], exclude_if=_empty
+        default=(), max_length=256, examples=[[3, 6]], exclude_if=_empty
     )
     """Of a number: public inner edges of bins, each a place of its own, one more for missing."""
-    category: tuple[Text, ...] | None = Field(
+    category: Texts | None = Field(
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]], exclude_if=_empty
     )
     """A text, and the public list of what it may be, each a place, one more for all else."""
@@ -73,9 +73,7 @@ class Label(Block):
         Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_empty)
     )
     """The classes' names, class 0 first; a list of names is one class. Other labels are dropped."""
-    number: tuple[Finite, Finite] | None = Field(
-        default=None, examples=[[0, 100]], exclude_if=_empty
-    )
+    number: Range | None = Field(default=None, examples=[[0, 100]], exclude_if=_empty)
     """In place of `classes`: a number, and its public range; clipped, dropped where missing."""
     normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_empty)
     """In place of both: learn what is usual; these labels, or none, say that a record is."""
@@ -107,9 +105,7 @@ class PictureForm(Block):
     """Height and width; pictures of another size are scaled to it."""
     channels: Literal[1, 3] = 1
     """1: grey, records of [height, width]; 3: red, green, blue, records of [3, height, width]."""
-    values: tuple[Finite, Finite] = Field(
-        default=PIXEL_RANGE, exclude_if=lambda value: value == PIXEL_RANGE
-    )
+    values: Range = Field(default=PIXEL_RANGE, exclude_if=lambda value: value == PIXEL_RANGE)
     """The public range of values in an NPZ file, which becomes 0 to 255 as pictures have it."""
 
 
@@ -129,9 +125,7 @@ class DataSchema(Block):
         default=None, exclude_if=_empty
     )
     """All columns of a CSV file that has no line to name them; null: its first line does."""
-    missing: tuple[Text, ...] = Field(
-        default=(), max_length=16, examples=[["?"]], exclude_if=_empty
-    )
+    missing: Texts = Field(default=(), max_length=16, examples=[["?"]], exclude_if=_empty)
     """What stands in a table where a value is missing; an empty cell always does."""
     image: PictureForm | None = Field(default=None, exclude_if=_empty)
     """The form of pictures."""

@@ -418,13 +418,8 @@ def settled(
     job: dict[str, Any],
 ) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any], Mapping[str, Any]]]:
     """Path, block and former keys of each block of a job that has some: see `BlockPart.settled`."""
-    tables: dict[str, PartTable[Any]] = {
-        "train": METHODS,
-        "model": MODELS,
-        "features": FEATURES,
-        "update": STAGES,
-        "aggregation": AGGREGATIONS,
-    }
+    tables: dict[str, PartTable[Any]] = {"train": METHODS, "model": MODELS, "features": FEATURES}
+    tables |= {"update": STAGES, "aggregation": AGGREGATIONS}
     for key, given in job.items():
         each = given if isinstance(given, list) else [given]
         for at, block in enumerate(each):

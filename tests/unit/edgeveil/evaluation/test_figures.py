@@ -9,16 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
-from sklearn.metrics import (
-    average_precision_score,
-    f1_score,
-    mean_absolute_error,
-    precision_score,
-    r2_score,
-    recall_score,
-    roc_auc_score,
-    root_mean_squared_error,
-)
 
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.accuracy import HeldOutTest
@@ -134,9 +124,9 @@ def test_they_are_those_of_scikit_learn():
     values = TARGET.values(labels) + RNG.normal(0, 20, 300)
     found = regression_figures(values, labels, TARGET)
     wanted = TARGET.values(labels)
-    assert found["mae"] == pytest.approx(mean_absolute_error(wanted, values), rel=1e-5)
-    assert found["rmse"] == pytest.approx(root_mean_squared_error(wanted, values), rel=1e-5)
-    assert found["r2"] == pytest.approx(r2_score(wanted, values), abs=1e-5)
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(wanted, values), rel=1e-5)
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(wanted, values), rel=1e-5)
+    assert found["r2"] == pytest.approx(metrics.r2_score(wanted, values), abs=1e-5)
     assert found["unusable"] == 0
 
 
@@ -159,7 +149,7 @@ def test_a_model_is_tested_in_the_labels_unit():
     x, y = RNG.normal(size=(130, 3)).astype(np.float32), RNG.integers(0, LABELS, 130)
     tested = HeldOutTest(graph, x, y, TARGET).tested(weights)
     values = OnnxModel(graph).answers(x, weights)[:, 0]
-    error = root_mean_squared_error(TARGET.values(y), values)
+    error = metrics.root_mean_squared_error(TARGET.values(y), values)
     assert tested.accuracy is None
     assert tested.figures["rmse"] == pytest.approx(error, rel=1e-5)
     assert tested.loss == pytest.approx((error / 100) ** 2, rel=1e-4)
@@ -181,12 +171,12 @@ def test_they_are_as_scikit_learn_has_them(decimals):
     scores = np.round(scores * 10, decimals)
     found = anomaly_figures(scores, labels, alarms=True)
     flagged = scores > 1
-    assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
-    wanted = average_precision_score(labels, scores)
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-6)
+    wanted = metrics.average_precision_score(labels, scores)
     assert found["average_precision"] == pytest.approx(wanted, abs=1e-6)
-    assert found["detection_rate"] == pytest.approx(recall_score(labels, flagged), abs=1e-6)
-    assert found["precision"] == pytest.approx(precision_score(labels, flagged), abs=1e-6)
-    assert found["f1"] == pytest.approx(f1_score(labels, flagged), abs=1e-6)
+    assert found["detection_rate"] == pytest.approx(metrics.recall_score(labels, flagged), abs=1e-6)
+    assert found["precision"] == pytest.approx(metrics.precision_score(labels, flagged), abs=1e-6)
+    assert found["f1"] == pytest.approx(metrics.f1_score(labels, flagged), abs=1e-6)
     assert found["false_alarm_rate"] == pytest.approx(flagged[labels == 0].mean(), abs=1e-6)
     assert (found["normal"], found["anomalous"]) == ((labels == 0).sum(), labels.sum())
     histogram = found["histogram"]
