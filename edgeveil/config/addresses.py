@@ -42,10 +42,8 @@ class BrokerAddress:
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
         """`mqtt://host[:port]`, `mqtts://host[:port]`, `ws://host[:port][/path]` or `wss://…`.
-
         Ports when not given: 1883, 8883, 80, 443; path `/mqtt`. Raises UsageError for anything
-        else, credentials in the URL included.
-        """
+        else, credentials in the URL included."""
         parts = _split(url, _FORMS)
         if "@" in parts.netloc:  # the URL itself would print the password
             fix = "move them to username and password_file"

@@ -47,10 +47,8 @@ class Block(BaseModel):
 
 @dataclass(frozen=True)
 class Mix:
-    """Values that are fine alone and impossible together.
-
-    `paths` are all keys involved, dotted; the problem is shown at the first one the file has.
-    """
+    """Values that are fine alone and impossible together. `paths` are all keys involved, dotted;
+    the problem is shown at the first one the file has."""
 
     paths: tuple[str, ...]
     text: str

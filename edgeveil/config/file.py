@@ -24,10 +24,8 @@ R = TypeVar("R")
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a plain file, none of one that is too large.
-
-    Raises ConfigError, and SystemFault for one that is there and cannot be read now.
-    """
+    """The bytes of a plain file, none of one that is too large. Raises ConfigError, and SystemFault
+    for one that is there and cannot be read now."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):

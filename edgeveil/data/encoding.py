@@ -84,12 +84,9 @@ def cell_text(value: Any) -> str:
 
 
 class RowEncoder:
-    """Rows of text -> records; `names` are the file's columns in order.
-
-    DataError for a lacking column. `labelled`: whether the label is needed, None: if it is there,
-    as always where records need none. With a `limit` so many rows are kept; tallies count the
-    others too.
-    """
+    """Rows of text -> records; `names` are the file's columns in order. DataError for a lacking
+    column. `labelled`: whether the label is needed, None: if it is there, as always where records
+    need none. With a `limit` so many rows are kept; tallies count the others too."""
 
     def __init__(
         self,

@@ -64,11 +64,9 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 
 
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
-    """Records from any numeric `x` (n, ...) and labels `y` (n,).
-
-    Raises DataError for shapes and structures, never for a value, since taking part may not depend
-    on a record. Two arrays of shape (0,), an empty list, are no records: x is then (0, 0).
-    """
+    """Records from any numeric `x` (n, ...) and labels `y` (n,). Raises DataError for shapes and
+    structures, never for a value, since taking part may not depend on a record. Two arrays of shape
+    (0,), an empty list, are no records: x is then (0, 0)."""
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
     if x.dtype.kind == "V" or y.dtype.kind == "V":

@@ -30,11 +30,9 @@ EMPTY = -1  # the index in an empty slot
 def split_once(
     x: NDArray[np.float32], evaluation_share: float, split_key: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(training, evaluation) ascending indices of records x (n, ...).
-
-    For evaluation when HMAC-SHA256(split_key, float32 bytes) is below `evaluation_share` in [0, 1];
-    the label takes no part. DataError for another share or a key that is not 32 bytes.
-    """
+    """(training, evaluation) ascending indices of records x (n, ...). For evaluation when
+    HMAC-SHA256(split_key, float32 bytes) is below `evaluation_share` in [0, 1]; the label takes no
+    part. DataError for another share or a key that is not 32 bytes."""
     if not 0.0 <= evaluation_share <= 1.0:
         what = f"must be in [0, 1], got {evaluation_share}"
         raise DataError(what, where="evaluation_share", fix="use 0.1")
@@ -73,11 +71,9 @@ class RecordLimit:
 
 
 def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:
-    """The index in x (n, ...) of each slot's record (slots,); `EMPTY` where there is none.
-
-    Of HMAC-SHA256 under the split `key`, 16 bytes choose the slot and the whole ranks. Records not
-    finite take no slot.
-    """
+    """The index in x (n, ...) of each slot's record (slots,); `EMPTY` where there is none. Of
+    HMAC-SHA256 under the split `key`, 16 bytes choose the slot and the whole ranks. Records not
+    finite take no slot."""
     rows = canonical_rows(x)
     held = np.full(slots, EMPTY, dtype=np.int64)
     ranks = [b""] * slots

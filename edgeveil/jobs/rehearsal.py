@@ -52,10 +52,8 @@ def rehearse_device(
     memory_bytes: int | None = None,
 ) -> float:
     """Play one device's part on made-up `records`; returns the seconds of its longest answer.
-
     `graph` is the job's ONNX graph, `memory_bytes` the most that a device keeps from round to
-    round. Raises DataError, PrivacyError or ProtocolError where the job cannot be done.
-    """
+    round. Raises DataError, PrivacyError or ProtocolError where the job cannot be done."""
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # those that are labelled anomalous train nothing

@@ -142,10 +142,9 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     """(ε, δ) of releasing all `events` on the same data, of one unit; else raises `PrivacyError`.
-
     Mixtures cost the lesser of basic composition (log moments where steps are sampled) and the
-    composition of loss distributions. An unprotected event makes ε infinite; claimed ones add up.
-    """
+    composition of loss distributions. An unprotected event makes ε infinite; claimed ones add
+    up."""
     listed = tuple(events)
     units = {event.unit for event in listed}
     if len(units) > 1:

@@ -59,12 +59,10 @@ def gaussian_event(
     layout: Layout = "vector",
     unit: Unit = "record",
 ) -> GaussianEvent:
-    """The event of a Gaussian release at `mu`, before any record is read.
-
-    σ² is the least even integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates
-    are the upper triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get
-    σ²/2. Raises `PrivacyError` for noise that the sampler does not draw.
-    """
+    """The event of a Gaussian release at `mu`, before any record is read. σ² is the least even
+    integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper
+    triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get σ²/2. Raises
+    `PrivacyError` for noise that the sampler does not draw."""
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
     variance = 2 * math.ceil(Fraction(sensitivity_steps**2) / (2 * Fraction(mu) ** 2))
@@ -158,11 +156,9 @@ def counts_event(
     fine_bits: int = 0,
 ) -> GaussianEvent | SharedGaussian:
     """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
-
     The squares of what one record adds sum to at most `sensitivity_squared`; counts come in steps
     of 2**-fine_bits. `honest` devices share the noise; 0: each adds all. Raises `PrivacyError`
-    where no noise meets (ε, δ).
-    """
+    where no noise meets (ε, δ)."""
     # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
     least = max(COUNTS_SIGMA_BITS, min(SIGMA_BITS, math.ceil(math.log2(finest) / 2)))

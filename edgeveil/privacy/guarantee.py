@@ -25,12 +25,10 @@ PROTECTS_NOTHING = "so large that it protects nothing"
 @dataclass(frozen=True)
 class Guarantee:
     """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee.
-
     `among_others` is the ε of one record of a device that keeps its others (`for_one_record`),
     `of_device` the ε per device of those releases that have one. With shared noise ε holds while
     cloud and proxy do not collude and each sum has the parts of `honest` devices; `colluding` is
-    the guarantee by the device's own noise alone.
-    """
+    the guarantee by the device's own noise alone."""
 
     epsilon: float
     delta: float

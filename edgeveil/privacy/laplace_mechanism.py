@@ -86,10 +86,8 @@ def softmax_event(
     nominal: int | None = None,
 ) -> LaplaceEvent | UnprotectedEvent:
     """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
-
     `epsilon` None: no noise. `nominal`: a mean over so many records, priced per record too. The
-    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, ε is 2·epsilon.
-    """
+    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, ε is 2·epsilon."""
     what = "mean softmax" if samples is None else "per-sample softmax"
     unit: Unit = "device" if samples is None else "record"
     if epsilon is None:

@@ -103,11 +103,9 @@ class Receipt:
 
 class Ledger:
     """All releases of one data set on one device; one SQLite file may hold several data sets.
-
     Beside `path` stand the chain's key and head (`.key`, `.head`). Writes are durable before they
     return. Files that cannot be used, or are not as this device wrote them, raise `PrivacyError`.
-    Several ledgers, processes and threads may share one file.
-    """
+    Several ledgers, processes and threads may share one file."""
 
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.dataset, self._path = dataset, Path(path)
@@ -183,12 +181,10 @@ class Ledger:
         payload: bytes,
         kept: bytes | None = b"",
     ) -> Receipt:
-        """Record events and noised tensors together, durably, and return the receipt.
-
-        `kept` is kept until the device's next release of this job; None: as before. A second commit
-        returns the first receipt, which covers no other payload: publish what `recall` gives.
-        Raises `PrivacyError` if the job is not open or the events go past what it reserved.
-        """
+        """Record events and noised tensors together, durably, and return the receipt. `kept` is
+        kept until the device's next release of this job; None: as before. A second commit returns
+        the first receipt, which covers no other payload: publish what `recall` gives. Raises
+        `PrivacyError` if the job is not open or the events go past what it reserved."""
         with self._written() as db:
             if self._release(job_id, round) is None:
                 self.admit(job_id, events)

@@ -180,10 +180,8 @@ def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> 
 
 class LedgerChain:
     """The links of one open database, their `key`, and the `accounts` they add up to, by data set.
-
     Reading raises `PrivacyError` at the first link that this device did not write. All but `follow`
-    is called inside a transaction of `file`.
-    """
+    is called inside a transaction of `file`."""
 
     def __init__(self, file: SqliteFile, path: Path) -> None:
         self._file, self._path = file, path

@@ -83,10 +83,8 @@ def _chord(probability: float, mu: float, order: float) -> float:
 
 
 def _whole(probability: float, mu: float, order: int) -> float:
-    """ln Σ_k C(n, k)(1 − q)^(n−k) q^k e^(k(k−1)μ²/2), n = order + 1, rounded up; q < 1.
-
-    Without the exponentials the sum is 1, so that ln(1 + Σ …·(e^x − 1)) loses no digit.
-    """
+    """ln Σ_k C(n, k)(1 − q)^(n−k) q^k e^(k(k−1)μ²/2), n = order + 1, rounded up; q < 1. Without the
+    exponentials the sum is 1, so that ln(1 + Σ …·(e^x − 1)) loses no digit."""
     n = order + 1
     if n < 2 or mu == 0:
         return 0.0

@@ -75,12 +75,10 @@ class JobRequest:
                 raise PrivacyError(f"job {self.job_id}: '{event.what}' was {what}", fix=fix)
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
-        """The events that a job counts for good when `released` was released, by purpose.
-
-        Pure ε counts as released. After any other event the whole plan counts: (ε, δ) holds for a
-        budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that
-        were never released do not count.
-        """
+        """The events that a job counts for good when `released` was released, by purpose. Pure ε
+        counts as released. After any other event the whole plan counts: (ε, δ) holds for a budget
+        fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that were
+        never released do not count."""
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
         planned = (e for e in self.events if e.status == "proven" or e in found)

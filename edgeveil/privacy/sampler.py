@@ -218,11 +218,9 @@ def exp_bracket(gamma: Fraction, bits: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)  # of 1, above all
 def _exp_below_one(r: Fraction, precision: int) -> tuple[int, int]:
-    """Bracket of exp(-r)·2**precision for 0 <= r <= 1, by the alternating Taylor series.
-
-    With r and each term rounded down, a term is off by less than 3 units; the tail is below the
-    first term that rounds to zero, hence below 4.
-    """
+    """Bracket of exp(-r)·2**precision for 0 <= r <= 1, by the alternating Taylor series. With r and
+    each term rounded down, a term is off by less than 3 units; the tail is below the first term
+    that rounds to zero, hence below 4."""
     one = 1 << precision
     fixed = int(r * one)
     term, total, k = one, one, 0
