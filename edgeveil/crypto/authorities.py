@@ -18,6 +18,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeveil.errors import UsageError
@@ -38,7 +39,9 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(_P256)
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+def key_pem(
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None
+) -> bytes:
     """PKCS#8 in PEM, encrypted where there is a passphrase."""
     how: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase is not None:

@@ -383,12 +383,12 @@ class FleetSite:
         domains = [domain for domain in plan.domains if domain not in said.authorities]
         if not new and not domains:
             return
-        self.awaits_root = any((folder.folder / "pending").glob("*.json"))
-        if not self.awaits_root:
-            cells = {cell: self._proxy_key(cell) for cell in new}
-            authorities = {domain: self._record.authorities[domain][0] for domain in domains}
-            missing = folder.extend(cells, authorities, self._site_key().public())
-            self.awaits_root = bool(missing)
+        if any((folder.folder / "pending").glob("*.json")):
+            self.awaits_root = True
+            return
+        cells = {cell: self._proxy_key(cell) for cell in new}
+        authorities = {domain: self._record.authorities[domain][0] for domain in domains}
+        self.awaits_root = bool(folder.extend(cells, authorities, self._site_key().public()))
 
     def _proxy_key(self, cell: str) -> VerifyKey:
         return VerifyKey.load(self.bundles / of_cell("proxy", cell) / STATE / "proxy.pub")

@@ -181,7 +181,7 @@ class SitePlan:
             "http": {"host": self.host, "port": self.ports.cloud_http},
             "test_data": self._data(),
             "allow_python_models": bool(self.policy.allowed_python_models),
-            **self._store(self.ports.cloud_blobs),
+            **self._blobs("blobs", self.ports.cloud_blobs, serves=True),
             "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
             "record_dir": None if self.record_dir is None else str(self.record_dir),
         }
@@ -196,8 +196,8 @@ class SitePlan:
             "cloud_key_file": "keys/cloud.pub",
             "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
             "min_batch_floor": self.min_batch_floor,
-            **self._store(self.ports.proxy_blobs),
-            **self._access("cloud_blobs", self.ports.cloud_blobs),
+            **self._blobs("blobs", self.ports.proxy_blobs, serves=True),
+            **self._blobs("cloud_blobs", self.ports.cloud_blobs),
             "limits": self._limits(
                 ProxyLimits(),
                 blob_bytes=self._batch_bytes,
@@ -228,7 +228,7 @@ class SitePlan:
             "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
             "data": {**self._data(), "shard": shard},
             "policy": policy.model_dump(mode="json", exclude_none=True),
-            **self._access("blobs", self.ports.proxy_blobs),
+            **self._blobs("blobs", self.ports.proxy_blobs),
             "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
         }
 
@@ -244,15 +244,11 @@ class SitePlan:
     def _data(self) -> Settings:
         return self.source.model_dump(mode="json", exclude_none=True)
 
-    def _store(self, port: int) -> Settings:
-        """The block of a party that serves large blobs."""
-        served = {"host": self.host, "port": port}
+    def _blobs(self, key: str, port: int, *, serves: bool = False) -> Settings:
+        """The block of a party that serves large blobs, or goes to who does."""
         url = f"http://{place(self.host, port)}/"
-        return {"blobs": {"url": url, "serve": served}} if self.blobs else {}
-
-    def _access(self, key: str, port: int) -> Settings:
-        """The block of a party that goes to such a store."""
-        return {key: {"urls": [f"http://{place(self.host, port)}/"]}} if self.blobs else {}
+        served = {"url": url, "serve": {"host": self.host, "port": port}}
+        return {key: served if serves else {"urls": [url]}} if self.blobs else {}
 
     def _limits(self, usual: Block, **wanted: int) -> Settings:
         """The usual limits of a role, or what is wanted where that is more; packets that fit."""

@@ -19,16 +19,11 @@ from types import MappingProxyType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from tuf.api.metadata import Metadata
 
 from edgeveil.audit_log import AUDIT_FILE, AuditLog
+from edgeveil.crypto.authorities import key_pem
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import CryptoError, UsageError
 from edgeveil.storage import read_private, write_durably
@@ -288,10 +283,7 @@ def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey])
 
 def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
     """PKCS#8 in PEM, encrypted with the passphrase; mode 0600."""
-    secret = passphrase(path)
-    how = NoEncryption() if secret is None else BestAvailableEncryption(secret)
-    raw = key.library_key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
-    write_durably(path, raw, mode=0o600)
+    write_durably(path, key_pem(key.library_key(), passphrase(path)), mode=0o600)
 
 
 def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
